@@ -23,7 +23,7 @@ from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.ranking import ranking
 from disagg_sim.simulation.kv_link import KvLink
-from disagg_sim.simulation.options import MOST_LOOKS
+from disagg_sim.simulation.options import MOST_IDLE_LOOKS, MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.prefix_tiers import Tiers
 from disagg_sim.simulation.recovery import ActiveLeg, Recovery
@@ -85,6 +85,7 @@ class Cluster:
         self._feed: RoutingQueue | None = None  # where the kernel places requests by itself
         self._due = len(clients.timed) + len(clients.at_once)  # requests that have come or are sure to come [request]
         self._looks = 0  # of the policy, so far
+        self._idle_looks = 0  # the last of them, at which prompts in the shared queue were all that was left
         self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
@@ -154,6 +155,14 @@ class Cluster:
     @property
     def at_work(self) -> bool:
         """Whether anything can still happen to a request."""
+        return self._moves or (
+            self.view.shared_requests > 0
+            and (len(self.batches.wakes) > 0 or (self._ticks and self._idle_looks < MOST_IDLE_LOOKS))
+        )
+
+    @property
+    def _moves(self) -> bool:
+        """Whether anything can happen to a request but that an instance takes it from the shared queue."""
         return (
             self.view.arrived < self._due
             or (
@@ -162,7 +171,6 @@ class Cluster:
             )
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
-            or (self.view.shared_requests > 0 and (self._ticks or len(self.batches.wakes) > 0))
             or (self.outages is not None and self.outages.restarts[id(self)] > 0 and self.recovery.waits)
         )
 
@@ -529,6 +537,7 @@ class Cluster:
                 self.roster.refuse(
                     f"another look every {period:g} s", f"a run has {MOST_LOOKS:,} looks at most", decide
                 )
+            self._idle_looks = 0 if self._moves else self._idle_looks + 1
             self.view.refresh()
             self.state.snapshot()
             self.roster.apply(decide(self.view), decide)

@@ -68,8 +68,8 @@ class FailureEvent:
 class Failures:
     """What fails in a run: events at given times, and random ones with the seed of the run.
 
-    Each GPU, node and link fails independently, at exponential times; the moments do not depend on the policy. A GPU
-    that no instance holds fails unnoticed.
+    Each GPU, node and link fails independently, at exponential times; the moments do not depend on the policy. No
+    instance starts on a GPU that has failed, held or not, until it is back.
     """
 
     events: tuple[FailureEvent, ...] = ()
@@ -134,14 +134,28 @@ class Failure(NamedTuple):
     migrated: int  # requests that went to another instance [request]
 
 
+class DeadGpus(NamedTuple):
+    """GPUs that failed together, on which no instance starts until they are back."""
+
+    gpus: Ints
+    instances: int  # that there were when they failed: later ones do not start there [1]
+    until_s: float  # inf: for ever [s]
+
+
 def gpus_of_instances(
-    sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, node_of: Ints, fits: Sequence[NDArray[np.bool_]] = ()
+    sizes: Sequence[int],
+    start_s: Floats,
+    stop_s: Floats,
+    *,
+    node_of: Ints,
+    fits: Sequence[NDArray[np.bool_]] = (),
+    dead: Sequence[DeadGpus] = (),
 ) -> list[Ints]:
     """Say which GPUs each instance of a run holds or held.
 
     Each takes the first node that has room for all of it, or, where it is larger than a node or none has room, the
-    first free GPUs. Takes ``start_s`` and ``stop_s`` of shape (instances,) and ``fits`` of shape (GPUs,). Returns
-    numbers of the GPUs of each instance, ascending.
+    first free GPUs; none takes dead ones. Takes ``start_s`` and ``stop_s`` of shape (instances,) and ``fits`` of shape
+    (GPUs,). Returns numbers of the GPUs of each instance, ascending.
     """
     free = np.ones(node_of.size, dtype=bool)
     held: list[Ints] = []
@@ -149,7 +163,10 @@ def gpus_of_instances(
     for instance, size in enumerate(sizes):
         while leaving and leaving[0] < instance and stop_s[leaving[0]] <= start_s[instance]:
             free[held[leaving.pop(0)]] = True
-        own = free & fits[instance] if fits else free
+        own = free & fits[instance] if fits else free.copy()
+        for lost in dead:
+            if instance >= lost.instances and start_s[instance] < lost.until_s:
+                own[lost.gpus] = False
         room = np.bincount(node_of[own], minlength=int(node_of[-1]) + 1) >= size
         found = np.flatnonzero(own & (node_of == int(room.argmax()))) if room.any() else np.flatnonzero(own)
         held.append(found[:size])

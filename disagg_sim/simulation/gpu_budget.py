@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from disagg_sim.domain import Sharding
@@ -32,6 +32,7 @@ class GpuBudget:
         self._apart = len(deployment.systems) > 1
         self._rosters: list[GpuHolder] = []
         self.instances: list[tuple[GpuHolder, int]] = []  # of the whole cluster by number: roster, and number there
+        self.dead: Callable[[str], int] = lambda _: 0  # failed GPUs of a system, or of any, that no instance holds [1]
 
     def join(self, roster: GpuHolder) -> None:
         """Count the instances of a roster from now on."""
@@ -43,12 +44,12 @@ class GpuBudget:
         return len(self.instances) - 1
 
     def total(self, roster: GpuHolder, mapping: Sharding | None = None) -> int:
-        """GPUs that instances of a roster can hold: all but those of other rosters. [1]
+        """GPUs that instances of a roster can hold: all but those of other rosters, and dead ones. [1]
 
         With a mapping those of its system.
         """
         system = self._system(roster, mapping)
-        gpus = self._deployment.gpus_on(system) if system else self._deployment.gpus
+        gpus = (self._deployment.gpus_on(system) if system else self._deployment.gpus) - self.dead(system)
         return gpus - sum(sum(_gpus_in_use(each, system)) for each in self._rosters if each is not roster)
 
     def free(self, roster: GpuHolder, mapping: Sharding | None = None) -> int:

@@ -32,6 +32,9 @@ MOST_SAMPLES = 10**6
 RECORDS = FULL, STREAM, NONE = "full", "stream", "none"
 #: Most looks of a policy in a run: 10 minutes or so at 50 us each; two months at a look every half second. [1]
 MOST_LOOKS = 10**7
+#: Looks of a policy in a row at which nothing but prompts in the shared queue is left, before the run ends: no instance
+#: takes them, as after failures for good, and a policy that could still start one has had time to do so. [1]
+MOST_IDLE_LOOKS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

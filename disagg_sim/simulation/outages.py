@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
-from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, gpus_of_instances
+from disagg_sim.simulation.failures import RANDOM, DeadGpus, Failure, FailureEvent, Failures, gpus_of_instances
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
@@ -41,6 +42,8 @@ class Outages:
             self._node_of = np.append(self._node_of, nodes + np.arange(own) // system.nvlink_domain)
             nodes = int(self._node_of[-1]) + 1
         self.happened: list[Failure] = []
+        self._dead: list[DeadGpus] = []
+        budget.dead = self._dead_and_free
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]
         self._until: dict[int, float] = {}  # when the link of an instance is up again after the last of them [s]
         self.restarts = {id(cluster): 0 for cluster in clusters}  # of its instances, to come [1]
@@ -116,10 +119,10 @@ class Outages:
             return
         if event.kind == "instance":
             hit: tuple[int, ...] = (event.number,)
-        elif event.kind == "gpu":
-            hit = self._on((event.number,))
         else:
-            hit = self._on(np.flatnonzero(self._node_of == event.number).tolist())
+            gpus = np.array([event.number]) if event.kind == "gpu" else np.flatnonzero(self._node_of == event.number)
+            hit = self._on(gpus.tolist())
+            self._dead.append(DeadGpus(gpus, len(self._instances), until))
         hit = self._alive(hit)
         self._log(event, hit, until)
         lost = migrated = 0
@@ -144,18 +147,37 @@ class Outages:
 
     def _on(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """Instances that hold some of these GPUs."""
+        held = self._held()
+        alive = [number for number, (roster, each) in enumerate(self._instances) if roster.state[each] != State.STOPPED]
+        return tuple(number for number in alive if np.isin(held[number], gpus).any())
+
+    def _dead_and_free(self, system: str) -> int:
+        """GPUs of a system, or of any, that have failed, are not back and belong to no instance. [1]"""
+        gone = np.zeros(self._node_of.size, dtype=bool)
+        for lost in self._dead:
+            if self._engine.now < lost.until_s:
+                gone[lost.gpus] = True
+        if system:
+            gone &= self._system_of == self._system[system]
+        if gone.any():
+            for own, (roster, each) in zip(self._held(), self._instances, strict=True):
+                if roster.state[each] != State.STOPPED:
+                    gone[own] = False
+        return int(np.count_nonzero(gone))
+
+    def _held(self) -> list[Ints]:
+        """GPUs that each instance of the run holds or held."""
         there = self._instances
         names = [roster.site.setup_of(roster.mapping[each]).system.name for roster, each in there]
         fits = [self._system_of == self._system[name] for name in names]
-        held = gpus_of_instances(
+        return gpus_of_instances(
             [roster.gpus[each] for roster, each in there],
             np.array([roster.start_s[each] for roster, each in there]),
             np.array([roster.stop_s[each] for roster, each in there]),
             node_of=self._node_of,
             fits=fits if len(self._system) > 1 else (),
+            dead=self._dead,
         )
-        alive = [number for number, (roster, each) in enumerate(there) if roster.state[each] != State.STOPPED]
-        return tuple(number for number in alive if np.isin(held[number], gpus).any())
 
     def _restore(self, cluster: Cluster, instances: tuple[int, ...]) -> None:
         self.restarts[id(cluster)] -= len(instances)

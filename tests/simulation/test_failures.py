@@ -221,6 +221,38 @@ def test_a_closed_loop_ends_where_nothing_comes_back(failures, parts):
     assert (status.requests.status == Outcome.UNFINISHED).any()
 
 
+@pytest.mark.parametrize("numbers", [(0,), (0, 1)])
+def test_a_run_ends_where_nothing_takes_from_the_shared_queue_any_more(numbers):
+    """Prompts wait in the queue when the only prefill instance, or every instance, fails for good."""
+    options = failing(*((0.05, number) for number in numbers), restart_s=NEVER)
+    result = one_each([(0.0, 1000, 5)] * 40, options, "dopd", prefill=1, decode=1)
+    assert (result.requests.status == Outcome.UNFINISHED).any()
+    assert not (result.requests.status == Outcome.COMPLETED)[-1]
+
+
+@pytest.mark.parametrize("policy", ["dynamo_load", "dynamo_sla", "dopd"])
+def test_no_instance_starts_on_gpus_that_have_failed(policy):
+    """Both nodes of 16 GPUs fail for good; before, planners put new instances on the 14 that were free."""
+    events = tuple(FailureEvent(at_s=at, kind="node", number=node) for node, at in enumerate((20.0, 30.0)))
+    options = replace(PLAIN, failures=Failures(events=events, restart_s=NEVER, migration_limit=9))
+    small = replace(deployment(prefill=1, decode=1), gpus=16)
+    result = served([(0.01 * n, 1000, 20) for n in range(60_000)], policy, small, table=SIMPLE, options=options)
+    late = result.instances.start_s > 30.0
+    assert not late.any()
+    assert not (result.requests.finish_s > 30.0).any()
+
+
+def test_an_instance_starts_on_a_free_gpu_that_is_back():
+    """GPUs 2 to 7 fail at 1 s for 5 s; dynamo_load wants a third instance at 5 s, and gets it at its next look."""
+    events = tuple(FailureEvent(at_s=1.0, kind="gpu", number=number, lasts_s=5.0) for number in range(2, 8))
+    options = replace(PLAIN, failures=Failures(events=events))
+    small = replace(deployment(prefill=1, decode=1), gpus=8)
+    requests = [(0.05 * n, 1000, 5) for n in range(400)]
+    result, calm = (served(requests, "dynamo_load", small, table=SIMPLE, options=each) for each in (options, PLAIN))
+    assert calm.instances.start_s[2] == 5.0
+    assert result.instances.start_s[2] == 10.0
+
+
 def test_gpus_fail_at_the_rate_that_is_asked_for():
     """Of 8 GPUs with a mean time of 40 s between failures, some one fails every 5 s."""
     requests = [(second, 10, 2) for second in range(4000)]
