@@ -69,6 +69,15 @@ def test_a_queue_without_end_is_told_as_such() -> None:
     assert narrow.overloaded == ("decode",)
 
 
+def test_seats_run_out_by_the_percentile_of_tpot() -> None:
+    """All 64 seats of both instances are taken for 35 % of the time: more than one request in ten, less than half."""
+    pools = {"prefill": PREFILL, "decode": replace(DECODE, batch=64)}
+    for ttft, tpot, missed in (("2 s@p50", "30 ms@p90", ("seats",)), ("2 s@p90", "30 ms@p50", ())):
+        found = under(14, pools, ttft=ttft, tpot=tpot)
+        assert 0.1 < found.full < 0.5
+        assert found.missed == missed
+
+
 def test_what_it_can_take_lies_where_a_limit_begins_to_be_missed() -> None:
     most = under(10).capacity
     assert under(0.99 * most).missed == ()

@@ -17,7 +17,7 @@ from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _kept, flips
 from disagg_sim.planning.limits import Limit, limit_of
-from disagg_sim.planning.plan import unevenness
+from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.ranking import SIMPLER, passed_over, standing
@@ -388,6 +388,23 @@ def test_surges_of_a_trace_count_by_their_requests():
     assert dispersion == 1.0  # within a surge requests come evenly
     calm = unevenness(trace, trace.rate, 1.0, 0.4)[1]
     assert calm == 1.0  # the mean is sized for at least
+    for ttft, tpot in (("1 s@p90", "40 ms@p50"), ("1 s@p50", "40 ms@p90")):  # the stricter of both percentiles
+        work, _ = demand_of(trace, ttft=ttft, tpot=tpot, rate=None, options=PlanOptions())
+        assert work.surge == surge
+
+
+def test_the_systems_of_a_plan_may_be_named_in_any_order():
+    """The system that serves the most with so many GPUs is the answer of each mode, first named or last."""
+    names = ["h100_sxm", "l40s", "b200_sxm"]
+    found = [ds.plan("llama_3_1_8b", order, ds.lengths(2048, 256), gpus=2) for order in (names, names[::-1])]
+    for design in ("best", "other"):
+        first, last = (getattr(each, design) for each in found)
+        assert (first.pools[0].setup.system.name, first.mode, first.rate) == (
+            last.pools[0].setup.system.name,
+            last.mode,
+            last.rate,
+        )
+    assert found[0].best.pools[0].setup.system.name == "b200_sxm"
 
 
 @pytest.mark.parametrize("arrival", [[0.0], [3.0, 3.0]])

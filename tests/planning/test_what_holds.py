@@ -341,3 +341,17 @@ def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, t
     assert not replace(made, batch=np.ones(1), busy=np.array([1e-6])).holds(2.6 * sends, 1)
     assert taken.holds(2.4, 1)
     assert not replace(taken, link_rate=2.3).holds(2.4, 1)
+
+
+@pytest.mark.parametrize("takes", [((1, 1), (1, 2)), ((1, 1), (2, 1)), ((1, 2), (2, 2))])
+def test_a_hand_over_counts_the_descriptors_of_each_receiver(takes):
+    """1,000 blocks at 1 ms each over the stages and the GPUs that share tokens, whatever receiver is looked at first."""
+    at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
+    sender = replace(prefill_of(work), at=at, mapping=ds.Sharding(tp_attn=4, tp_ffn=4))
+    takers = [
+        replace(decode_of(work), at=at, mapping=ds.Sharding(tp_attn=4, tp_ffn=4, pp=pp, dcp=dcp)) for pp, dcp in takes
+    ]
+    wire = Wire(bandwidth=math.inf, latency_s=0.0, descriptor_s=1e-3, inside=False)
+    found = [linked([sender], order, Cache(1.0, 1000.0), wire)[0][0].hand_over for order in (takers, takers[::-1])]
+    step = 1.5 * (0.02 + 0.0002 * 64)
+    assert found == pytest.approx([1.0 / min(pp * dcp for pp, dcp in takes) + step] * 2)
