@@ -345,7 +345,7 @@ def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, t
 
 @pytest.mark.parametrize("takes", [((1, 1), (1, 2)), ((1, 1), (2, 1)), ((1, 2), (2, 2))])
 def test_a_hand_over_counts_the_descriptors_of_each_receiver(takes):
-    """1,000 blocks at 1 ms each over the stages and the GPUs that share tokens, whatever receiver is looked at first."""
+    """1,000 blocks at 1 ms each over the stages and the GPUs that share tokens, whatever comes first."""
     at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
     sender = replace(prefill_of(work), at=at, mapping=ds.Sharding(tp_attn=4, tp_ffn=4))
     takers = [
