@@ -51,7 +51,7 @@ FORMS = {
 OWN_BARS = {"gpt_oss_120b": "gpt-oss 120B", "qwen3_235b_a22b": "Qwen3-235B"}
 #: Dimensions of the table of layouts, and the fewest points of a line.
 APART = ("family and layout", "pipeline", "mode", "engine", "engine and version", "system")
-LEAST = 5
+LEAST = 10
 
 
 def paths() -> list[Path]:
@@ -167,7 +167,7 @@ def served_layouts() -> str:
     rows = []
     for dimension in APART:
         values = sorted(set(found.loc[found["dimension"] == dimension, "value"]))
-        rows += [[dimension, value, *_by(found, dimension, value)] for value in values]
+        rows += [["" if at else dimension, value, *_by(found, dimension, value)] for at, value in enumerate(values)]
     return table(["by", "", "TPOT", "TTFT", "throughput"], rows)
 
 
@@ -200,11 +200,16 @@ def served_coverage() -> str:
     """Groups whose bands are too narrow or too wide."""
     found = coverage(lines())
     missed = found[~found["met"]]
+    missed = missed.assign(
+        told=[f"{line.quantity} {100 * line.coverage:.0f} % ({line.points})" for line in missed.itertuples()]
+    )
+    grouped = missed.groupby(["dimension", "value"], sort=False)["told"].agg(", ".join).reset_index()
+    again = grouped["dimension"].duplicated()
     rows = [
-        [line.dimension, line.value, line.quantity, str(line.points), str(line.rows), f"{100 * line.coverage:.0f} %"]
-        for line in missed.itertuples()
+        ["" if repeats else line.dimension, line.value, line.told]
+        for repeats, line in zip(again, grouped.itertuples(), strict=True)
     ]
-    return table(["by", "group", "quantity", "points", "rows", "inside"], rows)
+    return table(["by", "group", "inside (points)"], rows)
 
 
 @slow
