@@ -134,9 +134,10 @@ def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
 def group_cost(op: Operator, at: Setup) -> Cost:
     """Time an all-gather or a reduce-scatter of a group of ranks that may span NVLink domains.
 
-    ``(n-1)/n*S`` crosses the links of a domain; with m domains ``(m-1)/m*S`` crosses the NIC of each GPU, too, in
-    ``ceil(log2 m)`` hops. Takes ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]; its name
-    starts with that of the collective). Returns arrays of the broadcast shape, 0 for one rank [s].
+    With n' ranks in each of m domains ``(n'-1)/n'*S`` crosses the links of a domain, and before it ``(m-1)/m*S/n'`` the
+    NIC of each rank, in ``ceil(log2 m)`` hops: ranks of the same place in their domains exchange their parts. Takes
+    ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]; its name starts with that of the
+    collective). Returns arrays of the broadcast shape, 0 for one rank [s].
 
     8 MB in eight parts, 7 MB of them at 450 GB/s:
 
@@ -147,12 +148,14 @@ def group_cost(op: Operator, at: Setup) -> Cost:
     '15.6 us'
     """
     curve = at.rates.reduce_scatter if op.name.startswith("reduce-scatter") else at.rates.all_gather
-    inside = _gather_cost(op.size, np.maximum(op.ranks / op.domains, 1.0), curve)
+    inner = np.maximum(op.ranks / op.domains, 1.0)
+    inside = _gather_cost(op.size, inner, curve)
     if not np.any(np.asarray(op.domains) > 1):
         return inside
+    domains = np.minimum(op.domains, op.ranks)  # a rank's own TP group may fill several
     nic = at.profile.nic_efficiency * at.system.nic_bandwidth
-    latency = at.profile.nic_latency * np.ceil(np.log2(op.domains))
-    return inside + _wire_cost(MessageTime(latency, gather_bytes(op.size, op.domains) / nic))
+    latency = at.profile.nic_latency * np.ceil(np.log2(domains))
+    return inside + _wire_cost(MessageTime(latency, gather_bytes(op.size, domains) / inner / nic))
 
 
 def ring_hop_cost(op: Operator, at: Setup) -> Cost:

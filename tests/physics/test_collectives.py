@@ -26,8 +26,9 @@ from disagg_sim.physics.collectives import (
     pipeline_hop,
     ring_all_reduce_bytes,
 )
-from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
+from disagg_sim.physics.cost import NOTHING_DONE, all_reduce_cost, all_to_all_cost, exchange_cost, group_cost, hop_cost
 from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import Operator
 
 MESSAGE = 8e6  # [B]
 
@@ -77,6 +78,19 @@ def test_hierarchical_all_reduce_by_hand():
     four = hierarchical_all_reduce(MESSAGE, 32.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
     assert four.wire == pytest.approx(35e-6 + 37.5e-6, rel=1e-12)  # 2*(3/4)*1e6/40e9
     assert four.latency == pytest.approx(10e-6 + 4 * 7e-6, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "domains", "inside", "across"),
+    [(2.0, 2.0, 0.0, 1 / 2), (8.0, 2.0, 3 / 4, 1 / 2 / 4), (16.0, 4.0, 3 / 4, 3 / 4 / 4), (2.0, 4.0, 0.0, 1 / 2)],
+)
+def test_a_gather_over_domains_by_hand(ranks, domains, inside, across):
+    """What a rank's NIC brings to a domain goes on over NVLink; two ranks of two domains each exchange halves."""
+    at = setup("llama_3_1_70b", "h200_sxm", "fp8", "ideal")
+    gather = Operator("all-gather of rows", "gather", NOTHING_DONE, size=8e6, ranks=ranks, domains=domains)
+    nic = at.profile.nic_efficiency * at.system.nic_bandwidth
+    expected = 8e6 * (inside / at.system.nvlink_bandwidth + across / nic)
+    assert float(group_cost(gather, at).sums.communication) == pytest.approx(expected, rel=1e-9)
 
 
 def test_hierarchical_all_reduce_inside_one_domain_adds_nothing():
