@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, PoolChoice, gpus_of
@@ -28,13 +30,7 @@ def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES) -> int | 
         if high >= most:
             return None
         low, high, step = high + 1, min(high + step, most), 2 * step
-    while low < high:
-        middle = (low + high) // 2
-        if choice.holds(rate, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return bisect_left(range(high + 1), True, lo=low, hi=high, key=partial(choice.holds, rate))
 
 
 class SizedPool(NamedTuple):

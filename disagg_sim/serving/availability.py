@@ -15,6 +15,7 @@ many serve as the load needs. Source: physics page, section 8.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -141,14 +142,7 @@ class Need:
             if high > MOST_SPARES:
                 return high
             high = 2 * high + 1
-        low = high // 2
-        while low < high:
-            middle = (low + high) // 2
-            if self.up(middle) < share:
-                low = middle + 1
-            else:
-                high = middle
-        return high
+        return bisect_left(range(high + 1), True, lo=high // 2, hi=high, key=lambda spares: self.up(spares) >= share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ A grid asks how many bytes a batch needs; an engine fills what weights, activati
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -67,13 +68,9 @@ def kv_blocks(
         )
         return float(np.max(instance_bytes(at, mapping, residents, imbalance)))
 
-    low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
-    while low < high:  # the most blocks that fit
-        middle = (low + high + 1) // 2
-        if fullest_bytes(middle) <= at.memory_limit:
-            low = middle
-        else:
-            high = middle - 1
+    largest = LARGEST_CACHE // BLOCK_TOKENS
+    falling = range(largest, 0, -1)
+    low = largest - bisect_left(falling, True, key=lambda blocks: fullest_bytes(blocks) <= at.memory_limit)
     if low < 1:
         lacking = max(fullest_bytes(1) - at.memory_limit, 0.0)
         raise InfeasibleError(
@@ -81,7 +78,7 @@ def kv_blocks(
             f"{mapping.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB per GPU with steps of {max_tokens} tokens; "
             "allowed: more GPUs an instance, or smaller steps"
         )
-    if low == LARGEST_CACHE // BLOCK_TOKENS:  # windows alone: the cache of a sequence stops growing
+    if low == largest:  # windows alone: the cache of a sequence stops growing
         low = math.ceil(max_sequences / ranks * at.model.max_context / BLOCK_TOKENS)
     return int(ranks) * low
 

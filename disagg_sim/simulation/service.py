@@ -6,6 +6,7 @@ taken from the step table at the mean lengths of the expected traffic, as an ope
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
@@ -52,11 +53,9 @@ def decode_slots(table: StepTable, limits: Limits, blocks: int, traffic: Expecte
     """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]"""
     beside = 1.0 / (prefill_rate(table, limits, traffic) * max(traffic.output, 1.0)) if shared else 0.0
     held = int(blocks * BLOCK_TOKENS / traffic.context)
-    low, high = 1, max(1, min(limits.max_sequences, table.max_sequences, held))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if table.token_time(middle, traffic.context) + middle * beside <= traffic.tpot:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    most = max(1, min(limits.max_sequences, table.max_sequences, held))
+
+    def in_time(sequences: int) -> bool:
+        return table.token_time(sequences, traffic.context) + sequences * beside <= traffic.tpot
+
+    return most - bisect_left(range(most, 1, -1), True, key=in_time)
