@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import AllToAllFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collectives import COPIES
 from disagg_sim.units import GB, US
-from lab.calibration.kernels.robust import Parameter, fit_logarithm, ranges
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_logarithm, origin
 
 PER_PICK, PER_RANK, WITH_OWN = "T*k*d*b*(1-1/n)", "T*d*b*(n-1)*(1-(1-1/n)^k)", "T*d*b*n*(1-(1-1/n)^k)"
 PER_PICK_NODES, PER_NODE = "T*k*d*b*(1-1/nodes)", "T*d*b*(nodes-1)*(1-(1-1/nodes)^k)"
@@ -60,18 +59,18 @@ def fit_alltoall(rows: pd.DataFrame, system: SystemSpec) -> list[AllToAllFit]:
     return fits
 
 
-def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllToAllFit]) -> NDArray[np.float64]:
+def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllToAllFit]) -> Array:
     """Time of each row of a moe_alltoall table by the fit of its backend, phase and link, NaN where none is. [s]"""
-    result = np.full(len(rows), np.nan)
     units = _units(rows, system)
-    for fit in fits:
-        mine = (units == (fit.engine, fit.backend, fit.phase, fit.link)).to_numpy()
+
+    def mine(fit: AllToAllFit) -> Any:
+        here = units == (fit.engine, fit.backend, fit.phase, fit.link)
         if fit.ranks:  # made on one group size and format
-            same = (rows["ep_size"] == fit.ranks) & (rows["node_num"] == fit.nodes)
-            mine = mine & (same & (rows["dtype"].replace("bfloat16", "bf16") == fit.format)).to_numpy()
-        if mine.any():
-            result[mine] = _times(rows[mine], fit, system)
-    return result
+            here &= (rows["ep_size"] == fit.ranks) & (rows["node_num"] == fit.nodes)
+            here &= rows["dtype"].replace("bfloat16", "bf16") == fit.format
+        return here
+
+    return by_fit(rows, fits, mine, lambda table, fit: _times(table, fit, system))
 
 
 def backends(rows: pd.DataFrame) -> Any:
@@ -104,19 +103,15 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
     if link == "nic" and every["sms"].min() < every["sms"].max():
         names["token_bandwidth"] = _TOKEN_BANDWIDTH
 
-    def build(values: NDArray[np.float64]) -> list[AllToAllFit]:
+    def build(values: Array) -> list[AllToAllFit]:
         number = dict(zip(names, values.tolist(), strict=True))
         found: list[AllToAllFit] = []
         for phase, table in tables.items():
             prepares = phase == "prepare"
-            first = table.iloc[0]
+            versions = table.assign(version=" ".join(sorted(table["version"].unique())))
             found.append(
                 AllToAllFit(
-                    engine=first["framework"],
-                    version=" ".join(sorted(table["version"].unique())),
-                    points=len(table),
-                    median_error=0.0,
-                    p90_error=0.0,
+                    **origin(versions, (group, "num_tokens")),
                     parameters=0 if found else len(names),
                     backend=backend,
                     phase=phase,
@@ -131,12 +126,11 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
                     e_bandwidth=None if prepares else number[_share_of(phase)],
                     seconds_per_token=number["seconds_per_token"] if prepares else None,
                     token_bandwidth=None if prepares else number.get("token_bandwidth"),
-                    valid=ranges(table, (group, "num_tokens")),
                 )
             )
         return found
 
-    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def times(values: Array) -> Array:
         both = zip(tables.values(), build(values), strict=True)
         return np.concatenate([_times(table, fit, system) for table, fit in both])
 
@@ -154,7 +148,7 @@ def _share_of(phase: str) -> str:
     return "low" if phase == "combine_low_precision" else "full"
 
 
-def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> NDArray[np.float64]:
+def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> Array:
     across = fit.link == "nic"
     tokens, hidden, top_k, group, sms = (
         table[name].to_numpy(dtype=float)

@@ -44,9 +44,8 @@ from disagg_sim.physics.work import AttentionShape, Work, causal_pairs
 from disagg_sim.units import US
 from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES
 from lab.calibration.kernels.residuals import SHORT
-from lab.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, fit_together, origin
 
-Array = NDArray[np.float64]
 AttentionFit = TypeVar("AttentionFit", PrefillAttentionFit, DecodeAttentionFit)
 #: Kernel ("" where a library has one), arithmetic and cache format, as fits name them.
 Variant = tuple[str, str, str]
@@ -123,8 +122,8 @@ def _mla_dims(rows: pd.DataFrame) -> MlaDims:
 
 
 @dataclass(frozen=True)
-class _Table(Generic[AttentionFit]):
-    """How rows of one form of table become fits, and fits times."""
+class AttentionTable(Generic[AttentionFit]):
+    """A form of table: how its rows become fits, and fits times."""
 
     kind: str
     compute_column: str  # where the arithmetic is told; decode and latent attention use that of their cache
@@ -134,16 +133,53 @@ class _Table(Generic[AttentionFit]):
     most: int  # numbers of all variants of a library together [1]
     option: str  # field that is chosen among
     options: tuple[float, ...]
-    fit: type[AttentionFit]
+    law: type[AttentionFit]
     times: Callable[[Calls, AttentionFit, SystemSpec], Array]
 
+    def fit(self, rows: pd.DataFrame, system: SystemSpec) -> list[AttentionFit]:
+        """One fit a variant, together, each with the fewest own parameters that do nearly as well as the most.
 
-def _build(table: _Table[AttentionFit], variant: Variant, numbers: Mapping[str, Any]) -> AttentionFit:
-    """A fit of a variant with these numbers; whose it is and how well it holds is told later."""
-    kernel, compute, cache = variant
-    words: dict[str, Any] = {"kind": table.kind, "cache": cache, "kernel": kernel}
-    words |= {"compute": compute} if table.fit is PrefillAttentionFit else {}
-    return table.fit(engine="", version="", points=0, median_error=0.0, p90_error=0.0, **words, **numbers)
+        Takes ``rows`` (of one (framework, version) that may be fitted, with ``latency`` [s]). The result is in the
+        order of kernel, arithmetic and cache; numbers that they share count as parameters of the first.
+        """
+        parts = {v: part for v, part in _by_variant(rows, self.compute_column) if v[1] in system.peak_flops}
+        return enough([self._fit_jointly(parts, system, own) for own in self.own], self.most) if parts else []
+
+    def _fit_jointly(
+        self, parts: Mapping[Variant, pd.DataFrame], system: SystemSpec, names: Sequence[str]
+    ) -> tuple[float, list[AttentionFit]]:
+        """Loss and fits where each variant has the numbers ``names`` to itself, under the option of least loss."""
+        own = {key: [number for number in self.numbers if number.name in names] for key in parts}
+        shared = [number for number in self.numbers if number.name not in names]
+        calls = {variant: self.calls(part) for variant, part in parts.items()}
+        target = np.concatenate([part["latency"].to_numpy(dtype=float) for part in parts.values()])
+        weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
+
+        def times(variant: Variant, fit: AttentionFit) -> Array:
+            return self.times(calls[variant], fit, system)
+
+        def build(option: float, variant: Variant, numbers: Mapping[str, Any]) -> AttentionFit:
+            kernel, compute, cache = variant
+            words: dict[str, Any] = {"kind": self.kind, "cache": cache, "kernel": kernel, self.option: option}
+            words |= {"compute": compute} if issubclass(self.law, PrefillAttentionFit) else {}
+            return self.law(**origin(parts[variant], _SIZES), **words, **numbers)
+
+        tried = [fit_together(parts, (own, shared), partial(build, each), times, weighed) for each in self.options]
+        return min(tried, key=lambda pair: pair[0])
+
+    def predict(self, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionFit]) -> Array:
+        """Time of each row by the fit of its variant; NaN where there is none. [s]"""
+        named = {word: name for word, (_, name) in TYPES.items()}
+        compute, cache = rows[self.compute_column].map(named), rows["kv_dtype"].map(named)
+
+        def mine(fit: AttentionFit) -> Any:
+            same = (rows["framework"] == fit.engine) & (cache == fit.cache)
+            if isinstance(fit, PrefillAttentionFit):
+                same &= compute == fit.compute
+            return same & (rows["kernel_source"] == fit.kernel) if fit.kernel else same
+
+        own = [fit for fit in fits if fit.kind == self.kind]
+        return by_fit(rows, own, mine, lambda table, fit: self.times(self.calls(table), fit, system))
 
 
 def prefill_times(calls: Calls, fit: PrefillAttentionFit, system: SystemSpec) -> Array:
@@ -171,7 +207,7 @@ _DECODE = (
     Parameter("ramp", 7 * US, 0.01 * US, 100 * US),
 )
 _PREFILL_OWN = (("e_compute",), ("e_compute", "t0"), ("e_compute", "t0", "e_io"))
-_CONTEXT = _Table(
+CONTEXT = AttentionTable(
     "gqa",
     "compute_dtype",
     context_attention,
@@ -183,8 +219,8 @@ _CONTEXT = _Table(
     PrefillAttentionFit,
     prefill_times,
 )
-_MLA_CONTEXT = replace(_CONTEXT, kind="mla", compute_column="kv_dtype", calls=mla_context)
-_GENERATION = _Table(
+MLA_CONTEXT = replace(CONTEXT, kind="mla", compute_column="kv_dtype", calls=mla_context)
+GENERATION = AttentionTable(
     "gqa",
     "kv_dtype",
     generation_attention,
@@ -196,114 +232,14 @@ _GENERATION = _Table(
     DecodeAttentionFit,
     decode_times,
 )
-_MLA_GENERATION = replace(
-    _GENERATION,
+MLA_GENERATION = replace(
+    GENERATION,
     kind="mla",
     calls=mla_generation,
     numbers=(Parameter("e_compute", 0.6, 0.02, 2.0), *_DECODE),
     own=(("e_compute",),),
     options=(SPLIT_POWER, 1.0),
 )
-
-
-def fit_context_attention(rows: pd.DataFrame, system: SystemSpec) -> list[PrefillAttentionFit]:
-    """Causal prefill of grouped-query attention: one fit a variant, of rows of one (framework, version).
-
-    Takes ``rows`` (rows of a context_attention table that may be fitted, with ``latency`` [s]). The result is in the
-    order of kernel, arithmetic and cache; numbers that they share count as parameters of the first.
-    """
-    return _fit(_CONTEXT, rows, system)
-
-
-def fit_mla_context(rows: pd.DataFrame, system: SystemSpec) -> list[PrefillAttentionFit]:
-    """Causal prefill of latent attention with up-projected keys and values, as ``fit_context_attention``."""
-    return _fit(_MLA_CONTEXT, rows, system)
-
-
-def fit_generation_attention(rows: pd.DataFrame, system: SystemSpec) -> list[DecodeAttentionFit]:
-    """One token a sequence against a cache of keys and values, as ``fit_context_attention``."""
-    return _fit(_GENERATION, rows, system)
-
-
-def fit_mla_generation(rows: pd.DataFrame, system: SystemSpec) -> list[DecodeAttentionFit]:
-    """One token a sequence against a latent cache, absorbed, as ``fit_context_attention``."""
-    return _fit(_MLA_GENERATION, rows, system)
-
-
-def predict_context_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[PrefillAttentionFit]) -> Array:
-    """Time of each row of a context_attention table by the fit of its variant; NaN where there is none. [s]"""
-    return _predict(_CONTEXT, rows, system, fits)
-
-
-def predict_mla_context(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[PrefillAttentionFit]) -> Array:
-    """Time of each row of a mla_context table; NaN where there is no fit. [s]"""
-    return _predict(_MLA_CONTEXT, rows, system, fits)
-
-
-def predict_generation_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[DecodeAttentionFit]) -> Array:
-    """Time of each row of a generation_attention table; NaN where there is no fit. [s]"""
-    return _predict(_GENERATION, rows, system, fits)
-
-
-def predict_mla_generation(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[DecodeAttentionFit]) -> Array:
-    """Time of each row of a mla_generation table; NaN where there is no fit. [s]"""
-    return _predict(_MLA_GENERATION, rows, system, fits)
-
-
-def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) -> list[AttentionFit]:
-    """Fit all variants together, each with the fewest own parameters that fit nearly as well as the most."""
-    parts = {v: part for v, part in _by_variant(rows, table.compute_column) if v[1] in system.peak_flops}
-    if not parts:
-        return []
-    tried = [_fit_jointly(table, parts, system, own) for own in table.own]
-    told = []
-    for fit, part in zip(enough(tried, table.most), parts.values(), strict=True):
-        predicted = table.times(table.calls(part), fit, system)
-        median, p90 = error_quantiles(predicted, part["latency"].to_numpy(dtype=float))
-        told.append(
-            replace(
-                fit,
-                engine=str(part["framework"].iloc[0]),
-                version=str(part["version"].iloc[0]),
-                points=len(part),
-                median_error=median,
-                p90_error=p90,
-                valid=ranges(part, _SIZES),
-            )
-        )
-    return told
-
-
-def _fit_jointly(
-    table: _Table[AttentionFit], parts: Mapping[Variant, pd.DataFrame], system: SystemSpec, names: Sequence[str]
-) -> tuple[float, list[AttentionFit]]:
-    """Loss and fits where each variant has the numbers ``names`` to itself, under the option that leaves least loss."""
-    own = [number for number in table.numbers if number.name in names]
-    shared = [number for number in table.numbers if number.name not in names]
-    calls = {variant: table.calls(part) for variant, part in parts.items()}
-    target = np.concatenate([part["latency"].to_numpy(dtype=float) for part in parts.values()])
-    weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
-    count = len(own) * len(parts)
-
-    def fits(option: float, numbers: Array) -> list[AttentionFit]:
-        common = dict(zip((p.name for p in shared), numbers[count:].tolist(), strict=True))
-        found: list[AttentionFit] = []
-        for variant, line in zip(parts, numbers[:count].reshape(len(parts), -1), strict=True):
-            mine = dict(zip((p.name for p in own), line.tolist(), strict=True))
-            told = {table.option: option, "parameters": len(own) + (0 if found else len(shared))}
-            found.append(_build(table, variant, mine | common | told))
-        return found
-
-    def times(option: float, numbers: Array) -> Array:
-        both = zip(parts, fits(option, numbers), strict=True)
-        together = np.concatenate([table.times(calls[variant], fit, system) for variant, fit in both])
-        return np.asarray(together[weighed])
-
-    free = own * len(parts) + shared
-    tried = [(option, fit_logarithm(partial(times, option), target[weighed], free)) for option in table.options]
-    losses = [mean_loss(times(*pair), target[weighed]) for pair in tried]
-    best = int(np.argmin(losses))
-    return losses[best], fits(*tried[best])
 
 
 def _by_variant(rows: pd.DataFrame, compute_column: str) -> list[tuple[Variant, pd.DataFrame]]:
@@ -315,20 +251,3 @@ def _by_variant(rows: pd.DataFrame, compute_column: str) -> list[tuple[Variant, 
         for (kernel, compute, cache), part in groups
         if compute in TYPES and cache in TYPES
     ]
-
-
-def _predict(
-    table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionFit]
-) -> Array:
-    result = np.full(len(rows), np.nan)
-    named = {word: name for word, (_, name) in TYPES.items()}
-    compute, cache = rows[table.compute_column].map(named), rows["kv_dtype"].map(named)
-    for fit in (fit for fit in fits if fit.kind == table.kind):
-        mine = (rows["framework"] == fit.engine) & (cache == fit.cache)
-        if isinstance(fit, PrefillAttentionFit):
-            mine &= compute == fit.compute
-        if fit.kernel:
-            mine &= rows["kernel_source"] == fit.kernel
-        if mine.any():
-            result[mine.to_numpy()] = table.times(table.calls(rows[mine]), fit, system)
-    return result

@@ -21,7 +21,7 @@ from disagg_sim.facts.efficiency import COLLECTIVE_SIZES, EAGER, LARGE_MESSAGES,
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collectives import algorithm_of, fastest
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss, ranges
+from lab.calibration.kernels.robust import Array, Parameter, enough, fit_logarithm, mean_loss, origin
 
 #: Fields of a fit -> where their fit starts and ends.
 _LATENCY = Parameter("latency", 6 * US, 0.5 * US, 100 * US)
@@ -38,7 +38,7 @@ _NOT_IN_SWITCH = "int8"
 #: Type of the rows that are fitted where there are several: activations are reduced in 16 bit.
 _FITTED_TYPES = ("half", "bfloat16")
 
-Build = Callable[[NDArray[np.float64]], list[CollectiveFit]]
+Build = Callable[[Array], list[CollectiveFit]]
 
 
 def fit_collectives(rows: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
@@ -56,7 +56,7 @@ def fit_collectives(rows: pd.DataFrame, system: SystemSpec) -> list[CollectiveFi
     return fits
 
 
-def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[CollectiveFit]) -> NDArray[np.float64]:
+def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[CollectiveFit]) -> Array:
     """Time of each row of a collectives table by the fits of its library and operation; NaN where there is none. [s]"""
     result = np.full(len(rows), np.nan)
     eager = _eager(rows)
@@ -85,14 +85,12 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
     return result
 
 
-def _fastest(
-    laws: Sequence[CollectiveFit], system: SystemSpec, size: NDArray[np.float64], n: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _fastest(laws: Sequence[CollectiveFit], system: SystemSpec, size: Array, n: Array) -> Array:
     link = system.nvlink_bandwidth
     return np.asarray(fastest([algorithm_of(fit, link).transfer(size, n) for fit in laws]).time)
 
 
-def _predict_counted(rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: NDArray[np.float64]) -> None:
+def _predict_counted(rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: Array) -> None:
     """Times of the rows on just as many GPUs as a fit was made on, into ``result``."""
     here = ((rows["framework"] == fit.engine) & (rows["op"] == fit.op) & (rows["num_gpus"] == fit.gpus)).to_numpy()
     law = algorithm_of(replace(fit, algorithm="ring"), system.nvlink_bandwidth)
@@ -115,7 +113,7 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
     reduces = table["op"].iloc[0] == "all_reduce" and system.in_switch_reduction
     parameters = (_LATENCY, _HOP, _SLOW_SHARE, _SHARE, _RAMP, *((_SHARE,) if reduces else ()))
 
-    def build(values: NDArray[np.float64]) -> list[CollectiveFit]:
+    def build(values: Array) -> list[CollectiveFit]:
         latency, hop, slow, fast, ramp, *switched = values.tolist()
         return [
             _fit(table, "ring", (latency, hop, fast, ramp), parameters=4),
@@ -140,7 +138,7 @@ def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[Collecti
     return enough(tried, MOST)
 
 
-def _engine(table: pd.DataFrame, two_shot: bool, eager: bool, values: NDArray[np.float64]) -> list[CollectiveFit]:
+def _engine(table: pd.DataFrame, two_shot: bool, eager: bool, values: Array) -> list[CollectiveFit]:
     """Fits of an engine from its numbers, in the order of ``_fit_engine``."""
     latency, hop, share, *more = values.tolist()
     fits = [_fit(table, "one_shot", (latency, hop, share, 0.0), parameters=3)]
@@ -155,14 +153,9 @@ def _fit(
     table: pd.DataFrame, algorithm: str, values: tuple[float, float, float, float], *, parameters: int
 ) -> CollectiveFit:
     latency, hop, share, ramp = values
-    first = table.iloc[0]
     return CollectiveFit(
-        engine=first["framework"],
-        version=first["version"],
-        points=len(table),
-        median_error=0.0,
-        p90_error=0.0,
-        op=first["op"],
+        **origin(table, COLLECTIVE_SIZES),
+        op=table["op"].iloc[0],
         gpus=0,
         latency=latency,
         e_bandwidth=share,
@@ -170,7 +163,6 @@ def _fit(
         hop=hop,
         ramp=ramp,
         parameters=parameters,
-        valid=ranges(table, COLLECTIVE_SIZES),
     )
 
 
@@ -181,7 +173,7 @@ def _solve(
     build: Build,
     others: Sequence[CollectiveFit] = (),
 ) -> list[CollectiveFit]:
-    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def times(values: Array) -> Array:
         return predict_collectives(table, system, [*build(values), *others])
 
     return build(fit_logarithm(times, table["latency"].to_numpy(dtype=float), parameters))

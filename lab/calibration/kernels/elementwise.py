@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import ElementwiseFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.work import ACTIVATION_BYTES
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Parameter, fit_logarithm, ranges
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_logarithm, origin
 
 _FLOOR, _SHARE = Parameter("t0", 2 * US, 0.1 * US, 100 * US), Parameter("e_memory", 0.7, 0.01, 1.0)
 #: Bytes that an operation writes for each element that it reads; "launch_*" are empty kernels of one element. [B]
@@ -25,38 +24,28 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
     if not tables:
         return []
 
-    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def times(values: Array) -> Array:
         pairs = zip(tables.items(), values[1:].tolist(), strict=True)
         return np.concatenate([_times(table, system, op, t0, float(values[0])) for (op, table), t0 in pairs])
 
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
     share, *floors = fit_logarithm(times, measured, [_SHARE] + [_FLOOR] * len(tables)).tolist()
     return [
-        ElementwiseFit(
-            engine=table["framework"].iloc[0],
-            version=table["version"].iloc[0],
-            points=len(table),
-            median_error=0.0,
-            p90_error=0.0,
-            parameters=1 if number else 2,
-            op=op,
-            t0=t0,
-            e_memory=share,
-            valid=ranges(table, ("m", "k")),
-        )
+        ElementwiseFit(**origin(table, ("m", "k")), parameters=1 if number else 2, op=op, t0=t0, e_memory=share)
         for number, ((op, table), t0) in enumerate(zip(tables.items(), floors, strict=True))
     ]
 
 
-def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> NDArray[np.float64]:
+def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> Array:
     """Time of each row of a quantize_ops table by the fit of its library and operation, NaN where none is. [s]"""
-    result = np.full(len(rows), np.nan)
-    for fit in fits:
-        mine = ((rows["framework"] == fit.engine) & (rows["op"] == fit.op)).to_numpy()
-        result[mine] = _times(rows[mine], system, fit.op, fit.t0, fit.e_memory)
-    return result
+    return by_fit(
+        rows,
+        fits,
+        lambda fit: (rows["framework"] == fit.engine) & (rows["op"] == fit.op),
+        lambda table, fit: _times(table, system, fit.op, fit.t0, fit.e_memory),
+    )
 
 
-def _times(table: pd.DataFrame, system: SystemSpec, op: str, t0: float, share: float) -> NDArray[np.float64]:
+def _times(table: pd.DataFrame, system: SystemSpec, op: str, t0: float, share: float) -> Array:
     elements = table["m"].to_numpy(dtype=float) * table["k"].to_numpy(dtype=float)
     return np.asarray(t0 + elements * (ACTIVATION_BYTES + _WRITTEN[op]) / (share * system.hbm_bandwidth))

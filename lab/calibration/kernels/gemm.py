@@ -9,7 +9,6 @@ of a split, whichever raises the error less, so that it has at most ``MOST`` par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.rates import gemm_rate
 from disagg_sim.physics.work import gemm_work
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
+from lab.calibration.kernels.robust import Parameter, by_fit, enough, fit_together, origin
 
 #: Type words of the tables -> weight formats.
 FORMAT_OF = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int8_sq": "int8"}
@@ -61,12 +60,7 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     tables = {name: table for name, table in tables.items() if FORMATS[name].arithmetic in system.peak_flops}
     if not tables:
         return []
-    tried = [_fit_jointly(tables, system, own) for own in _OWN]
-    found = []
-    for fit, table in zip(enough(tried, MOST, worth=0.0), tables.values(), strict=True):
-        median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
-        found.append(replace(fit, median_error=median, p90_error=p90))
-    return found
+    return enough([_fit_jointly(tables, system, own) for own in _OWN], MOST, worth=0.0)
 
 
 def _fit_jointly(
@@ -75,56 +69,26 @@ def _fit_jointly(
     """Loss and fits where each format has the numbers ``names`` to itself."""
     quantised = any(name != "bf16" for name in tables)
     numbers = [p for p in _NUMBERS if quantised or p.name not in _QUANTISING]
-    shared = [p for p in numbers if p.name not in names]
     own = {
         name: [p for p in numbers if p.name in names and (name != "bf16" or p.name not in _QUANTISING)]
         for name in tables
     }
-    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
 
-    def fits(values: NDArray[np.float64]) -> list[GemmFit]:
-        common = {p.name: float(v) for p, v in zip(shared, values[len(values) - len(shared) :], strict=True)}
-        found: list[GemmFit] = []
-        start = 0
-        for name, table in tables.items():
-            mine = dict(zip((p.name for p in own[name]), values[start:].tolist(), strict=False))
-            start += len(own[name])
-            count = len(own[name]) + (0 if found else len(shared))
-            found.append(_fit(table, name, mine | common | {"parameters": count}))
-        return found
+    def fit(name: str, values: dict[str, Any]) -> GemmFit:
+        return GemmFit(**origin(tables[name], GEMM_SIZES), format=name, tiled=True, **values)
 
-    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        both = zip(tables.values(), fits(values), strict=True)
-        return np.concatenate([_times(table, fit, system) for table, fit in both])
-
-    free = [parameter for name in tables for parameter in own[name]] + shared
-    best = fit_logarithm(times, measured, free)
-    return mean_loss(times(best), measured), fits(best)
+    shared = [p for p in numbers if p.name not in names]
+    return fit_together(tables, (own, shared), fit, lambda name, fit: _times(tables[name], fit, system))
 
 
 def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:
     """Time of each row of a gemm table by the fit of its framework and format; NaN where there is none. [s]"""
-    result = np.full(len(rows), np.nan)
     formats = rows["dtype"].map(FORMAT_OF)
-    for fit in fits:
-        mine = ((rows["framework"] == fit.engine) & (formats == fit.format)).to_numpy()
-        if mine.any():
-            result[mine] = _times(rows[mine], fit, system)
-    return result
-
-
-def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
-    first = table.iloc[0]
-    return GemmFit(
-        engine=first["framework"],
-        version=first["version"],
-        points=len(table),
-        median_error=0.0,
-        p90_error=0.0,
-        valid=ranges(table, GEMM_SIZES),
-        format=name,
-        tiled=True,
-        **values,
+    return by_fit(
+        rows,
+        fits,
+        lambda fit: (rows["framework"] == fit.engine) & (formats == fit.format),
+        lambda table, fit: _times(table, fit, system),
     )
 
 

@@ -8,7 +8,6 @@ tells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,9 +22,8 @@ from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks import ATTENTION, LinearBlock
 from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Parameter, fit_logarithm, ranges
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_together, origin
 
-Array = NDArray[np.float64]
 #: Positions of rows, and the operator that they ask for.
 _Call = tuple[NDArray[np.intp], Operator]
 #: Sizes of heads; formats of projections do not matter here, so those of any model do.
@@ -56,25 +54,28 @@ def fit_linear_attention(rows: pd.DataFrame, system: SystemSpec) -> list[Attenti
             continue
         kernels = group["kernel_source"].value_counts()
         mine = group[group["kernel_source"] == min(kernels.index, key=lambda name: (-kernels[name], name))]
-        times = partial(_fitted_times, list(_calls(mine, kind, part)), kind, part, system)
-        values = fit_logarithm(times, mine["latency"].to_numpy(dtype=float), _NUMBERS[part])
-        found.append(_build(kind, part, values, mine))
+        words = {"kind": kind, "part": part, "kernel": str(mine["kernel_source"].iloc[0])}
+        words |= origin(mine, ("batch", PROMPT_LENGTH))
+        calls = list(_calls(mine, kind, part))
+        _, fits = fit_together(
+            {part: mine},
+            ({part: _NUMBERS[part]}, ()),
+            lambda _, numbers, words=words: AttentionPartFit(**words, **numbers),  # type: ignore[misc]
+            lambda _, fit, calls=calls: _times(calls, fit, system),  # type: ignore[misc]
+        )
+        found += fits
     return found
-
-
-def _fitted_times(calls: list[_Call], kind: str, part: str, system: SystemSpec, values: Array) -> Array:
-    return _times(calls, _build(kind, part, values), system)
 
 
 def predict_linear_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionPartFit]) -> Array:
     """Time of each row of a linear_attention table by the fit of its library, kind, part and kernel, else NaN. [s]"""
-    result, parts = np.full(len(rows), np.nan), _part_of(rows)
-    for fit in fits:
+    parts = _part_of(rows)
+
+    def mine(fit: AttentionPartFit) -> Any:
         same = (rows["framework"] == fit.engine) & (rows["version"] == fit.version) & (rows["kind"] == fit.kind)
-        mine = (same & (parts == fit.part) & (rows["kernel_source"] == fit.kernel)).to_numpy()
-        if mine.any():
-            result[mine] = _times(list(_calls(rows[mine], fit.kind, fit.part)), fit, system)
-    return result
+        return same & (parts == fit.part) & (rows["kernel_source"] == fit.kernel)
+
+    return by_fit(rows, fits, mine, lambda table, fit: _times(list(_calls(table, fit.kind, fit.part)), fit, system))
 
 
 def _part_of(rows: pd.DataFrame) -> pd.Series:
@@ -119,19 +120,3 @@ def _times(calls: list[_Call], fit: AttentionPartFit, system: SystemSpec) -> Arr
     for where, op in calls:
         result[where] = part_cost(op.work, op.attention, rate).time
     return result
-
-
-def _build(kind: str, part: str, values: Array, rows: pd.DataFrame | None = None) -> AttentionPartFit:
-    """A fit of these numbers; whose it is where its rows are told."""
-    numbers: dict[str, Any] = dict(zip((p.name for p in _NUMBERS[part]), values.tolist(), strict=True))
-    words: dict[str, Any] = {"engine": "", "version": "", "points": 0}
-    if rows is not None:
-        words = {
-            "engine": str(rows["framework"].iloc[0]),
-            "version": str(rows["version"].iloc[0]),
-            "points": len(rows),
-            "kernel": str(rows["kernel_source"].iloc[0]),
-            "valid": ranges(rows, ("batch", PROMPT_LENGTH)),
-        }
-    told: dict[str, Any] = {"parameters": len(numbers), "median_error": 0.0, "p90_error": 0.0}
-    return AttentionPartFit(kind=kind, part=part, **words, **told, **numbers)

@@ -24,12 +24,10 @@ the bandwidth of the fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import ANY_REGIME, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
@@ -39,9 +37,7 @@ from disagg_sim.physics.rates import moe_rate
 from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, expert_work
 from disagg_sim.units import US
 from lab.calibration.kernels.gemm import FORMAT_OF
-from lab.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
-
-Array = NDArray[np.float64]
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, fit_together, origin
 
 _NUMBERS = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
@@ -86,13 +82,7 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
-    tried = [_fit_jointly(tables, given, system, own) for own in _OWN]
-    found = []
-    for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
-        predicted = _times(given[fit.format, fit.kernel], fit, system)
-        median, p90 = error_quantiles(predicted, table["latency"].to_numpy(dtype=float))
-        found.append(replace(fit, median_error=median, p90_error=p90))
-    return found
+    return enough([_fit_jointly(tables, given, system, own) for own in _OWN], MOST)
 
 
 def _fit_jointly(
@@ -102,27 +92,15 @@ def _fit_jointly(
     names: Sequence[str],
 ) -> tuple[float, list[MoeFit]]:
     """Loss and fits where each kernel has the numbers ``names`` to itself."""
-    own = [number for number in _NUMBERS if number.name in names]
+    own = {key: [number for number in _NUMBERS if number.name in names] for key in tables}
     shared = [number for number in _NUMBERS if number.name not in names]
     shared += [_STRAY] if any(each.routes_itself for each in given.values()) else []
-    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
-
-    def fits(values: Array) -> list[MoeFit]:
-        common = dict(zip((p.name for p in shared), values[len(own) * len(tables) :].tolist(), strict=True))
-        lines = values[: len(own) * len(tables)].reshape(len(tables), len(own)).tolist()
-        found: list[MoeFit] = []
-        for (key, table), line in zip(tables.items(), lines, strict=True):
-            mine: dict[str, Any] = dict(zip((p.name for p in own), line, strict=True))
-            mine["parameters"] = len(own) + (0 if found else len(shared))
-            found.append(_fit(table, key, common | mine))
-        return found
-
-    def times(values: Array) -> Array:
-        both = zip(given.values(), fits(values), strict=True)
-        return np.concatenate([_times(load, fit, system) for load, fit in both])
-
-    best = fit_logarithm(times, measured, own * len(tables) + shared)
-    return mean_loss(times(best), measured), fits(best)
+    return fit_together(
+        tables,
+        (own, shared),
+        lambda key, values: _fit(tables[key], key, values),
+        lambda key, fit: _times(given[key], fit, system),
+    )
 
 
 def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> Array:
@@ -130,15 +108,13 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
 
     NaN where there is none, or where the table does not say how tokens fall on the rank.
     """
-    result = np.full(len(rows), np.nan)
-    formats = rows["dtype"].map(FORMAT_OF)
-    kernels = rows["kernel_source"].replace(SAME_KERNEL)
-    for fit in fits:
-        kernel = (kernels == fit.kernel) & (rows["framework"] == fit.engine)
-        mine = (kernel & (formats == fit.format)).to_numpy()
-        if mine.any():
-            result[mine] = _times(MeasuredRankLoad(rows[mine]), fit, system)
-    return result
+    formats, kernels = rows["dtype"].map(FORMAT_OF), rows["kernel_source"].replace(SAME_KERNEL)
+    return by_fit(
+        rows,
+        fits,
+        lambda fit: (kernels == fit.kernel) & (rows["framework"] == fit.engine) & (formats == fit.format),
+        lambda table, fit: _times(MeasuredRankLoad(table), fit, system),
+    )
 
 
 def drawn_between(*, tokens: Array, top_k: Array, experts: Array) -> tuple[Array, Array]:
@@ -226,7 +202,8 @@ class MeasuredRankLoad:
             self.distinct = np.where(words == word, hit, self.distinct)
         self.picks = np.maximum(self.picks, self.distinct)
         self.strays = self.routes_itself & (ep > 1)
-        grouped = self.routes_itself & (experts == GROUP_LIMITED_EXPERTS) & (words == "balanced") & _limits_groups(rows)
+        grouped = self.routes_itself & (experts == GROUP_LIMITED_EXPERTS) & (words == "balanced")
+        grouped &= (rows["dtype"] != "bfloat16").to_numpy()  # those in 8 and 4 bit were timed with the group limit
         if grouped.any():
             first = np.where(ep > 1, np.minimum(self.local, top_k / 2), top_k / 2)  # experts with a pick of every token
             spread = np.where(ep > 1, tokens * top_k / ep, tokens * top_k / 2)
@@ -241,11 +218,6 @@ class MeasuredRankLoad:
         picks = np.where(self.strays, more, self.picks)
         distinct = np.where(self.strays, np.minimum(picks, self.local), self.distinct)
         return ExpertRows(picks, distinct, self.local, self.hidden, self.width)
-
-
-def _limits_groups(rows: pd.DataFrame) -> Any:
-    """Whether the kernels of a row were timed with the group limit: all in 8-bit and 4-bit formats."""
-    return (rows["dtype"] != "bfloat16").to_numpy()
 
 
 def _power_law(word: str) -> tuple[float, bool] | None:
@@ -292,14 +264,9 @@ def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]
 
 def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> MoeFit:
     sizes = ("num_tokens", "hidden", "inter", "num_experts", "tp", "ep", "width")
-    first, table = table.iloc[0], table.assign(width=table["inter"] / table["tp"])  # columns of an expert on a rank
+    table = table.assign(width=table["inter"] / table["tp"])  # columns of an expert on a rank
     return MoeFit(
-        engine=first["framework"],
-        version=first["version"],
-        points=len(table),
-        median_error=0.0,
-        p90_error=0.0,
-        valid=ranges(table, sizes),
+        **origin(table, sizes),
         format=key[0],
         kernel=key[1],
         regime=ANY_REGIME,

@@ -58,27 +58,19 @@ class FittedOperator:
 _ALL = (
     FittedOperator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
     FittedOperator(
-        "context_attention",
-        ("prefill_attention",),
-        attention.predict_context_attention,
-        attention.fit_context_attention,
-        bar=0.08,
+        "context_attention", ("prefill_attention",), attention.CONTEXT.predict, attention.CONTEXT.fit, bar=0.08
     ),
     FittedOperator(
-        "generation_attention",
-        ("decode_attention",),
-        attention.predict_generation_attention,
-        attention.fit_generation_attention,
-        bar=0.08,
+        "generation_attention", ("decode_attention",), attention.GENERATION.predict, attention.GENERATION.fit, bar=0.08
     ),
     FittedOperator(
-        "mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12
+        "mla_context", ("prefill_attention",), attention.MLA_CONTEXT.predict, attention.MLA_CONTEXT.fit, bar=0.12
     ),
     FittedOperator(
         "mla_generation",
         ("decode_attention",),
-        attention.predict_mla_generation,
-        attention.fit_mla_generation,
+        attention.MLA_GENERATION.predict,
+        attention.MLA_GENERATION.fit,
         bar=0.12,
     ),
     FittedOperator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),

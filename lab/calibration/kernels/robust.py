@@ -5,9 +5,9 @@ Deterministic: one fixed start, no random numbers. A weak pull towards the start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from disagg_sim.extras import extra
 from disagg_sim.facts.efficiency import Fit
 
+Array = NDArray[np.float64]
 F = TypeVar("F", bound=Fit)
+K = TypeVar("K")
 #: Relative error at which the loss turns from squares to absolute values (soft L1). [1]
 SOFT = 0.1
 #: Residual of a parameter at e times its start: 100 rows that are wrong by 2 % outweigh a factor of e. [1]
@@ -37,11 +39,7 @@ class Parameter:
     high: float
 
 
-def fit_logarithm(
-    times: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    measured: NDArray[np.float64],
-    parameters: Sequence[Parameter],
-) -> NDArray[np.float64]:
+def fit_logarithm(times: Callable[[Array], Array], measured: Array, parameters: Sequence[Parameter]) -> Array:
     """Values of ``parameters`` for which ``log(times(values)/measured)`` is least, soft L1 at ``SOFT``.
 
     Takes ``times`` (times of all rows by the values [s]) and ``measured`` [s] of shape (rows,).
@@ -53,7 +51,7 @@ def fit_logarithm(
     bounds = (np.log([p.low for p in parameters]), np.log([p.high for p in parameters]))
     target = np.log(measured)
 
-    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(logarithms: Array) -> Array:
         values = np.exp(logarithms)
         return np.concatenate([np.log(times(values)) - target, PULL * (logarithms - start)])
 
@@ -73,13 +71,13 @@ def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int, worth: float =
     return list(min(good, key=lambda pair: (sum(fit.parameters for fit in pair[1]), pair[0]))[1])
 
 
-def mean_loss(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+def mean_loss(predicted: Array, measured: Array) -> float:
     """Mean soft L1 of the logarithms, in squares of ``SOFT``. [1]"""
     off = np.log(predicted / measured) / SOFT
     return float(np.mean(np.sqrt(1.0 + off**2) - 1.0))
 
 
-def error_quantiles(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> tuple[float, float]:
+def error_quantiles(predicted: Array, measured: Array) -> tuple[float, float]:
     """Median and 90 % quantile of the absolute relative error. [1]"""
     errors = np.abs(predicted / measured - 1.0)
     return float(np.median(errors)), float(np.quantile(errors, 0.9))
@@ -88,3 +86,53 @@ def error_quantiles(predicted: NDArray[np.float64], measured: NDArray[np.float64
 def ranges(table: pd.DataFrame, sizes: Iterable[str]) -> tuple[tuple[str, float, float], ...]:
     """Least and largest value of each of ``sizes`` that is a column: the ``valid`` of a fit of these rows."""
     return tuple((size, float(table[size].min()), float(table[size].max())) for size in sizes if size in table)
+
+
+def origin(table: pd.DataFrame, sizes: Iterable[str]) -> dict[str, Any]:
+    """What every fit says of its rows, those of one library; its errors are told later (``kernels.fit``)."""
+    first = table.iloc[0]
+    whose = {"engine": str(first["framework"]), "version": str(first["version"]), "points": len(table)}
+    return {**whose, "median_error": 0.0, "p90_error": 0.0, "valid": ranges(table, sizes)}
+
+
+def fit_together(
+    tables: Mapping[K, pd.DataFrame],
+    numbers: tuple[Mapping[K, Sequence[Parameter]], Sequence[Parameter]],
+    build: Callable[[K, dict[str, Any]], F],
+    times: Callable[[K, F], Array],
+    weighed: Any = slice(None),
+) -> tuple[float, list[F]]:
+    """Loss and fits of several tables that share some numbers, which count as parameters of the first.
+
+    Takes ``numbers`` (those that each table has to itself, and those that all share), ``times`` (of the rows of a table
+    by its fit [s]) and ``weighed`` (which rows count, some perhaps twice).
+    """
+    own, shared = numbers
+    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])[weighed]
+
+    def fits(values: Array) -> list[F]:
+        rest, found = iter(values.tolist()), list[F]()
+        mine = {key: {p.name: next(rest) for p in own[key]} for key in tables}
+        common = {p.name: next(rest) for p in shared}
+        for key, each in mine.items():
+            count = len(each) + (0 if found else len(common))
+            found.append(build(key, {**each, **common, "parameters": count}))
+        return found
+
+    def of_all(values: Array) -> Array:
+        found = np.concatenate([times(key, fit) for key, fit in zip(tables, fits(values), strict=True)])
+        return np.asarray(found[weighed])
+
+    best = fit_logarithm(of_all, measured, [p for key in tables for p in own[key]] + list(shared))
+    return mean_loss(of_all(best), measured), fits(best)
+
+
+def by_fit(
+    rows: pd.DataFrame, fits: Iterable[F], mine: Callable[[F], Any], times: Callable[[pd.DataFrame, F], Array]
+) -> Array:
+    """Time of each row by the fit whose rows it is among, as ``mine`` marks them; NaN where there is none. [s]"""
+    result = np.full(len(rows), np.nan)
+    for fit in fits:
+        if (here := np.asarray(mine(fit), dtype=bool)).any():
+            result[here] = times(rows[here], fit)
+    return result

@@ -35,9 +35,8 @@ from disagg_sim.physics.work import AttentionShape, Tokens, Work
 from disagg_sim.units import US
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import TYPES
-from lab.calibration.kernels.robust import Parameter, fit_logarithm, mean_loss, ranges
+from lab.calibration.kernels.robust import Array, Parameter, fit_logarithm, mean_loss, origin
 
-Array = NDArray[np.float64]
 #: Phase of one new token a sequence; all others are prompts.
 GENERATION = "generation"
 #: Columns of one module: all its rows have the same layer on the same GPUs.
@@ -292,9 +291,5 @@ def _times(modules: _Modules, fits: Sequence[AttentionPartFit], system: SystemSp
 def _bare(kind: str, part: str, fixed: dict[str, float], rows: pd.DataFrame, parameters: int) -> AttentionPartFit:
     """A fit to these rows before its free numbers are known."""
     longest = rows.assign(**{PROMPT_LENGTH: rows["past_tokens"] + rows["new_tokens"]})
-    words: dict[str, Any] = {"engine": str(rows["framework"].iloc[0]), "version": str(rows["version"].iloc[0])}
-    told: dict[str, Any] = {"parameters": parameters, "median_error": 0.0, "p90_error": 0.0, "points": len(rows)}
-    numbers: dict[str, Any] = {"t0": 0.0} | fixed
-    return AttentionPartFit(
-        kind=kind, part=part, valid=ranges(longest, ("batch", PROMPT_LENGTH)), **words, **told, **numbers
-    )
+    words = origin(longest, ("batch", PROMPT_LENGTH)) | {"t0": 0.0} | fixed
+    return AttentionPartFit(kind=kind, part=part, parameters=parameters, **words)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import canonical_name, shown
-from disagg_sim.reading import read_file, table_of
+from disagg_sim.parquet import read_parquet
+from disagg_sim.reading import read_file, read_table, table_of
 from disagg_sim.units import US
 from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
@@ -68,7 +70,8 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
 
     Returns each table with its form and rows; times in s.
     """
-    data = _read_bytes(path)
+    with as_table_faults(path):
+        data = read_file(path)
     raw = _cells(path, data)
     sha256 = hashlib.sha256(data).hexdigest()
     raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
@@ -106,7 +109,9 @@ def _table(
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason."""
-    lines = _cells(path, _read_bytes(path))
+    with as_table_faults(path):
+        data = read_file(path)
+    lines = _cells(path, data)
     if tuple(lines.columns) != _EXCLUDE_COLUMNS:
         found = quoted(", ".join(map(str, lines.columns)))
         raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {found}")
@@ -160,22 +165,34 @@ def require_numbers(
     return rows.assign(**found)
 
 
-def _read_bytes(path: Path) -> bytes:
+@contextmanager
+def as_table_faults(path: Path) -> Iterator[None]:
+    """Make what keeps a table from being read one line of ``TableError``."""
     try:
-        return read_file(path)
+        yield
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
     except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # pandas' parser errors are such
+        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
+
+
+def read_measured(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
+    """Read a table of measurements of ``what``, CSV or Parquet, which must have some columns."""
+    with as_table_faults(path):
+        table = read_parquet(path) if path.suffix == ".parquet" else read_table(path, keep_default_na=False)
+    if missing := [column for column in columns if column not in table]:
+        near = nearest(missing[0], table.columns)
+        raise TableError(f"{shown(path)}: missing column {missing[0]!r} of {what}{near}")
+    return table
 
 
 def _cells(path: Path, data: bytes) -> pd.DataFrame:
     """Read all cells as text; reject a header that names a column twice."""
-    try:
+    with as_table_faults(path):
         cells = table_of(data, path, dtype=str, keep_default_na=False)
         header = table_of(data, path, dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
-        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):
         raise TableError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
     return cells

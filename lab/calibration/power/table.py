@@ -31,7 +31,7 @@ from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.attention import mla_context, mla_generation
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import TYPES
-from lab.calibration.kernels.tables import TableError, require_numbers, spec_name
+from lab.calibration.kernels.tables import TableError, as_table_faults, require_numbers, spec_name
 
 #: Columns that every table has.
 COLUMNS = ("system", "framework", "version", "kind", "latency_us", "power_w", "power_limit_w")
@@ -227,15 +227,11 @@ def read_power_table(path: Path, system: str) -> PowerTable:
 
 
 def _read(path: Path) -> tuple[bytes, pd.DataFrame]:
-    try:
+    with as_table_faults(path):
         data = read_file(path)
         if path.suffix == ".parquet":
             return data, read_parquet(path)
         return data, table_of(unpacked(data), path, low_memory=False, dtype={"version": str})
-    except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise TableError(f"{shown(path)}: no table: {' '.join(str(error).split())}") from None
 
 
 def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -> pd.DataFrame:

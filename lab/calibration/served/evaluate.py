@@ -50,43 +50,10 @@ MOST_SLOTS = 512
 FIRST_MEDIAN = ("ttft", "median")
 #: Columns of ``rows.csv``, in order.
 COLUMNS = (
-    "file",
-    "row",
-    "form",
-    "quantity",
-    "statistic",
-    "basis",
-    "measured",
-    "predicted",
-    "relative_error",
-    "evaluated",
-    "reason",
-    "saturated",
-    "part",
-    "system",
-    "hardware",
-    "model",
-    "framework",
-    "engine",
-    "recipe",
-    "mode",
-    "load",
-    "gpus",
-    "workers",
-    "prefill_workers",
-    "isl",
-    "osl",
-    "concurrency",
-    "batch",
-    "capacity",
-    "qa_flag",
-    "configuration",
-    "held_out",
-    "version",
-    "family",
-    "layout",
-    "prefill_layout",
-    "point",
+    *("file", "row", "form", "quantity", "statistic", "basis", "measured", "predicted", "relative_error", "evaluated"),
+    *("reason", "saturated", "part", "system", "hardware", "model", "framework", "engine", "recipe", "mode", "load"),
+    *("gpus", "workers", "prefill_workers", "isl", "osl", "concurrency", "batch", "capacity", "qa_flag"),
+    *("configuration", "held_out", "version", "family", "layout", "prefill_layout", "point"),
 )
 
 
@@ -309,9 +276,11 @@ def _part(row: ServingRow, engines: dict[str, EngineSpec]) -> str:
     return "held-out" if row.held_out else "fitted"
 
 
-def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[tuple[Any, ...]]:
+def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[list[Any]]:
     """The lines of one row; a row without a quantity has one."""
-    lines, waited, kinds = [], _mostly_waits(row), _kinds(row)
+    lines, waited = [], _mostly_waits(row)
+    of_row = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)} | _kinds(row) | {"part": part}
+    of_row |= {"workers": _named(row.workers), "prefill_workers": _named(row.prefill)}
     for quantity in row.quantities or (Measurement(name="", measured=float("nan"), statistic=""),):
         reason = row.reason or quantity.reason
         predicted = error = capacity = float("nan")
@@ -326,54 +295,27 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) ->
                     error = predicted / quantity.measured - 1.0
                 else:
                     reason = "no finite prediction" if quantity.measured > 0 else "the measured value is not above 0"
-        evaluated = bool(np.isfinite(error))
-        lines.append(
-            (
-                row.file,
-                row.row,
-                row.form,
-                quantity.name,
-                quantity.statistic,
-                quantity.basis,
-                quantity.measured,
-                predicted,
-                error,
-                evaluated,
-                reason,
-                saturated,
-                part,
-                row.system,
-                row.hardware,
-                row.model,
-                row.framework,
-                row.engine,
-                row.recipe,
-                row.mode,
-                row.load,
-                row.gpus,
-                _named(row.workers),
-                _named(row.prefill),
-                row.isl,
-                row.osl,
-                row.concurrency,
-                row.batch,
-                capacity,
-                row.qa_flag,
-                row.configuration,
-                row.held_out,
-                row.version,
-                *kinds,
-                row.point,
-            )
-        )
+        told = {
+            "quantity": quantity.name,
+            "statistic": quantity.statistic,
+            "basis": quantity.basis,
+            "measured": quantity.measured,
+            "predicted": predicted,
+            "relative_error": error,
+            "evaluated": bool(np.isfinite(error)),
+            "reason": reason,
+            "saturated": saturated,
+            "capacity": capacity,
+        }
+        lines.append([told[name] if name in told else of_row[name] for name in COLUMNS])
     return lines
 
 
-def _kinds(row: ServingRow) -> tuple[str, str, str]:
+def _kinds(row: ServingRow) -> dict[str, str]:
     """Family of the model, kind of the layout that decodes, and of the one that prefills; "" where unknown."""
     family = family_of(load_model(row.model)) if row.model else ""
     layout, prefill = (str(layout_kinds(w.mapping)[0]) if w else "" for w in (row.workers, row.prefill or row.workers))
-    return family, layout, prefill
+    return {"family": family, "layout": layout, "prefill_layout": prefill}
 
 
 def _named(workers: WorkerGroup | None) -> str:

@@ -20,21 +20,18 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
+from disagg_sim.errors import DisaggSimError, InputError, quoted
 from disagg_sim.facts.load import load_engine, load_model, load_system
-from disagg_sim.facts.yaml_files import shown
-from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import all_stages, launch_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
-from disagg_sim.reading import read_table
 from disagg_sim.units import MS
 from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.residuals import part_of
-from lab.calibration.kernels.tables import TableError, require_numbers, spec_name
+from lab.calibration.kernels.tables import read_measured, require_numbers, spec_name
 from lab.calibration.names import engine_named, model_named, recipe_of
 from lab.calibration.served.steady_state import ServedModel, served
 
@@ -214,19 +211,7 @@ def _predict_step(run: ServedModel, mapping: Sharding, rows: pd.DataFrame) -> tu
 
 
 def _read(path: Path) -> pd.DataFrame:
-    try:
-        table = read_parquet(path) if path.suffix == ".parquet" else read_table(path, keep_default_na=False)
-    except FileNotFoundError:
-        raise TableError(f"{shown(path)}: no such file") from None
-    except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
-    for column in COLUMNS:
-        if column not in table:
-            raise TableError(
-                f"{shown(path)}: missing column {column!r} of forward passes{nearest(column, table.columns)}"
-            )
+    table = read_measured(path, COLUMNS, "forward passes")
     table = require_numbers(path, table, ("tp", "dp", "moe_tp", "moe_ep", "batch_size"), least=1, whole=True)
     table = require_numbers(path, table, ("total_prefill_tokens", "total_kv_read_tokens"), whole=True)
     return require_numbers(path, table, ("latency_ms",))

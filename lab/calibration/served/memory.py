@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
+from disagg_sim.errors import DisaggSimError, InputError, quoted
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_checkpoints, load_model
 from disagg_sim.facts.model import ModelSpec
@@ -27,12 +27,11 @@ from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.server_memory import profiled_bytes
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.reading import read_table
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.units import GIB
-from lab.calibration.kernels.tables import TableError
+from lab.calibration.kernels.tables import TableError, read_measured
 from lab.calibration.names import derived_from, system_named
 from lab.calibration.served.cells import count, instance, text, value
 
@@ -203,17 +202,7 @@ def _within(how: str) -> float:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    try:
-        table = read_table(path, keep_default_na=False)
-    except FileNotFoundError:
-        raise TableError(f"{shown(path)}: no such file") from None
-    except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
-    for column in COLUMNS:
-        if column not in table:
-            raise TableError(f"{shown(path)}: missing column {column!r} of servers{nearest(column, table.columns)}")
+    table = read_measured(path, COLUMNS, "servers")
     if table.empty:
         raise TableError(f"{shown(path)}: no servers in it")
     degrees = (

@@ -21,12 +21,12 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.physics.setup import setup
-from disagg_sim.reading import read_json, read_table
+from disagg_sim.reading import read_json
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
-from lab.calibration.kernels.tables import MOST_NUMBER, TableError
+from lab.calibration.kernels.tables import MOST_NUMBER, TableError, read_measured
 from lab.calibration.names import model_named, recipe_of
 
 #: Columns that a run needs; ``queued_s`` is used where it is there. [s], [token]
@@ -134,17 +134,7 @@ def _recipe(arguments: dict[str, Any], model: str) -> str:
 
 def _read(path: Path) -> pd.DataFrame:
     """Requests in the order in which they reach the engine; ``start_s`` is when."""
-    try:
-        table = read_table(path)
-    except FileNotFoundError:
-        raise TableError(f"{shown(path)}: no such file") from None
-    except OSError as error:
-        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
-    for column in COLUMNS:
-        if column not in table:
-            raise TableError(f"{shown(path)}: missing column {column!r} of requests{nearest(column, table.columns)}")
+    table = read_measured(path, COLUMNS, "requests")
     numbers = table[[*COLUMNS, *(["queued_s"] if "queued_s" in table else [])]].apply(pd.to_numeric, errors="coerce")
     wrong = ~(numbers.ge(0) & numbers.le(MOST_NUMBER)).all(axis=1).to_numpy()
     if wrong.any() or table.empty:

@@ -58,7 +58,7 @@ def test_a_missing_file_and_one_that_is_no_table(tmp_path):
     with pytest.raises(TableError, match=r"none.csv: no such file"):
         read_tables(tmp_path / "none.csv")
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(TableError, match=r"empty.csv: not a CSV file"):
+    with pytest.raises(TableError, match=r"empty.csv: not a table"):
         read_tables(tmp_path / "empty.csv")
 
 
