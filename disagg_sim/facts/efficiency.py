@@ -67,6 +67,7 @@ _Power = Annotated[float, Range(0.0, 2.0)]
 _Error = Annotated[float, Range(0.0, 10.0)]
 _Rows = Annotated[int, Range(0, 10**9)]
 _Ranks = Annotated[int, Range(0, 10_000)]
+_Multiple = Annotated[int, Range(1, 10_000)]
 #: ``{m: [1, 8192]}`` in a file.
 _Ranges = Annotated[
     tuple[tuple[str, float, float], ...],
@@ -155,7 +156,16 @@ class ExpertKernels:
     kernel: str  # what the engine runs
     library: _Library  # whose fits stand for it
     like: _Format  # format of those fits, and of the arithmetic and the activations
+    e_compute: _Share | None = None  # share of the peak, where the kernel expands the weights; None = as the fits [1]
+    input_multiple: _Multiple = 1  # to which the kernel rounds up the hidden size that the first matrices read [1]
+    multiple: _Multiple = 1  # and all other sizes of an expert's matrices [1]
     source: str
+
+    def instead_of(self, row: MoeFit) -> MoeFit:
+        """A fit of the kernel that was timed, as the engine's own kernel runs."""
+        share = row.e_compute if self.e_compute is None else self.e_compute
+        padding = {"input_multiple": self.input_multiple, "multiple": self.multiple}
+        return replace(row, stands_for=self.kernel, e_compute=share, **padding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +228,8 @@ class MoeFit(Fit):
         0.0  # every expert of the rank runs in blocks of so many, picked or not [1]
     )
     stray: _Fraction = 0.0  # share of other ranks' picks that the rank measured multiplied, too; not so in serving [1]
+    input_multiple: Annotated[_Multiple, NOT_IN_FILE] = 1  # as the ``ExpertKernels`` that it stands for say
+    multiple: Annotated[_Multiple, NOT_IN_FILE] = 1  # the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +349,7 @@ class EfficiencySpec:
                 return mine
             if (word := told.get(engine)) is not None:
                 like = [row for row in self.moe if (row.engine, row.format) == (word.library, word.like)]
-                return [replace(row, stands_for=word.kernel) for row in like if not row.block_rows]
+                return [word.instead_of(row) for row in like if not row.block_rows]
         dense = [row for row in self.moe if row.format == FORMATS[name].dense]
         return mine or [replace(row, stands_for=f"experts in {name}") for row in dense]
 

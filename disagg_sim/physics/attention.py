@@ -15,6 +15,9 @@ With the neutral defaults of ``AttentionRate`` both are the plain roofline of ph
   balances them. The cached past C is alike for all blocks, which pass it in whole rounds: c counts
   :math:`\lceil N/m\rceil C` keys of it for N blocks, where their rows alone would need NC/m.
 
+At heads of 128, which the fits saw, a share z of c and s is softmax: one exponential a score, whatever the size h of a
+head. So both take :math:`1+z\,(128/h-1)` times as long as their multiplies tell.
+
 Most kernels *walk*: a block takes a tile of T rows of one query head against all of its keys, so few new tokens on a
 long past take as long as a whole tile, and blocks run in whole rounds. FlashAttention-3 *splits*: the rows of all query
 heads of a KV head share tiles, N of them; where these fill less than 0.8 of the multiprocessors, the n blocks of 128
@@ -53,6 +56,8 @@ LEAST_ROWS = 0.4
 GRID_TAIL = 0.4
 #: Tiles over multiprocessors from which a kernel that splits keys leaves them whole. [1]
 FULL_GRID = 0.8
+#: Head dimension of the rows that attention was fitted to. [1]
+FITTED_HEAD = 128
 #: Keys of a tile that a kernel splits are multiples of this. [token]
 KEY_BLOCK = 128.0
 #: Blocks of keys up to which they stay whole. [1]
@@ -91,6 +96,7 @@ class AttentionRate:
     io_bandwidth: float = np.inf  # prefill: of queries, outputs and new keys and values [B/s]
     tail: float = 0.0  # prefill: share of the longest block that stays visible [1]
     splits_keys: bool = False  # prefill: whether blocks share the keys of a tile
+    softmax: float = 0.0  # prefill: share of the arithmetic that is softmax, at heads of ``FITTED_HEAD`` [1]
     block_time: float = 0.0  # decode: of a thread block on its multiprocessor [s]
     serial_time: float = 0.0  # decode: of ``SERIAL_KEYS`` keys of one sequence [s]
     serial_power: float = SPLIT_POWER  # decode: growth of it with the length [1]
@@ -126,7 +132,8 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     >>> f"{cost.time * 1e6:.0f} us, memory alone {cost.sums.memory * 1e6:.1f} us"
     '139 us, memory alone 0.9 us'
     """
-    compute = work.flops / rate.flops * (1.0 + rate.s_half / keys)
+    softmax = 1.0 + rate.softmax * (FITTED_HEAD / shape.head_dim - 1.0)  # over that of fitted heads, by FLOP
+    compute = work.flops / rate.flops * softmax * (1.0 + rate.s_half / keys)
     if not rate.multiprocessors:
         memory = work.hbm_bytes / rate.bandwidth
         return Cost(rate.t0 + np.maximum(compute, memory), Sums(compute, memory, 0.0, rate.t0))
@@ -136,7 +143,7 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     grid = _grid(shape, rate)
     outputs = shape.sequences * shape.q_heads * shape.new * shape.head_dim
     exchange = exchange + np.where(grid.parts > 1, grid.parts, 0.0) * (outputs * (PARTIAL_BYTES / rate.io_bandwidth))
-    whole_tile = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops
+    whole_tile = 4.0 * shape.head_dim * rate.s_half * rate.multiprocessors / rate.flops * softmax
     one_key = np.where(work.flops > 0, whole_tile / grid.parts, 0.0)
     computed = compute + one_key * grid.idle * shape.shortest
     longest = one_key * shape.longest

@@ -28,6 +28,19 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import of_distinct
 from disagg_sim.physics.work import Numeric, Operator, Work
 
+#: Numbers of a kernel of experts that differ by regime.
+OF_REGIME = (
+    "flops",
+    "bandwidth",
+    "t0",
+    "blend",
+    "least_rows",
+    "per_expert",
+    "handling",
+    "block_rows",
+    "input_multiple",
+    "multiple",
+)
 #: Work of a transfer: no arithmetic, no HBM traffic.
 NOTHING_DONE = Work(0.0, 0.0)
 
@@ -189,10 +202,7 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
     costs = []
     for index in range(kernels):
         chosen = [at.rates.moe[name][min(index, len(at.rates.moe[name]) - 1)] for name in regimes]
-        fits = {
-            name: np.array([getattr(rate, name) for rate in chosen], dtype=float)[regime]
-            for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling", "block_rows")
-        }
+        fits = {name: np.array([getattr(rate, name) for rate in chosen], dtype=float)[regime] for name in OF_REGIME}
         q = fits["blend"]
         if np.all(q == q.flat[0]):
             fits["blend"] = float(q.flat[0])

@@ -25,6 +25,8 @@ class MoeRate(Rate):
     handling: Numeric = np.inf  # bandwidth of gathering, activating and summing the rows [B/s]
     element: float = ACTIVATION_BYTES  # of a weight, and of a quantised activation [B]
     block_rows: Numeric = 0.0  # rows of the blocks in which every expert of the rank runs, picked or not; 0 = none [1]
+    input_multiple: Numeric = 1.0  # to which the hidden size that the first matrices read is rounded up [1]
+    multiple: Numeric = 1.0  # to which all other sizes of a matrix are [1]
 
     @property
     def plain(self) -> bool:
@@ -42,6 +44,8 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
     with P picks, D distinct experts among the E of the rank, :math:`r_0` the rows that an expert is padded to. A row is
     written and read in the format (b bytes) at both GEMMs, and in bf16 before the activation (two halves) and where it
     is summed. An expert of two matrices has one half: :math:`d_e (2b + 4)`.
+
+    A kernel whose tiles want multiples of a size multiplies the padding, too (F grows), which it does not read.
 
     A kernel with blocks gives each expert of the rank whole blocks of r rows, also without a pick, and takes as long
     for each as for its weights: :math:`B = (E + P/r) \cdot 3 d d_e b`, which holds the arithmetic, too.
@@ -79,7 +83,7 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
     """
     if rate.plain:
         return operator_cost(work, rate)
-    padding = np.maximum(1.0, rate.least_rows * rows.distinct / np.maximum(rows.picks, 1e-9))
+    padding = np.maximum(1.0, rate.least_rows * rows.distinct / np.maximum(rows.picks, 1e-9)) * _padded(rows, rate)
     compute = work.flops / rate.flops * padding
     blocks = np.where(rate.block_rows, rows.experts + rows.picks / np.maximum(rate.block_rows, 1.0), 0.0)
     moved = np.maximum(work.hbm_bytes, blocks * (rows.matrices * rows.hidden * rows.width * rate.element))
@@ -90,3 +94,12 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
     handling = rows.picks * row / rate.handling
     floor = rate.t0 + rows.experts * rate.per_expert
     return Cost(floor + handling + blend(compute, memory, rate.blend), Sums(compute, memory + handling, 0.0, floor))
+
+
+def _padded(rows: ExpertRows, rate: MoeRate) -> Numeric:
+    """Elements of the matrices of an expert, padded to the multiples of a kernel, over those that the model has. [1]"""
+    if np.all(rate.multiple == 1.0):
+        return 1.0
+    width, output = (np.ceil(size / rate.multiple) * rate.multiple for size in (rows.width, rows.hidden))
+    read = np.ceil(rows.hidden / rate.input_multiple) * rate.input_multiple
+    return width * ((rows.matrices - 1) * read + output) / (rows.matrices * rows.hidden * rows.width)

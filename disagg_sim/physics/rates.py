@@ -51,6 +51,9 @@ from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.work import Operator
 
 ENGINES = ("trtllm", "vllm", "sglang")
+#: Share of the arithmetic of scores and values that is softmax, at heads of 128, by format: FlashAttention-3 on an H100
+#: reaches 648 TFLOP/s there and 497 at heads of 64 (arXiv:2407.08608, figure 5); fp8 halves the rest. [1]
+SOFTMAX = {"bf16": 0.30, "fp8": 0.47}
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
 REGIME_FALLBACK = {
     "single": ("tp", "ep2_8"),
@@ -185,6 +188,7 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
         io_bandwidth=fit.e_io * system.hbm_bandwidth,
         tail=fit.tail,
         splits_keys=fit.keys == SPLIT,
+        softmax=SOFTMAX[fit.compute] if fit.kind == "gqa" else 0.0,
     )
 
 
@@ -253,6 +257,8 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
         handling=np.inf if fit.e_handling is None else fit.e_handling * system.hbm_bandwidth,
         element=form.bytes,
         block_rows=fit.block_rows,
+        input_multiple=fit.input_multiple,
+        multiple=fit.multiple,
     )
 
 

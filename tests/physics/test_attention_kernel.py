@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from disagg_sim.physics.attention import RESIDENT_SHARE, AttentionRate, decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shape, mla_work
+from disagg_sim.physics.rates import SOFTMAX
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import AttentionShape, Work
 from disagg_sim.units import US
@@ -62,6 +63,27 @@ def test_a_lone_long_prompt_of_few_heads_takes_as_long_as_its_longest_block():
     balanced = dataclasses.replace(PREFILL, tail=0.0)
     longest = 128 * 512 * 8192 / 1e13
     assert prefill(balanced, new=8192.0, q_heads=1.0, kv_heads=1.0) == pytest.approx(10 * US + longest, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "heads", "tflops", "others", "tflops_of_others"),
+    [
+        ("bf16", 64, 497, 128, 648),  # FlashAttention-3 on an H100, 16k tokens (arXiv:2407.08608, figure 5)
+        ("fp8", 64, 613, 256, 1171),  # the same (figure 7); no share was set by it
+        ("bf16", 64, 1225, 128, 1613),  # FlashAttention-4 on a B200 (pull request 2605; its paper); nor by this
+    ],
+)
+def test_small_heads_take_longer_than_their_multiplies_tell(arithmetic, heads, tflops, others, tflops_of_others):
+    """Time of a score goes as 4*h FLOP over the published FLOP/s."""
+
+    def of_a_score(head_dim):
+        shape = AttentionShape(1.0, 65536.0, 0.0, 32.0, 32.0, head_dim)
+        work = Work(4.0 * 32 * head_dim * 65536.0**2 / 2, 0.0)
+        rate = replace(PREFILL, softmax=SOFTMAX[arithmetic], io_bandwidth=np.inf)
+        return prefill_attention_cost(work, shape, 65536.0, rate).time
+
+    published = (heads / tflops) / (others / tflops_of_others)
+    assert of_a_score(heads) / of_a_score(others) == pytest.approx(published, rel=0.02)
 
 
 def test_a_decode_by_hand():

@@ -16,6 +16,7 @@ from disagg_sim.facts.efficiency import (
     Assumptions,
     DataFile,
     EfficiencySpec,
+    ExpertKernels,
     Fit,
     assumptions_of,
     efficiency_of,
@@ -98,7 +99,7 @@ def efficiency_text(
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
     if beside.expert_kernels:
         lines += ["", f"# {_EXPERT_KERNELS}", "expert_kernels:"]
-        lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.expert_kernels]
+        lines += [f"  - {_flow(_words(_told(row)))}" for row in beside.expert_kernels]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
@@ -141,6 +142,12 @@ def file_line(file: DataFile) -> str:
             "dropped": _flow(_words(file.dropped)),
         }
     )
+
+
+def _told(row: ExpertKernels) -> dict[str, Any]:
+    """The fields of a row that differ from their default."""
+    fields = {field.name: field.default for field in dataclasses.fields(row)}
+    return {name: value for name, value in dataclasses.asdict(row).items() if value != fields[name]}
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
