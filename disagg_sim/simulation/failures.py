@@ -134,7 +134,7 @@ class Failure(NamedTuple):
     migrated: int  # requests that went to another instance [request]
 
 
-class DeadGpus(NamedTuple):
+class GpuOutage(NamedTuple):
     """GPUs that failed together, on which no instance starts until they are back."""
 
     gpus: Ints
@@ -149,7 +149,7 @@ def gpus_of_instances(
     *,
     node_of: Ints,
     fits: Sequence[NDArray[np.bool_]] = (),
-    dead: Sequence[DeadGpus] = (),
+    dead: Sequence[GpuOutage] = (),
 ) -> list[Ints]:
     """Say which GPUs each instance of a run holds or held.
 

@@ -12,7 +12,7 @@ from disagg_sim.errors import InputError, quoted
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
-from disagg_sim.simulation.failures import RANDOM, DeadGpus, Failure, FailureEvent, Failures, gpus_of_instances
+from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, GpuOutage, gpus_of_instances
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
@@ -42,8 +42,8 @@ class Outages:
             self._node_of = np.append(self._node_of, nodes + np.arange(own) // system.nvlink_domain)
             nodes = int(self._node_of[-1]) + 1
         self.happened: list[Failure] = []
-        self._dead: list[DeadGpus] = []
-        budget.dead = self._dead_and_free
+        self._dead: list[GpuOutage] = []
+        budget.dead = self._gpus_lost
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]
         self._until: dict[int, float] = {}  # when the link of an instance is up again after the last of them [s]
         self.restarts = {id(cluster): 0 for cluster in clusters}  # of its instances, to come [1]
@@ -122,7 +122,7 @@ class Outages:
         else:
             gpus = np.array([event.number]) if event.kind == "gpu" else np.flatnonzero(self._node_of == event.number)
             hit = self._on(gpus.tolist())
-            self._dead.append(DeadGpus(gpus, len(self._instances), until))
+            self._dead.append(GpuOutage(gpus, len(self._instances), until))
         hit = self._alive(hit)
         self._log(event, hit, until)
         lost = migrated = 0
@@ -147,11 +147,11 @@ class Outages:
 
     def _on(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """Instances that hold some of these GPUs."""
-        held = self._held()
+        held = self._placements()
         alive = [number for number, (roster, each) in enumerate(self._instances) if roster.state[each] != State.STOPPED]
         return tuple(number for number in alive if np.isin(held[number], gpus).any())
 
-    def _dead_and_free(self, system: str) -> int:
+    def _gpus_lost(self, system: str) -> int:
         """GPUs of a system, or of any, that have failed, are not back and belong to no instance. [1]"""
         gone = np.zeros(self._node_of.size, dtype=bool)
         for lost in self._dead:
@@ -160,12 +160,12 @@ class Outages:
         if system:
             gone &= self._system_of == self._system[system]
         if gone.any():
-            for own, (roster, each) in zip(self._held(), self._instances, strict=True):
+            for own, (roster, each) in zip(self._placements(), self._instances, strict=True):
                 if roster.state[each] != State.STOPPED:
                     gone[own] = False
         return int(np.count_nonzero(gone))
 
-    def _held(self) -> list[Ints]:
+    def _placements(self) -> list[Ints]:
         """GPUs that each instance of the run holds or held."""
         there = self._instances
         names = [roster.site.setup_of(roster.mapping[each]).system.name for roster, each in there]

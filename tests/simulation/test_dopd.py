@@ -42,6 +42,37 @@ def test_sizes_as_printed_by_hand():
     assert matching_prefill(50, 3, prefill_s=0.11, step_s=0.06, outputs=200, rule="printed") == pytest.approx(1.375)
 
 
+def test_sizes_of_the_published_code_by_hand():
+    """r = 50 came in a window: 50/20 are 3 decode instances; a step of 20 takes 30 ms, a prompt 110 ms, so that n_p is
+    20 * 0.110/(200 * 0.030) = 0.37, one, whatever n_d is.
+    """
+    assert PROFILE.sizes(50, 1000, 200, rule="published") == Sizes(1, 3)
+    assert PROFILE.sizes(500, 1000, 200, rule="published") == Sizes(1, 25)
+    assert PROFILE.sizes(50, 1000, 20, rule="published") == Sizes(4, 3)  # 21 * 0.110/(20 * 0.031) = 3.7
+
+
+def test_sizes_by_little_s_law_by_hand():
+    """A decode instance ends 20 requests of 200 * 0.030 s each: 3.33 a second; a prefill instance 1/0.110 = 9.1."""
+    assert PROFILE.sizes(9.0, 1000, 200, rule="little") == Sizes(1, 3)
+    assert PROFILE.sizes(10.1, 1000, 200, rule="little") == Sizes(2, 4)
+
+
+def test_sizes_swing_under_a_constant_load_but_by_little_s_law():
+    """10 requests/s of 200/200 take three decode instances; six of them serve so fast that 30 requests are there at a
+    time, for which one holds 53; on that one requests pile up, for which six are too few.
+    """
+    requests, room = [(0.1 * n, 200, 200) for n in range(4000)], deployment(prefill=2, decode=6, colocated=4)
+    sizes = {}
+    for rule in ("mended", "printed", "little"):
+        policy = policy_named("dopd", sizing=rule, window_s=20.0, action_s=20.0, forecast="constant")
+        options = RunOptions(start_up_s=5.0, first_token="prefill")
+        found = served(requests, policy, room, table=SIMPLE, options=options, link_bandwidth=1e15)
+        sizes[rule] = {each.reason.partition(" to ")[2] for each in found.decisions if 100 < each.time_s < 400}
+    assert len(sizes["mended"]) > 2
+    assert len(sizes["printed"]) > 2
+    assert sizes["little"] == set()
+
+
 @pytest.mark.parametrize("decode", [2, 3])
 def test_the_printed_rule_counts_decode_instances_twice(decode):
     both = [

@@ -21,6 +21,7 @@ from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.workload.synthetic import synthetic_trace
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token.
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001)
@@ -156,6 +157,23 @@ def test_the_sla_planner_sizes_both_pools_for_the_forecast():
     assert result.instances.start_s[2] == 10.0
     late = result.requests.prefill_instance == 2
     assert result.requests.prefill_start_s[late].min() >= 12.0
+
+
+@pytest.mark.parametrize(("policy", "more"), [("dynamo_sla", {}), ("dopd", {"action_s": 20.0, "sizing": "little"})])
+def test_attainment_rises_with_the_load_where_no_headroom_is_left(policy, more):
+    """A prompt takes 110 ms: one instance is busy for 0.98 of the time at 8.9 requests/s, and at 9.6 there are two."""
+
+    def inside(rate, headroom):
+        trace = synthetic_trace(rate=rate, lengths=(1000, 10), requests=round(400 * rate))
+        planner = policy_named(policy, window_s=20.0, forecast="constant", headroom=headroom, **more)
+        room = deployment(prefill=1, decode=1, colocated=4)
+        found = served(trace, planner, room, table=TABLE, options=RunOptions(start_up_s=1.0)).requests
+        late = found.arrival_s > 60.0
+        return float((found.first_token_s - found.arrival_s <= 1.0)[late].mean())
+
+    assert inside(9.6, 0.0) > inside(8.9, 0.0) + 0.05
+    assert inside(9.6, 0.3) <= inside(8.9, 0.3) + 0.01
+    assert inside(8.9, 0.3) > 0.95
 
 
 def test_with_load_the_sla_planner_is_a_floor():

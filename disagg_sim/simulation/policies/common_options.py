@@ -38,6 +38,13 @@ def least_option() -> int:
     return option(1, "least number of instances of each pool", low=1, high=MOST)
 
 
+def headroom_option() -> float:
+    """Share of the forecast load that sizes leave free. [1]"""
+    return option(
+        0.0, "by what the forecast load is raised before sizes are taken; 0.2: by a fifth", low=0.0, high=10.0
+    )
+
+
 def drain_option() -> bool:
     """Whether requests outlive the stop of their instance."""
     return option(True, "a stopped instance finishes its requests; false: they fail")

@@ -16,10 +16,14 @@ TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (`
 
 Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
 number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
-(``sizing="printed"`` multiplies); the mean context of a decode step is input plus half the output; the time-out of a
-batch is an upper bound. Our choices where the paper is silent: windows of 60 s, an action every 300 s, half of the
-queueing time as time-out, 128 tokens as ultra-short, and a moving average of observed over predicted busy time as the
-correction.
+(``sizing="printed"`` multiplies; ``published`` is the rule of the authors' published code); the mean context of a
+decode step is input plus half the output; the time-out of a batch is an upper bound. Our choices where the paper is
+silent: windows of 60 s, an action every 300 s, half of the queueing time as time-out, 128 tokens as ultra-short, and a
+moving average of observed over predicted busy time as the correction.
+
+Under a constant load the printed rules need not settle: they size by the requests in service, which are more the fewer
+instances there are. ``sizing="little"`` sizes by the rate of arrivals, and settles; ``headroom`` leaves room where a
+whole instance would just carry the forecast.
 """
 
 from __future__ import annotations
@@ -36,9 +40,14 @@ from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import period_option, queue_option, token_budget_option
+from disagg_sim.simulation.policies.common_options import (
+    headroom_option,
+    period_option,
+    queue_option,
+    token_budget_option,
+)
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile, chosen
+from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, NEWEST, SIZINGS, Profile, chosen
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
 from disagg_sim.simulation.policies.pools import Pools, Sizes
@@ -48,8 +57,6 @@ from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import SHARED, Leg, Limits, Role, Wish
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
-#: Weight of the newest window in the correction. [1]
-NEWEST = 0.3
 
 
 @register("dopd")
@@ -60,8 +67,11 @@ class Dopd:
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     resize: bool = option(True, "size the pools; false: they stay as they are")
     sizing: str = option(
-        "mended", "rule of the optimal ratio: with the faults of the paper mended, or as printed", choices=SIZINGS
+        "mended",
+        "rule of the sizes: the paper's without its faults, as printed, as in the published code, or by Little's law",
+        choices=SIZINGS,
     )
+    headroom: float = headroom_option()
     forecast: str = forecast_option()
     correct: bool = option(True, "correct the times of the profile by observed ones")
     window_s: float = period_option(60.0, "time of one observation")
@@ -212,18 +222,20 @@ class Manager:
     def _observe(self, view: ClusterView) -> None:
         """One window: forecasts, length threshold, time-out and corrections."""
         window = view.window(self._options.window_s)
-        self._requests.observe(self._there / self._looks)
+        sizing = self._options.sizing
+        arrived = {"published": float(window.arrivals), "little": window.arrivals / window.seconds}
+        self._requests.observe(arrived.get(sizing, self._there / self._looks))
         self._there, self._looks = 0.0, 0
         self._inputs.observe(window.input_tokens)
         self._outputs.observe(window.output_tokens)
         threshold = self._inputs.next()
         if not math.isnan(threshold):
             self._forming.threshold = threshold
-        came = view.order[self._seen :]
+        latest = view.order[self._seen :]
         self._seen = view.arrived
-        lengths = np.array([view.input_tokens[request] for request in came])
+        lengths = np.array([view.input_tokens[request] for request in latest])
         times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
-        gaps = np.diff([view.arrival_s[request] for request in came])
+        gaps = np.diff([view.arrival_s[request] for request in latest])
         self._forming.wait_s = kingman_wait(gaps, times, servers=max(int(view.prefill.size), 1))
         if self._options.correct:
             self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
@@ -253,14 +265,16 @@ class Manager:
         return np.array([column.sum() for column in columns])
 
     def _learn(self, which: int, ratio: float) -> None:
-        self._correction[which] += NEWEST * (ratio - self._correction[which])
+        self._correction[which] += NEWEST[self._options.sizing] * (ratio - self._correction[which])
 
     def _decide(self, view: ClusterView) -> None:
         requests, inputs, outputs = self._requests.next(), self._inputs.next(), self._outputs.next()
         if math.isnan(inputs) or math.isnan(outputs):
             return
-        wanted = self.profile.sizes(requests, inputs, outputs, rule=self._options.sizing, correction=self._correction)
+        load, rule = requests * (1.0 + self._options.headroom), self._options.sizing
+        wanted = self.profile.sizes(load, inputs, outputs, rule=rule, correction=self._correction)
         wanted = self._pools.within(view, wanted)
         there = self._pools.there(view)
-        reason = f"{requests:.4g} requests of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
+        unit = {"published": "requests a window", "little": "requests/s"}.get(rule, "requests")
+        reason = f"{requests:.4g} {unit} of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
         self._wanted = wanted, reason

@@ -39,8 +39,11 @@ from disagg_sim.simulation.wishes import Limits, Role
 
 #: Share of the bandwidth that a decode step reaches (alpha), and the largest captured CUDA graph, as in the paper. [1]
 BANDWIDTH_SHARE, LARGEST_GRAPH = 0.6, 256
-#: The rule of eq. (15) and the one that algorithm 2 prints.
-SIZINGS = ("mended", "printed")
+#: Rules of the sizes: eq. (15) without the faults of algorithm 2; as algorithm 2 prints them; as the authors' published
+#: code has them (liao4s/DOPD, c1d793e); by Little's law, this project's own.
+SIZINGS = ("mended", "printed", "published", "little")
+#: Weight of the newest window in the correction of times, by rule: the published code keeps no average. [1]
+NEWEST = {"mended": 0.3, "printed": 0.3, "published": 1.0, "little": 0.3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +92,25 @@ class Profile:
     ) -> Sizes:
         """Instances of both pools.
 
-        Takes ``requests``, ``inputs`` and ``outputs`` (load: requests at a time [1], mean lengths [token]) and ``rule``
-        (of ``SIZINGS``; "printed" takes t_d at all requests together and at the length (ISL + OSL)/2, too).
+        Takes ``inputs`` and ``outputs`` (mean lengths [token]), ``rule`` (of ``SIZINGS``) and ``requests``: those in
+        service at a time [1], for ``published`` those that came in a window [1], for ``little`` those that come in a
+        second [request/s].
+
+        * ``printed`` takes t_d at all requests together and at the length (ISL + OSL)/2, and multiplies n_p by n_d.
+        * ``published`` has n_d = ceil(r/cc), and n_p = ceil(cc * t_p/(OSL * t_d)) whatever n_d is, t_d at cc.
+        * ``little``: a decode instance of cc requests ends cc/(OSL * t_d) of them in a second, and a prefill instance
+          1/t_p. Requests in service, of which the other rules take n_d, are more the fewer instances there are, so that
+          their sizes swing under a constant load; a rate does not depend on the sizes.
         """
         decode = max(1, math.ceil(requests / self.concurrency(inputs, outputs)))
         printed = rule == "printed"
+        if rule in ("published", "little"):
+            held, prompt = self.concurrency(inputs, outputs), max(round(inputs), 1)
+            stays = outputs * correction[1] * self.token_time(held, inputs + outputs / 2)
+            if rule == "little":
+                first = correction[0] * self.prefill_time(prompt)
+                return Sizes(max(1, math.ceil(requests * first)), max(1, math.ceil(requests * stays / held)))
+            return Sizes(max(1, math.ceil(math.floor(held) * self.prefill_time(prompt) / stays)), decode)
         context = (inputs + outputs) / 2 if printed else inputs + outputs / 2
         step = correction[1] * self.token_time(requests if printed else requests / decode, context)
         first = correction[0] * self.prefill_time(max(round(inputs), 1))
@@ -119,7 +136,7 @@ def matching_prefill(
     outputs
         Mean output length. [token]
     rule
-        Of ``SIZINGS``.
+        "mended" or "printed".
 
     Returns
     -------
@@ -130,7 +147,7 @@ def matching_prefill(
     --------
     100 requests of 50 tokens in steps of 20 ms complete 100 in 1 s; prompts of 30 ms keep 3 instances busy:
 
-    >>> [matching_prefill(100, 2, prefill_s=0.03, step_s=0.02, outputs=50, rule=rule) for rule in SIZINGS]
+    >>> [matching_prefill(100, 2, prefill_s=0.03, step_s=0.02, outputs=50, rule=rule) for rule in ("mended", "printed")]
     [3.0, 6.0]
     """
     ratio = requests / (outputs * step_s / prefill_s)

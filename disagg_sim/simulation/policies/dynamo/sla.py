@@ -6,6 +6,9 @@ one prompt after the other; a decode instance serves the largest batch whose ste
 cache fits. The model of the engine is the step times of the simulation itself. If a single prompt takes n times the
 TTFT limit, there are at least n prefill instances. At most ``most_changes`` instances change at a time.
 
+An instance that just carries the forecast leaves no time for a queue: attainment is lowest just below the rate that
+takes one more instance, and rises with the load there. ``headroom`` raises the forecast.
+
 With ``load=True`` the load planner decides between two windows and never goes below the sizes found here.
 """
 
@@ -22,6 +25,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policies.common_options import (
     drain_option,
+    headroom_option,
     least_option,
     max_sequences_option,
     period_option,
@@ -46,6 +50,7 @@ class DynamoSla:
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     window_s: float = period_option(180.0, "time between two decisions, and what each looks back on")
     forecast: str = forecast_option()
+    headroom: float = headroom_option()
     most_changes: int = option(8, "most instances that one decision starts or stops", low=1, high=MOST)
     load: bool = option(
         False, "the load planner decides between two windows; the sizes of the SLA planner are its floor"
@@ -106,9 +111,10 @@ class Planner:
         rate, inputs, outputs = self._rate.next(), self._inputs.next(), self._outputs.next()
         if math.isnan(inputs) or math.isnan(outputs):
             return ()
+        load = rate * (1.0 + self._options.headroom)
         floor = Sizes(
-            prefill_instances(self._prefill, rate, inputs, self._slo, self._budget),
-            decode_instances(self._decode, rate, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences),
+            prefill_instances(self._prefill, load, inputs, self._slo, self._budget),
+            decode_instances(self._decode, load, inputs, outputs, self._slo, tokens=self._tokens, most=self._sequences),
         )
         wanted = self._pools.within(view, floor, self._options.least)
         if self._load is not None:
