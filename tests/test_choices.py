@@ -33,10 +33,11 @@ def constants() -> list[tuple[str, float]]:
 
 def test_values_of_the_page_are_those_of_the_code():
     listed = constants()
-    assert len(listed) == 28
+    assert len(listed) == 29
     for name, value in listed:
         module, _, constant = (name if name.startswith("lab.") else f"disagg_sim.{name}").rpartition(".")
-        assert getattr(importlib.import_module(module), constant) == value, name
+        known = getattr(importlib.import_module(module), constant)
+        assert (next(iter(known.values())) if isinstance(known, dict) else known) == value, name  # of formats the first
     assert load_profile("measured").gemm_t0_cap_static_scales == 4e-6
     assert load_engine("vllm").exchange_stretch == 2
     for system in ("h100_sxm", "h200_sxm"):
