@@ -19,6 +19,7 @@ from disagg_sim.facts.load import (
     load_model,
     load_precision,
     load_profile,
+    load_scheduler,
     load_system,
     load_traffic,
 )
@@ -89,6 +90,13 @@ def test_the_shipped_names():
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in (*COUNTS, *COUNTS_2026)}
     assert (len(COUNTS), len(COUNTS_2026)) == (36, 50)
+
+
+def test_vllm_before_v1_fills_its_steps_as_its_scheduler():
+    engine, scheduler = load_engine("vllm_v0"), load_scheduler("vllm_v0_2024")
+    assert [(each.token_budget, each.max_sequences) for each in scheduler.defaults] == [
+        (engine.chunk_tokens, engine.max_running)
+    ]
 
 
 @pytest.mark.parametrize("row", COUNTS, ids=lambda row: row["name"])
