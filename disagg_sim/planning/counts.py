@@ -46,13 +46,13 @@ class SizedPool(NamedTuple):
 
 
 def pools(
-    choices: Sequence[AnyChoice], rate: float, most: float, within: Callable[[float], float]
+    choices: Sequence[AnyChoice], rate: float, most: float, within: Callable[[float, float], float]
 ) -> Iterator[SizedPool]:
     """Find pools that keep the limits at a rate, those of choices that could do with the fewest GPUs first.
 
     A choice could do with the GPUs of as many instances as its ``most`` asks for. ``ceiling`` is known before, and
     choices that lose by it are not looked at closer. Takes ``rate`` [request/s] and ``within`` (GPUs that a pool may
-    have, by the fewest found so far [1]).
+    have, by the fewest found so far and those that the next could do with [1]).
     """
     fewest = most
     order = [
@@ -61,14 +61,15 @@ def pools(
         if choice.ceiling > 0
     ]
     heapq.heapify(order)
-    while order and order[0][0] <= within(fewest):
+    while order and order[0][0] <= (limit := within(fewest, order[0][0])):
         _, known, place = heapq.heappop(order)
         choice = choices[place]
+        room = limit // gpus_of(choice)
         if not known:
-            if choice.most > 0:
+            if choice.reaches(rate / max(room, 1.0)):
                 heapq.heappush(order, (math.ceil(rate / choice.most) * gpus_of(choice), True, place))
             continue
-        instances = least(choice, rate, min(int(within(fewest) // gpus_of(choice)), MOST_INSTANCES))
+        instances = least(choice, rate, min(int(room), MOST_INSTANCES))
         if instances is not None:
             found = SizedPool(choice, instances)
             fewest = min(fewest, found.gpus)
@@ -81,7 +82,8 @@ def best_rate(choices: Sequence[AnyChoice]) -> float:
     for choice in sorted(choices, key=lambda each: each.ceiling / gpus_of(each), reverse=True):
         if choice.ceiling / gpus_of(choice) <= best:
             break
-        best = max(best, choice.most / gpus_of(choice))
+        if choice.reaches(best * gpus_of(choice)):
+            best = max(best, choice.most / gpus_of(choice))
     return best
 
 

@@ -61,6 +61,10 @@ class OneByOne(ColocatedChoice):
         """See ``PoolChoice``."""
         return self.most
 
+    def reaches(self, rate: float) -> bool:
+        """See ``PoolChoice``."""
+        return self.most >= rate
+
     def delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""
         used = rate * self.service.mean / instances

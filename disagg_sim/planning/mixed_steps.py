@@ -37,6 +37,8 @@ HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 HALVINGS = 20
 #: Relative margin of an upper bound against rounding: far above a few times 2**-53. [1]
 ROUNDED = 1e-12
+#: All batches of an instance.
+EVERY = slice(None)
 #: Least number of prompts under way, in place of 0. [request]
 LEAST = 1e-9
 
@@ -106,41 +108,45 @@ class MixedSteps:
         one, every, late = (_between(self.tokens, each, held) for each in tables)
         return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
 
-    def beside(self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float) -> Floats:
-        """Time a step in which so many ranks have a piece of a prompt. [s]
+    def beside(
+        self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float, columns: Ints | slice = EVERY
+    ) -> Floats:
+        """Time a step in which so many ranks have a piece of a prompt, for some of the batches. [s]
 
         Experts compute the pieces of all ranks; attention takes as long as the largest piece and the furthest prompt.
         """
         one, every, late, longer = times
         if self.ranks == 1:
             return one
-        last = 1.0 / np.ceil(self.prompt / self.room)  # share of the pieces
+        last = 1.0 / np.ceil(self.prompt / self.room[columns])  # share of the pieces
         largest = one + longer * (last - last**prompts)
         others = np.maximum(every - one, 0.0) * (prompts - 1.0) / (self.ranks - 1.0)
         return np.asarray(largest + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
 
-    def mixing(self, rate: float | Floats, hold_steps: Floats | int) -> Mixing:
-        """Find how often an instance runs steps of each kind.
+    def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
+        """Find how often an instance runs steps of each kind, for some of the batches.
 
         Takes ``rate`` [request/s] and ``hold_steps`` (prefill delay in decode steps [1]).
         """
-        prompt, ranks, room = self.prompt, self.ranks, self.room
-        held, times = self.own
+        prompt, ranks, room, step = self.prompt, self.ranks, self.room[columns], self.step[columns]
+        held, every = self.own
+        held, times = held[columns], (every[0][columns], every[1][columns], every[2][columns], every[3][columns])
         time = times[0]
-        if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
+        if ranks == 1 and prompt < self.room[0]:  # short prompts that came during a step share the next
+            mixed, verified = self.mixed[:, columns], self.verified[columns]
             for _ in range(3):
-                held = np.clip(rate * prompt * time, np.minimum(prompt, room), room)
-                time = _between(self.tokens, self.mixed, held + self.verified)
+                held = np.minimum(np.maximum(rate * prompt * time, np.minimum(prompt, room)), room)
+                time = _between(self.tokens, mixed, held + verified)
         under_way = rate * prompt / held * time
-        further = gathered(rate * hold_steps * self.step, ranks) if np.any(hold_steps) else 0.0
+        further = gathered(rate * hold_steps * step, ranks) if np.any(hold_steps) else 0.0
         for _ in range(2 if ranks > 1 else 0):
             under_way = np.maximum(under_way, LEAST)
             some = under_way / mixed_share(under_way, ranks, further)  # ranks with a prompt, where there is one
-            time = self.beside(times, np.clip(some, 1.0, ranks))
+            time = self.beside(times, np.minimum(np.maximum(some, 1.0), ranks), columns)
             under_way = rate * prompt / held * time
         share = mixed_share(under_way, ranks, further)
-        used = rate * prompt / (room * ranks) * self.full
-        return Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)
+        used = rate * prompt / (room * ranks) * self.full[columns]
+        return Mixing(held, time, share, share / time + (1.0 - share) / step, used)
 
     @cached_property
     def bounds(self) -> Floats:
@@ -155,16 +161,37 @@ class MixedSteps:
         return np.asarray(np.minimum(decodes, self.room * self.ranks / (self.prompt * self.full)) * (1.0 + ROUNDED))
 
     @cached_property
-    def rates(self) -> Floats:
-        """Highest rates that an instance keeps up with, (waits, batches), below ``bounds``. [request/s]"""
-        waits = np.array(self.waits, dtype=float)[:, None]
-        low, high = np.zeros((waits.size, self.batch.size)), self.batch / (self.step * self.each)
+    def _known(self) -> dict[float, tuple[Floats, float]]:
+        return {}
+
+    def highest(self, slowest: float, least: float = 0.0) -> Floats:
+        """Find the highest rates that an instance keeps up with, by its ``waits``; 0 where it keeps none. [request/s]
+
+        The rate n/slowest is the least at which n sequences are fast enough, where ``slowest`` is a time [s]. Rates
+        below ``least`` [request/s] may be too low. Batches that cannot have the highest rate any more are left out as
+        the halvings go on.
+        """
+        best, known = self._known.get(slowest, (np.zeros(len(self.waits)), math.inf))
+        if least >= known or (best >= known).all():
+            return best
+        waits, count = np.array(self.waits, dtype=float), self.batch.size
+        low, high = np.zeros((waits.size, count)), np.tile(self.batch / (self.step * self.each), (waits.size, 1))
+        in_time = self.batch / slowest  # [request/s]
+        wait, column = np.indices(low.shape).reshape(2, -1)
         for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            mixing = self.mixing(middle, waits)
-            kept = (mixing.steps * self.batch >= middle * self.each) & (mixing.used < 1.0)
-            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-        return low
+            left = high[wait, column] >= np.maximum(np.maximum(best, least)[wait], in_time[column])
+            wait, column = wait[left], column[left]
+            if not wait.size:
+                break
+            below, above, batch = low[wait, column], high[wait, column], self.batch[column]
+            middle = (below + above) / 2
+            mixing = self.mixing(middle, waits[wait], column)
+            kept = (mixing.steps * batch >= middle * self.each) & (mixing.used < 1.0)
+            low[wait, column], high[wait, column] = np.where(kept, middle, below), np.where(kept, above, middle)
+            fast = kept & (middle >= in_time[column])
+            np.maximum.at(best, wait[fast], middle[fast])
+        self._known[slowest] = best, least
+        return best
 
 
 def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
@@ -183,7 +210,7 @@ def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
 
 def _between(tokens: Floats, times: Floats, held: Floats) -> Floats:
     """Interpolate the times of steps with ``held`` tokens on a rank, (..., batches), between sizes. [s]"""
-    place = np.clip(np.searchsorted(tokens, held, side="right") - 1, 0, tokens.size - 2)
+    place = np.minimum(np.maximum(np.searchsorted(tokens, held, side="right") - 1, 0), tokens.size - 2)
     column = np.arange(held.shape[-1])
     part = (held - tokens[place]) / (tokens[place + 1] - tokens[place])
     return np.asarray((1.0 - part) * times[place, column] + part * times[place + 1, column])

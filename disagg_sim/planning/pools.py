@@ -20,7 +20,7 @@ from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
-from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
+from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import passes
 from disagg_sim.planning.prefill_delay_queue import waits
 from disagg_sim.planning.queueing import (
@@ -66,6 +66,10 @@ class PoolChoice(Protocol):
         """Upper bound of ``most`` that takes less time to compute. [request/s]"""
         ...
 
+    def reaches(self, rate: float) -> bool:
+        """Whether ``most`` is at least a rate [request/s], which takes less time to find where it is not."""
+        ...
+
     def holds(self, rate: float, instances: int) -> bool:
         """Whether so many instances keep the limits at a rate [request/s]."""
         ...
@@ -104,6 +108,10 @@ class PrefillChoice:
     def ceiling(self) -> float:
         """See ``PoolChoice``."""
         return self.most
+
+    def reaches(self, rate: float) -> bool:
+        """See ``PoolChoice``."""
+        return self.most >= rate
 
     def utilisation(self, rate: float, instances: int) -> float:
         """Rate over the rate that full passes could serve. [1]"""
@@ -179,6 +187,10 @@ class DecodeChoice:
     def ceiling(self) -> float:
         """See ``PoolChoice``."""
         return self.most
+
+    def reaches(self, rate: float) -> bool:
+        """See ``PoolChoice``."""
+        return self.most >= rate
 
     def occupied(self, rate: float, instances: int) -> Occupancy:
         """Sequences of an instance over time."""
@@ -258,20 +270,30 @@ class ColocatedChoice:
         """Tokens that a step emits for a sequence, on average. [token]"""
         return float(accepted_length(self.at.speculation, self.mapping.draft_tokens))
 
-    def _in_time(self, rates: Floats) -> float:
-        """Find the highest of the rates, one for each batch, at which TPOT keeps its limit. [request/s]"""
-        in_time = self.batch <= rates * self.work.lengths.gaps * self.work.tpot.seconds
-        return float(rates[in_time].max(initial=0.0)) / self.work.spare
+    @property
+    def _slowest(self) -> float:
+        """Time in which a request decodes at the TPOT limit. [s]"""
+        return self.work.lengths.gaps * self.work.tpot.seconds
 
     @cached_property
     def ceiling(self) -> float:
         """See ``PoolChoice``."""
-        return self._in_time(self.steps.bounds)
+        rates = self.steps.bounds
+        return float(rates[self.batch <= rates * self._slowest].max(initial=0.0)) / self.work.spare
 
     @cached_property
     def most(self) -> float:
         """Highest rate of an instance with TPOT at its limit, at the best number of sequences. [request/s]"""
-        return self._in_time(self.steps.rates[self.steps.waits.index(self.hold_steps)])
+        return self._most_from(0.0)
+
+    def _most_from(self, least: float) -> float:
+        """``most`` where it is at least a rate [request/s], else a lower one."""
+        rates = self.steps.highest(self._slowest, least * self.work.spare * (1.0 - ROUNDED))
+        return float(rates[self.steps.waits.index(self.hold_steps)]) / self.work.spare
+
+    def reaches(self, rate: float) -> bool:
+        """See ``PoolChoice``."""
+        return self._most_from(rate) >= rate
 
     def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
         mixing = self.steps.mixing(rate / instances, self.hold_steps)

@@ -30,6 +30,7 @@ Source: A. O. Allen, "Probability, Statistics and Queueing Theory", 2nd ed., 199
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -87,9 +88,10 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
 def _idle(load: Floats, ranks: int) -> Floats:
     """Share of the time in which none of R servers of one queue works (M/M/R), as ``load``, their mean number. [1]"""
     some = np.minimum(load, ranks)  # else their queue grows without end
-    below, left = _below(some, ranks), 1.0 - some / ranks
-    last = (below[..., -1] - below[..., -2]) * some / ranks
-    return np.asarray(np.exp(-some) * left / (below[..., -1] * left + last))
+    below, left = _chances(some, ranks).cumsum(axis=-1), 1.0 - some / ranks
+    every = below[..., -1]
+    last = (every - (below[..., -2] if ranks > 1 else 0.0)) * some / ranks
+    return np.asarray(np.exp(-some) * left / (every * left + last))
 
 
 def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:
@@ -150,8 +152,19 @@ def _further(below: Floats) -> Floats:
 
 def _below(mean: Floats, ranks: int) -> Floats:
     """Probabilities that a Poisson number is below 0 to R, (..., R+1). [1]"""
-    number = np.arange(ranks)
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(number[1:]))])
+    below = _chances(mean, ranks).cumsum(axis=-1)
+    return np.concatenate([np.zeros((*below.shape[:-1], 1)), below], axis=-1)
+
+
+def _chances(mean: Floats, ranks: int) -> Floats:
+    """Probabilities that a Poisson number is 0 to R-1, (..., R). [1]"""
+    number, log_factorial = _numbers(ranks)
     some = np.maximum(mean, 1e-300)[..., None]
-    chances = np.exp(number * np.log(some) - some - log_factorial)
-    return np.concatenate([np.zeros((*chances.shape[:-1], 1)), np.cumsum(chances, axis=-1)], axis=-1)
+    return np.asarray(np.exp(number * np.log(some) - some - log_factorial))
+
+
+@cache
+def _numbers(ranks: int) -> tuple[Floats, Floats]:
+    """Numbers from 0 to R-1 and the logarithms of their factorials, (R,). [1]"""
+    number = np.arange(float(ranks))
+    return number, np.concatenate([[0.0], np.cumsum(np.log(number[1:]))])

@@ -144,30 +144,55 @@ def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
 
 def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
     """Size pools for a rate, fewest GPUs first; none above ``most`` GPUs or ``FARTHEST`` times the fewest."""
-    found = pools(choices, rate, most, lambda fewest: min(fewest * FARTHEST, most))
-    return sorted(found, key=lambda each: (each.gpus, getattr(each.choice, "hold_steps", 0), gpus_of(each.choice)))
+    return sorted(pools(choices, rate, most, lambda fewest, _: min(fewest * FARTHEST, most)), key=_size)
 
 
-def _worth_pairing(role: str, sized: list[SizedPool], rate: float) -> list[SizedPool]:
+def _size(pool: SizedPool) -> tuple[int, int, int]:
+    return pool.gpus, getattr(pool.choice, "hold_steps", 0), gpus_of(pool.choice)
+
+
+def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
     """Keep one pool of each layout: the best ranked of its smallest ones; then the best layouts (``CLOSE``, ``BEST``).
 
-    Chunk sizes, batches and budgets make no layouts of their own.
+    Chunk sizes, batches and budgets make no layouts of their own. None has more than ``most`` GPUs, or ``FARTHEST``
+    times the fewest.
     """
-    if not sized:
+    found: list[SizedPool] = []
+    fewest_of: dict[Sharding, int] = {}
+
+    def within(fewest: float, coming: float) -> float:
+        """GPUs of the last layout that is kept, as soon as all with nearly the fewest GPUs are known."""
+        limit = min(fewest * FARTHEST, most)
+        if coming <= NEAR * fewest:
+            return limit
+        far = sorted(gpus for gpus in fewest_of.values() if gpus > NEAR * fewest)
+        others = _others(len(fewest_of) - len(far))
+        return limit if len(far) < others else min(far[others - 1], limit)
+
+    for each in pools(choices, rate, most, within):
+        found.append(each)
+        layout = replace(each.choice.mapping, chunk_tokens=0)
+        fewest_of[layout] = min(each.gpus, fewest_of.get(layout, each.gpus))
+    if not found:
         return []
     layouts: dict[Sharding, list[SizedPool]] = {}
-    for each in sized:  # by rising GPUs
+    for each in (order := sorted(found, key=_size)):
         of_layout = layouts.setdefault(replace(each.choice.mapping, chunk_tokens=0), [])
         if not of_layout or each.gpus == of_layout[0].gpus:
             of_layout.append(each)
-    close = [each for each in layouts.values() if each[0].gpus <= NEAR * sized[0].gpus]
-    far = [each for each in layouts.values() if each[0].gpus > NEAR * sized[0].gpus]
+    close = [each for each in layouts.values() if each[0].gpus <= NEAR * order[0].gpus]
+    far = [each for each in layouts.values() if each[0].gpus > NEAR * order[0].gpus]
 
     def first(alike: list[SizedPool]) -> tuple[Standing, SizedPool]:
         return min(((_standing(role, each, rate), each) for each in alike), key=lambda pair: pair[0])
 
-    order = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
-    return [each for _, each in order] + [first(each)[1] for each in far[: max(BEST - len(order), 1)]]
+    best = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
+    return [each for _, each in best] + [first(each)[1] for each in far[: _others(len(close))]]
+
+
+def _others(close: int) -> int:
+    """Count the larger layouts that are kept beside those of nearly the fewest GPUs. [1]"""
+    return max(BEST - min(close, CLOSE), 1)
 
 
 def _standing(role: str, sized: SizedPool, rate: float) -> Standing:
@@ -176,7 +201,7 @@ def _standing(role: str, sized: SizedPool, rate: float) -> Standing:
 
 def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
     """GPUs of the smallest pool that serves a rate; inf where more than ``most`` would be needed. [1]"""
-    found = pools(choices, rate, most + 1, lambda fewest: fewest - 1)
+    found = pools(choices, rate, most + 1, lambda fewest, _: fewest - 1)
     return min((each.gpus for each in found), default=math.inf)
 
 
@@ -222,13 +247,13 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
     """Find the co-located pools and the pairs of pools with the fewest GPUs."""
     pairs: list[tuple[SizedPool, SizedPool]] = []
     for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
-        prefill = _worth_pairing("prefill", _sized(senders, rate, limit), rate)
-        decode = _worth_pairing("decode", _sized(takers, rate, limit), rate)
+        prefill = _worth_pairing("prefill", senders, rate, limit)
+        decode = _worth_pairing("decode", takers, rate, limit)
         pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= limit]
         if pairs:
             break
     own, sends = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
-    both = _worth_pairing("colocated", _sized(case.colocated, rate, most), rate)
+    both = _worth_pairing("colocated", case.colocated, rate, most)
     alone = [(each.gpus * own, each) for each in both]
     return alone, [(first.gpus * sends + second.gpus * own, first, second) for first, second in pairs]
 

@@ -13,10 +13,11 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.mixed_steps import HALVINGS
 from disagg_sim.planning.pools import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
-from disagg_sim.planning.ranking import first_mode
-from disagg_sim.planning.sizing import FARTHEST, fewest
+from disagg_sim.planning.ranking import NEAR, first_mode
+from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _standing, _worth_pairing, fewest
 
 QUESTIONS = {
     "experts": ("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), "2 s"),
@@ -46,10 +47,27 @@ def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, s
     waits = (0,) if ranks == 1 else (0, 1, 7, 300)
     steps = replace(choice.steps, ranks=ranks, prompt=prompt, waits=waits, **tables)
     work = replace(choice.work, tpot=Limit(float(draw.uniform(0.001, 1.0))))
-    for hold in waits:
+    every = rates_of_all_batches(steps)
+    assert (every <= steps.bounds).all()
+    for hold, rates in zip(waits, every, strict=True):
         some = replace(choice, steps=steps, work=work, hold_steps=hold)
-        assert some.ceiling >= some.most
-        assert (steps.rates <= steps.bounds).all()
+        fast = rates >= steps.batch / (work.lengths.gaps * work.tpot.seconds)
+        most = rates[fast].max(initial=0.0) / work.spare
+        for asked in (1.01 * most, most, 0.5 * most):
+            assert some.reaches(asked) == (most >= asked)
+        assert some.most == most <= some.ceiling
+
+
+def rates_of_all_batches(steps):
+    """The highest rates of every prefill delay and batch, (waits, batches). [request/s]"""
+    waits = np.array(steps.waits, dtype=float)[:, None]
+    low, high = np.zeros((waits.size, steps.batch.size)), steps.batch / (steps.step * steps.each)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        mixing = steps.mixing(middle, waits)
+        kept = (mixing.steps * steps.batch >= middle * steps.each) & (mixing.used < 1.0)
+        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+    return low
 
 
 def one_after_the_other(choices, rate, most, within):
@@ -57,9 +75,9 @@ def one_after_the_other(choices, rate, most, within):
     usable = [each for each in choices if each.most > 0]
     best = most
     for each in sorted(usable, key=lambda each: math.ceil(rate / each.most) * gpus_of(each)):
-        if math.ceil(rate / each.most) * gpus_of(each) > within(best):
+        if math.ceil(rate / each.most) * gpus_of(each) > within(best, 0.0):
             return
-        instances = least(each, rate, int(within(best) // gpus_of(each)))
+        instances = least(each, rate, int(within(best, 0.0) // gpus_of(each)))
         if instances is not None:
             best = min(best, instances * gpus_of(each))
             yield SizedPool(each, instances)
@@ -69,10 +87,26 @@ def one_after_the_other(choices, rate, most, within):
 def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
     for case in plan.cases:
         for choices in (case.colocated, *case.across):
-            for most, within in ((1000, lambda best: min(best * FARTHEST, 1000)), (41, lambda best: best - 1)):
+            for most, within in ((1000, lambda best, _: min(best * FARTHEST, 1000)), (41, lambda best, _: best - 1)):
                 found = list(pools(choices, rate, most, within))
                 assert found == list(one_after_the_other(choices, rate, most, within))
         assert best_rate(case.colocated) == max(each.most / gpus_of(each) for each in case.colocated)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
+def test_larger_pools_than_the_next_best_layout_change_nothing(plan, rate):
+    for case in plan.cases:
+        for role, choices in (("colocated", case.colocated), ("prefill", case.across[0]), ("decode", case.across[1])):
+            layouts = {}
+            for each in _sized(choices, rate, 1000):
+                alike = layouts.setdefault(replace(each.choice.mapping, chunk_tokens=0), [])
+                if not alike or each.gpus == alike[0].gpus:
+                    alike.append(each)
+            best = [min(alike, key=lambda each: _standing(role, each, rate)) for alike in layouts.values()]
+            near = [each for each in best if each.gpus <= NEAR * best[0].gpus]
+            order = sorted(near, key=lambda each: _standing(role, each, rate))[:CLOSE]
+            found = [*order, *best[len(near) :][: max(BEST - len(order), 1)]]
+            assert _worth_pairing(role, choices, rate, 1000) == found
 
 
 @pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
