@@ -277,7 +277,7 @@ def _pools(designs: Designs) -> list[tuple[Setup, Floats]]:
 
 
 def energy_of(designs: Designs, rate: Floats) -> Energy:
-    """Compute what designs of a deployment draw at a rate.
+    """Compute what designs of a deployment draw at the rate of their rows.
 
     Takes ``rate`` [request/s] of shape (rows,).
     """
@@ -295,19 +295,14 @@ def energy_of(designs: Designs, rate: Floats) -> Energy:
         for (at, gpus), joules, most, count in zip(_pools(designs), work, full, counts, strict=True):
             busy = np.minimum(rate / (count * most), 1.0)
             watts.append(rate * joules + (1.0 - busy) * gpus * power_at(at).idle)
-    else:
+    else:  # instances that do both never wait at their own rate
         gpus = designs.mapping.gpus
+        decode = gpus * steps.joules * gaps / batch
         if designs.mode == "colocated":
             prefill = gpus * passes.joules
-            decode = gpus * steps.joules * gaps / batch
-            mean = steps.seconds + batch / gaps * passes.seconds
         else:  # a mixed step is a step of decode, and what it takes more is prefill
-            plain = designs.steps.plain
-            prefill = gpus * (passes.joules - (1.0 - plain) * steps.joules) * gaps / batch
-            decode = gpus * steps.joules * gaps / batch
-            mean = passes.seconds + plain * steps.seconds
-        busy = np.minimum(rate / (designs.instances * designs.lengths.request_rate(batch, mean)), 1.0)
-        watts = [rate * (prefill + decode) + (1.0 - busy) * designs.instances * gpus * power_at(designs.at).idle]
+            prefill = gpus * (passes.joules - (1.0 - designs.steps.plain) * steps.joules) * gaps / batch
+        watts = [rate * (prefill + decode)]
     whole = np.asarray(sum(watts))
     ends = [_ends(power_at(at), gpus, each) for (at, gpus), each in zip(_pools(designs), watts, strict=True)]
     pools = [(at.system.node_power, gpus, each) for (at, gpus), each in zip(_pools(designs), watts, strict=True)]

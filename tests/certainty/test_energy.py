@@ -137,6 +137,7 @@ def test_piggybacked_prefill_costs_what_mixed_steps_draw_more_than_plain_ones(at
     table = with_energy(ds.piggyback(at, ds.Sharding(), LENGTHS, options=ds.Colocation(batch=(32,))))
     parts = 2048 * table["prefill_joules_per_prompt_token"] + 256 * table["decode_joules_per_output_token"]
     assert parts.to_numpy() == pytest.approx(table["joules_per_request"].to_numpy(), rel=1e-6)
+    assert table["waiting_joules_per_request"].to_numpy() == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_distribution_of_one_length_is_that_length(at):
