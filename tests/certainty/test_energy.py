@@ -140,6 +140,19 @@ def test_piggybacked_prefill_costs_what_mixed_steps_draw_more_than_plain_ones(at
     assert table["waiting_joules_per_request"].to_numpy() == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("batch", [2, 4])
+def test_stages_of_a_pipeline_share_the_work_of_a_pass(batch):
+    """Half of the layers on each of two stages, whether a rank has one micro-batch of prompts or two."""
+    at, law = ds.setup("qwen3_30b_a3b", "h200_sxm", "fp8_block"), ds.lengths(4096, 256)
+    decode = ds.decode_grid(at, ds.Sharding(tp_attn=2, tp_ffn=2), law, batch=[16])
+    spent = []
+    for pp in (1, 2):
+        prefill = ds.prefill_grid(at, ds.Sharding(dp_attn=2, tp_ffn=2, pp=pp), law, batch=[batch])
+        table = with_energy(ds.disaggregated(prefill, decode, ftl_limit=10.0))
+        spent.append(table["prefill_joules_per_prompt_token"].iloc[0])
+    assert spent[1] == pytest.approx(spent[0], rel=0.1)
+
+
 def test_a_distribution_of_one_length_is_that_length(at):
     table = colocated(at)
     alike = ds.lengths([2048, 2048], [256, 256])

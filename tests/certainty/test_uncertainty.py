@@ -149,6 +149,20 @@ def test_an_engine_is_off_by_as_much_as_its_served_runs_were(monkeypatch):
     assert np.std(found.beside[0]) == pytest.approx(sigma("first_token"), rel=0.04)
 
 
+@pytest.mark.parametrize("measure", ["mean", "tpot", "p99"])
+def test_an_engine_is_off_by_one_factor_in_all_its_mixed_steps(monkeypatch, measure):
+    """Whichever step or gap TTL is: what all steps take longer, throughput loses."""
+    monkeypatch.setattr(
+        error_bars, "log_factor", lambda op, _designs, _spec, draws, _places: np.zeros((op.rows, draws.samples))
+    )
+    at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(32,), ttl_measure=measure)
+    points = ds.piggyback(at, ds.Sharding(), ds.lengths(2048, 256), options=options).head(2)
+    found = error_bars.uncertainty(points, samples=50)
+    assert np.ptp(found.ttl, axis=1).min() > 0
+    spent = found.ttl * found.throughput
+    assert spent == pytest.approx(np.broadcast_to(spent[:, :1], spent.shape), rel=1e-9)
+
+
 def test_a_fit_of_another_system_is_off_by_its_own_error_and_by_the_transfer():
     """Independent errors: their variances add."""
     spec = load_uncertainty("measured")

@@ -127,6 +127,21 @@ def test_tokens_in_pay_for_prefill_and_tokens_out_for_decode(priced):
     assert float(told.output) == pytest.approx(decode / 3600 / (20 * 512) * 1e6)
 
 
+def test_a_co_located_pool_is_paid_by_the_time_of_a_prompt_and_of_the_output_of_a_request():
+    """Four ranks prefill four prompts at once; a request has its share of 255 steps."""
+    four, lengths = ds.Sharding(dp_attn=4, tp_ffn=4), ds.lengths(2048, 256)
+    pools = {"colocated": ds.Replicas(mapping=four, instances=2, batch=128)}
+    (pool,) = (design := ds.evaluate("mixtral_8x7b", "h100_sxm", pools, lengths, rate=20).design).pools
+    prefill = ds.prefill_grid(pool.setup, four, lengths, batch=[4])
+    decode = ds.decode_grid(pool.setup, four, lengths, batch=[round(pool.sequences)])
+    prompt = float(prefill.latency[0, 0]) / 4
+    output = float(decode.latency[0, 0]) * 255 / round(pool.sequences)
+    told = planned_prices(design, PRICES, 1.0)
+    hour = PRICES["h100_sxm"] * 8 / 3600 / 20 * 1e6
+    assert float(told.new) == pytest.approx(hour * prompt / (prompt + output) / 2048, rel=0.03)
+    assert float(told.output) == pytest.approx(hour * output / (prompt + output) / 256, rel=0.03)
+
+
 def test_two_prices_swapped_are_another_answer():
     """Decode has most of the GPUs: the system that decodes decides what a deployment costs."""
     costs = []
