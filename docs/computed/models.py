@@ -10,11 +10,8 @@ from docs.shipped_models import Shipped, shipped
 
 HEADER = (
     "name",
-    "parameters, 1e9",
-    "published",
-    "difference",
-    "active, 1e9",
-    "published active",
+    "parameters, 1e9 (published)",
+    "active, 1e9 (published)",
     "cache of a token in bf16, B",
     "state of a sequence, MB",
     "kinds of layers",
@@ -39,15 +36,13 @@ def _reach(attention: object) -> str:
 
 def _row(row: Shipped) -> tuple[str, ...]:
     model = load_model(row.name)
-    published = float(row.published_b) if row.published_b else 0.0
+    published = f" ({float(row.published_b):,.4g}, {row.published_in})" if row.published_b else ""
+    active = f" ({row.published_active_b})" if row.published_active_b else ""
     cache = model.kv_bytes_per_token(load_precision("bf16").resolve(model))
     return (
         f"`{row.name}`",
-        f"{model.total_params / 1e9:,.2f}",
-        f"{published:,.4g} ({row.published_in})" if published else "",
-        f"{model.total_params / 1e9 / published - 1:+.1%}" if published else "",
-        f"{model.active_params / 1e9:,.2f}" if model.is_moe else "",
-        row.published_active_b,
+        f"{model.total_params / 1e9:,.2f}{published}",
+        f"{model.active_params / 1e9:,.2f}{active}" if model.is_moe else "",
         f"{cache:,.0f}",
         f"{model.state_bytes / MB:,.1f}" if model.state_bytes else "",
         _kinds(model),

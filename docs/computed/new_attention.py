@@ -91,7 +91,7 @@ def _row(model: str, system: str, isl: int) -> tuple[str, ...]:
     found = best(model, system, isl, "disaggregated", speed=speed)
     if found is None:
         fastest = points(model, system, isl, "disaggregated")[X].max()
-        return (*name, f"at most {fastest:.0f} tokens/s/user", *[""] * 8)
+        return (*name, f"at most {fastest:.0f} tokens/s/user", *[""] * 7)
     traffic = [found[f"kv_{way}_bytes_per_s_per_gpu"] / GB for way in ("egress", "ingress")]
     return (
         *name,
@@ -103,14 +103,13 @@ def _row(model: str, system: str, isl: int) -> tuple[str, ...]:
         _short(found["ctx_gen_gpu_ratio"]),
         f"{_short(found['ftl_s'])} s",
         " / ".join(_short(each) for each in traffic),
-        str(found["rests_on"]),
     )
 
 
 def _designs(isl: int) -> str:
     head = (
         *("model", "system", "tokens/s/GPU", "decode", "batch a GPU", "bound", "prefill", "P:D", "FTL"),
-        *("KV out / in a GPU, GB/s", "rests on"),
+        "KV out / in a GPU, GB/s",
     )
     return table(head, [_row(model, system, isl) for system in SYSTEMS for model in LABELS])
 
