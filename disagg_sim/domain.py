@@ -157,13 +157,8 @@ class Sharding(ByValue, Shown):
     def narrowed(self) -> Sharding:
         """Find the columns that hold one value, which then stays a number.
 
-        Returns
-        -------
-        Sharding
-            What is computed of it has fewer rows, and broadcasts to the same.
+        The result has fewer rows to compute, and broadcasts to the same.
 
-        Examples
-        --------
         >>> both = Sharding.stack([Sharding(tp_attn=2, tp_ffn=2, pp=2), Sharding(tp_attn=4, tp_ffn=4, pp=2)]).narrowed()
         >>> both.pp, both.tp_attn.tolist()
         (2, [2, 4])

@@ -78,25 +78,6 @@ class SchedulerSpec(Shown):
 def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpec:
     """Read a scheduler from its file; every value needs a source.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the scheduler.
-
-    Returns
-    -------
-    SchedulerSpec
-        Bytes [B], tokens [token], shares [1].
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
     >>> file = read_mapping(find_file("scheduler", "vllm_v1_2026"))
     >>> scheduler_of(Path("mine.yaml"), file | {"watermark": 0.05}, "mine").watermark

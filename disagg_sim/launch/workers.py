@@ -123,15 +123,8 @@ class Workers:
         return self.node_gpus or self.setup.system.node_gpus or NODE_GPUS
 
     def nodes(self) -> int:
-        """Fewest equal nodes that hold an instance, none with a part of one attention rank beside a whole one.
+        """Fewest equal nodes that hold an instance, none with a part of one attention rank beside a whole one. [1]
 
-        Returns
-        -------
-        int
-            Nodes. [1]
-
-        Examples
-        --------
         >>> from disagg_sim.physics.setup import setup
         >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
         >>> wide = Workers(role="decode", mapping=Sharding(dp_attn=32, ep=32), instances=1, setup=at)

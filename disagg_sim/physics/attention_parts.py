@@ -136,22 +136,8 @@ def part_cost(work: Work, shape: AttentionShape, rate: PartRate) -> Cost:
 def part_rate(fit: AttentionPartFit, system: SystemSpec, cache: str = "") -> PartRate:
     """Find what a fitted kernel of linear or sparse attention reaches on a system; a share of None does not bind.
 
-    Parameters
-    ----------
-    fit
-        Shares of the peaks [1], times [s].
-    system
-        Whose peaks they are shares of.
-    cache
-        Arithmetic of the cache; kernels for few heads are those of an fp8 cache.
+    Takes ``cache`` (its arithmetic; kernels for few heads are those of an fp8 cache).
 
-    Returns
-    -------
-    PartRate
-        [FLOP/s], [B/s] and [s].
-
-    Examples
-    --------
     States move at nine tenths of 4.8 TB/s:
 
     >>> from disagg_sim.facts.load import load_system

@@ -98,18 +98,8 @@ class PhaseGrid(Shown):
     def part(self, rows: Any, batches: Any = slice(None)) -> PhaseGrid:
         """Take some of the rows, at some of the batches.
 
-        Parameters
-        ----------
-        rows, batches
-            Places, masks or slices of rows, and of the batches.
+        Takes ``rows`` and ``batches`` (places, masks or slices).
 
-        Returns
-        -------
-        PhaseGrid
-            Of these points.
-
-        Examples
-        --------
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
         >>> ds.decode_grid(at, ds.Sharding(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
@@ -122,24 +112,9 @@ class PhaseGrid(Shown):
     def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Sharding, batches: int) -> PhaseGrid:
         """Join rows of grids of one setup, at their first batches.
 
-        Parameters
-        ----------
-        grids
-            Of one phase and one distribution of lengths; their first batches are the same.
-        rows
-            Places in their rows, one grid after the other, (rows,).
-        mappings
-            Those of the rows.
-        batches
-            How many of the batches.
+        Takes ``grids`` (of one phase and one distribution of lengths, with the same first batches), ``rows`` (places in
+        their rows, one grid after the other, (rows,)) and the ``mappings`` of these rows.
 
-        Returns
-        -------
-        PhaseGrid
-            Of these rows, in this order.
-
-        Examples
-        --------
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
         >>> grids = [ds.decode_grid(at, ds.Sharding(tp_attn=tp, tp_ffn=tp), load, batch=[1, 8]) for tp in (1, 2)]

@@ -143,18 +143,8 @@ def option(
 def options_of(owner: Any) -> dict[str, Option]:
     """List the options of a dataclass or one of its objects: its fields whose default is a plain value.
 
-    Parameters
-    ----------
-    owner
-        Such as a policy, or ``RunOptions``.
+    Of a field without ``option(...)`` only the default is known.
 
-    Returns
-    -------
-    dict of str to Option
-        By name, in the order of the fields; of a field without ``option(...)`` only the default is known.
-
-    Examples
-    --------
     >>> @dataclass
     ... class Mine:
     ...     tokens: int = option(512, "tokens of a step", unit="token", low=1, high=MOST_TOKENS)

@@ -34,20 +34,8 @@ LEAST_TTFT_SHARE = 1e-3
 
 
 def request_host(at: Setup) -> float:
-    """Look up the host time that the engine of a setup takes for a request before its prefill.
+    """Look up the host time that the engine of a setup takes for a request before its prefill; 0 without an engine. [s]
 
-    Parameters
-    ----------
-    at
-        Model, system, recipe, profile and engine.
-
-    Returns
-    -------
-    float
-        0 without an engine. [s]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> request_host(ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"))
     0.0
@@ -58,20 +46,8 @@ def request_host(at: Setup) -> float:
 def placed_slo(slo: Slo, at: Setup) -> Slo:
     """Take the host time of a request off its TTFT limit: what is left when a policy places it.
 
-    Parameters
-    ----------
-    slo
-        Limits of requests from their arrival. [s]
-    at
-        Setup, whose engine takes the host time.
+    At least a thousandth of TTFT is left.
 
-    Returns
-    -------
-    Slo
-        Limits from the placement; at least a thousandth of TTFT is left. [s]
-
-    Examples
-    --------
     With the host time of the engine it is the whole limit again:
 
     >>> import disagg_sim as ds
@@ -172,22 +148,9 @@ class Site:
 def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, ranks: int) -> Limits:
     """Fill in what a policy leaves to the scheduler of its engine: a budget of 0 tokens, 0 sequences.
 
-    Parameters
-    ----------
-    limits
-        Of one attention rank.
-    scheduler, system
-        Whose defaults, and on which GPUs.
-    ranks
-        Of the instance; some schedulers share a budget among them. [1]
+    Takes ``limits`` (of one attention rank) and ``ranks`` (of the instance; some schedulers share a budget among them).
+    The result is of one attention rank, with no more sequences by default than tokens.
 
-    Returns
-    -------
-    Limits
-        Of one attention rank, all above 0; no more sequences by default than tokens.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_system
     >>> mine, h200 = Limits(token_budget=0, max_sequences=0), load_system("h200_sxm")
     >>> for name in ("vllm_v0_2024", "vllm_v1_2026", "sglang_2026"):
@@ -206,20 +169,8 @@ def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, 
 def of_ranks(limits: Limits, ranks: int) -> Limits:
     """Limits of an instance of which each attention rank has ``limits``.
 
-    Parameters
-    ----------
-    limits
-        Of one rank: vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` hold for each.
-    ranks
-        Of the instance. [1]
+    vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` hold for each rank.
 
-    Returns
-    -------
-    Limits
-        Over all ranks.
-
-    Examples
-    --------
     >>> found = of_ranks(Limits(token_budget=2048, max_sequences=256, max_prompts=1), 8)
     >>> found.token_budget, found.max_sequences, found.max_prompts
     (16384, 2048, 8)

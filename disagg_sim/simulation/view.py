@@ -261,18 +261,6 @@ class ClusterView:
 def locked(array: NDArray[Any]) -> Any:
     """Look at an array through one that cannot be written, and that shows what is written to the first.
 
-    Parameters
-    ----------
-    array
-        Of any shape and type.
-
-    Returns
-    -------
-    ndarray
-        The same numbers, not a copy.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> own = np.zeros(2)
     >>> seen = locked(own)

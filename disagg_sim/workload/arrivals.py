@@ -203,26 +203,8 @@ def arrivals(
 ) -> Floats:
     """Draw arrival times of a process.
 
-    Parameters
-    ----------
-    process : ArrivalProcess
-        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)``.
-    rng : Generator
-        Random stream.
-    rate : float
-        Mean rate. [request/s]
-    requests : int
-        How many arrivals; 0 = all before ``duration``. [1]
-    duration : float
-        Time up to which arrivals are drawn where ``requests`` is 0. [s]
+    Takes ``rate`` (the mean [request/s]), ``requests`` (0 = all before ``duration`` [s]). The result ascends [s].
 
-    Returns
-    -------
-    array, shape (requests,)
-        Times of arrival, ascending. [s]
-
-    Examples
-    --------
     >>> np.diff(arrivals(Gamma(0.0), named_rng(0, "arrivals"), 2.0, requests=4))
     array([0.5, 0.5, 0.5])
     """

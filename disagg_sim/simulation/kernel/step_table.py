@@ -63,21 +63,11 @@ class PassFlops:
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """Step times of one instance; ``build`` takes them from the physics, ``affine`` from a formula.
+    """Step times of one instance; ``build`` takes them from the physics, ``affine`` from a formula."""
 
-    Parameters
-    ----------
-    head
-        One row of sizes and places, see ``layout.TableRecord``.
-    values
-        The numbers themselves, end to end. [s]
-    work
-        FLOP of the whole instance.
-    """
-
-    head: Any
-    values: Floats
-    work: PassFlops
+    head: Any  # one row of sizes and places, see ``layout.TableRecord``
+    values: Floats  # the numbers themselves, end to end [s]
+    work: PassFlops  # of the whole instance
 
     @classmethod
     def build(
@@ -92,18 +82,9 @@ class StepTable:
     ) -> StepTable:
         """Tabulate the physics of ``at`` on an instance of ``mapping``; takes some tens of milliseconds.
 
-        Parameters
-        ----------
-        at, mapping
-            Model, system, recipe and profile; sharding of the instance.
-        max_sequences
-            Largest number of decodes of a step. [1]
-        max_context
-            Longest context and past; beyond it times go on along their last cell. [token]
-        max_tokens
-            Most tokens of a step over all DP ranks, likewise. [token]
-        mla_form
-            Form of MLA in prefill, as in ``physics.passes``.
+        Takes ``max_sequences`` (largest number of decodes of a step [1]), ``max_context`` (longest context and past;
+        beyond it times go on along their last cell [token]) and ``max_tokens`` (most of a step over all DP ranks,
+        likewise [token]).
         """
         ffn = ffn_of(mapping)
         physics = StepPhysics(at, bare(mapping), mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
@@ -155,20 +136,9 @@ class StepTable:
 
         With drafts a sequence counts as so many routed tokens as it verifies, and once for the rest.
 
-        Parameters
-        ----------
-        step
-            Of every step. [s]
-        per_sequence, per_context, per_token
-            For each decode, each cached token that decodes read, each token of prefill, of the fullest rank. [s]
-        per_routed
-            For each token of all ranks, in routed experts. [s]
-        ranks
-            Attention ranks. [1]
-        max_sequences
-            Range of the table. [1]
-        accepted
-            Marginal acceptance of as many drafts. [1]
+        Takes ``per_sequence`` (for each decode), ``per_context`` (for each cached token that decodes read) and
+        ``per_token`` (for each token of prefill), all of the fullest rank, ``per_routed`` (for each token of all ranks,
+        in routed experts [s]), ``ranks`` [1] and ``max_sequences`` (range of the table [1]).
         """
         queries = 1 + len(accepted)
         most = ranks * -(-max_sequences // ranks)
@@ -224,17 +194,8 @@ class StepTable:
 
         Through a pipeline the prompts of each DP rank go in micro-batches, or, cut into chunks, all together.
 
-        Parameters
-        ----------
-        prompt, past
-            Tokens of each prompt to prefill, and those that are cached. [token]
-        prompts
-            Of the pass, over all DP ranks. [1]
-
-        Returns
-        -------
-        latency, busy : float
-            [s], [s]
+        Takes ``prompt`` and ``past`` (of each prompt: tokens to prefill, and those that are cached) and ``prompts`` (of
+        the pass, over all DP ranks [1]). Returns [s].
         """
         head = self.head[0]
         if head["pipeline"] == 1:

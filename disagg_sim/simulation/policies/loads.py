@@ -67,17 +67,7 @@ least_decode = Least(HELD_TOKENS, "seats", own_tokens=True)
 def least_uncached(view: ClusterView, request: int) -> int:
     """The decode instance with the fewest tokens for its seats, in decode or of the prompt and not remembered there.
 
-    Parameters
-    ----------
-    view
-        The cluster.
-    request
-        To be decoded.
-
-    Returns
-    -------
-    int
-        Without prefix caches the one of ``least_decode``.
+    Without prefix caches it is that of ``least_decode``.
     """
     tokens, among = view.input_tokens[request], view.decode
     if not view.remembers:

@@ -31,16 +31,8 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
 
     What rounding down leaves of the budget goes to the pool that was cut more.
 
-    Parameters
-    ----------
-    wanted : Sizes
-        Instances. [1]
-    gpus : Sizes
-        Of one instance of each pool. [1]
-    budget : int
-        GPUs of both pools. [1]
-    least : int
-        Instances of each pool that are kept whatever the budget says. [1]
+    Takes ``wanted`` (instances [1]), ``gpus`` (of one instance of each pool [1]) and ``budget`` (GPUs of both pools
+    [1]).
 
     >>> within(Sizes(6, 4), Sizes(1, 2), 8)
     Sizes(prefill=4, decode=2)

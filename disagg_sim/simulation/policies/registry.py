@@ -24,13 +24,8 @@ BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastL
 def policies() -> dict[str, type[Policy]]:
     """List all registered policies by name, the built-in ones first.
 
-    Returns
-    -------
-    dict of str to type
-        Classes of policies; those of a user's file are there once it was loaded.
+    Those of a user's file are there once it was loaded.
 
-    Examples
-    --------
     >>> policies()["dopd"].__name__, policies()["vllm"].needs
     ('Dopd', ('colocated',))
     """
@@ -40,18 +35,8 @@ def policies() -> dict[str, type[Policy]]:
 def title_of(policy: type[Policy]) -> str:
     """Say what a policy does: the first line of its docstring.
 
-    Parameters
-    ----------
-    policy
-        Class of a policy.
+    The result is empty where the class has no docstring of its own.
 
-    Returns
-    -------
-    str
-        Empty where the class has no docstring of its own.
-
-    Examples
-    --------
     >>> class Greedy:
     ...     '''Send every request to the first instance.'''
     >>> title_of(Greedy)
