@@ -400,26 +400,12 @@ def _fit_rows(each: Summand, one: Pass, places: Ints) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for fit in each.operator[0].fits if each.operator else ():
         place = place_of_fit(fit, one.at.system.name)
-        rows.append(
-            {
-                "step": one.name,
-                "operator": each.key[0],
-                "trust": str(trust_of([fit])),
-                "engine": fit.engine,
-                "version": fit.version,
-                "points": fit.points,
-                "median_error": fit.median_error,
-                "p90_error": fit.p90_error,
-                "range": ", ".join(f"{size} {low:g} to {high:g}" for size, low, high in fit.valid),
-                "inherited_from": fit.inherited_from,
-                "file": place.file,
-                "line": place.line,
-                "entry": place.entry,
-            }
-        )
-    told = pd.DataFrame(rows * len(places), columns=FIT_COLUMNS)
-    told.insert(0, "row", places.repeat(len(rows)))
-    return told
+        told = {"step": one.name, "operator": each.key[0], "trust": str(trust_of([fit]))}
+        told["range"] = ", ".join(f"{size} {low:g} to {high:g}" for size, low, high in fit.valid)
+        rows.append({name: getattr(fit, name, getattr(place, name, None)) for name in FIT_COLUMNS} | told)
+    found = pd.DataFrame(rows * len(places), columns=FIT_COLUMNS)
+    found.insert(0, "row", places.repeat(len(rows)))
+    return found
 
 
 def _memory(designs: Designs) -> Iterator[pd.DataFrame]:

@@ -34,7 +34,7 @@ def evaluate_screen(found: Evaluation, planned: Plan | None) -> list[ScreenPart]
     given, design, sure = found.given, found.design, found.sure
     latencies = latency_rows(design.work, (found.ttft, found.tpot), sure)
     blocks = [
-        ScreenPart(tuple((line,) for line in (question_line(given), *verdict(found, planned)))),
+        ScreenPart.of(question_line(given), *verdict(found, planned)),
         ScreenPart(tuple(pool_rows(design)), POOL_HEADER, (5,)),
         ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
     ]

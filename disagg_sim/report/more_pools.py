@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
-from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.planning.pool_facts import PoolFacts
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
 from disagg_sim.report.plan import ScreenPart, drawn_json, token_prices_json, write_answer
-from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
+from disagg_sim.report.plan_facts import cost_rows, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
 from disagg_sim.report.words import beside_text, text_of
-from disagg_sim.units import HOUR, MILLION
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import ProofRun
@@ -58,7 +56,7 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
     """
     plan = found.plan
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
-    blocks = [_lines(_question(found)), _lines(f"{head}{plan.message}")]
+    blocks = [ScreenPart.of(_question(found)), ScreenPart.of(f"{head}{plan.message}")]
     if plan.members:
         rate = plan.request_rate
         watts = watts_rows(facts.drawn, plan.total_gpus, rate, rate * found.lengths.mean_osl)
@@ -71,7 +69,7 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
         for names, other in found.others
     ]
     told += [f"left out: {line}" for line in found.left_out]
-    return [*blocks, _lines(*told)] if told else blocks
+    return [*blocks, ScreenPart.of(*told)] if told else blocks
 
 
 def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
@@ -91,11 +89,7 @@ def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
     )
     lost = f", {run.lost:,} lost" if run.lost else ""
     holds = "both limits hold" if run.holds else "the limits do not hold: leave more room"
-    return _lines(f"simulated, {run.requests:,} requests at {run.rate:.4g}/s: {said}{lost}: {holds}")
-
-
-def _lines(*lines: str) -> ScreenPart:
-    return ScreenPart(tuple((line,) for line in lines))
+    return ScreenPart.of(f"simulated, {run.requests:,} requests at {run.rate:.4g}/s: {said}{lost}: {holds}")
 
 
 def _question(found: PlannedPools) -> str:
@@ -172,15 +166,7 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
         of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
         yield name, f"{of}; {others}", beside
     yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
-    hour = price_of_pools(found.stages, found.options.prices)
-    if math.isnan(hour):
-        yield "price", "no market price of all systems is known: --price SYSTEM=USD_PER_HOUR", ""
-    else:
-        rests = "as given" if found.options.prices else "middle of the market range"
-        million = f"{hour / HOUR / tokens * MILLION:.3g} USD for a million output tokens"
-        yield "price", f"{hour:,.2f} USD/h, {million}", f"{Trust.ASSUMED}: {rests}"
-    watts = sum(stage.gpus * stage.setup.system.tdp for stage in found.stages)
-    yield "energy", f"{tokens / watts:.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+    yield from cost_rows(found.stages, tokens, found.options.prices)
 
 
 def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
@@ -243,8 +229,8 @@ def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFact
 def _run_json(run: ProofRun) -> PoolsRunJson:
     return {
         "requests": run.requests,
-        "ttft_s": {name: value if math.isfinite(value) else None for name, value in run.ttft.items()},
-        "tpot_s": {name: value if math.isfinite(value) else None for name, value in run.tpot.items()},
+        "ttft_s": plain(run.ttft),
+        "tpot_s": plain(run.tpot),
         "lost": run.lost,
         "holds": run.holds,
     }

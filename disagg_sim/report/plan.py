@@ -61,6 +61,11 @@ class ScreenPart:
     header: tuple[str, ...] = ()
     numeric: tuple[int, ...] = ()  # columns that are flush right
 
+    @classmethod
+    def of(cls, *lines: str) -> ScreenPart:
+        """Lines."""
+        return cls(tuple((line,) for line in lines))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanExtras:
@@ -78,7 +83,7 @@ NOTHING = PlanExtras()
 
 def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
     """Write a plan for people."""
-    blocks = [_lines([question_line(plan)]), _lines(verdict(plan, told.sure))]
+    blocks = [ScreenPart.of(question_line(plan)), ScreenPart.of(*verdict(plan, told.sure))]
     best = plan.best
     if best is not None:
         latencies = latency_rows(plan.work, (best.ttft, best.tpot), told.sure, simulated=best.simulated is not None)
@@ -88,23 +93,19 @@ def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
             ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
         ]
         if told.proof is not None:
-            blocks.append(_lines(proof_lines(plan, told.proof)))
+            blocks.append(ScreenPart.of(*proof_lines(plan, told.proof)))
         blocks.append(ScreenPart(tuple(why_rows(plan, best)), ("why", "")))
         if told.sure is not None:
             blocks.append(ScreenPart(tuple(checked_rows(told.sure)), ("checked", "layout", "time rests on")))
         if plan.runners_up:
             blocks.append(ScreenPart(tuple(runner_rows(plan)), RUNNER_HEADER, (3, 4, 5, 6)))
-    return blocks + [_lines([f"left out: {line}" for line in plan.left_out])] * bool(plan.left_out)
+    return blocks + [ScreenPart.of(*(f"left out: {line}" for line in plan.left_out))] * bool(plan.left_out)
 
 
 def changes(plan: Plan, told: PlanExtras) -> ScreenPart:
     """Write what would change the answer, the last part of the screen."""
     lines = [] if told.changes is None else change_lines(plan, told.changes)
-    return _lines(lines, "what would change the answer")
-
-
-def _lines(lines: list[str], title: str = "") -> ScreenPart:
-    return ScreenPart(tuple((line,) for line in ([title] if title else []) + lines))
+    return ScreenPart.of("what would change the answer", *lines)
 
 
 def write_plan(plan: Plan, told: PlanExtras, text: str, out: Path) -> None:
@@ -242,7 +243,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
         "kv_bytes_per_s_per_gpu": design.kv_rate,
         "usd_per_hour": plain(hour),
         "usd_per_million_output_tokens": plain(million),
-        "output_tokens_per_joule": joules_of(design),
+        "output_tokens_per_joule": joules_of(design.pools, design.tokens_per_s),
         "hosts": {name: {"count": count, "idle_gpus": idle} for name, (count, idle) in design.hosts.items()},
         "pools": [
             {

@@ -43,9 +43,9 @@ def price_of_pools(pools: Iterable[PlannedPool | PoolInstances], prices: Mapping
     return sum(pool.gpus * each(pool.setup.system) for pool in pools)
 
 
-def joules_of(design: Design) -> float:
-    """Output tokens for a joule at the TDP of the GPUs. [token/J]"""
-    return design.tokens_per_s / sum(pool.gpus * pool.setup.system.tdp for pool in design.pools)
+def joules_of(pools: Iterable[PlannedPool | PoolInstances], tokens: float) -> float:
+    """Output tokens for a joule at the TDP of the GPUs, given their output [token/s]. [token/J]"""
+    return tokens / sum(pool.gpus * pool.setup.system.tdp for pool in pools)
 
 
 def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
@@ -65,18 +65,25 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
     yield from tier_rows(tier_uses(design), design.pools[0].setup.system.name)
-    hour, million = price_of(plan, design)
-    if math.isnan(hour):
-        unknown = ", ".join(
-            sorted({pool.setup.system.name for pool in design.pools if not pool.setup.system.usd_per_gpu_hour})
-        )
-        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
-    else:
-        told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
-        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
-    yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+    yield from cost_rows(design.pools, design.tokens_per_s, plan.options.prices)
     pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, plan.options.failures)
+
+
+def cost_rows(
+    pools: Sequence[PlannedPool | PoolInstances], tokens: float, prices: Mapping[str, float]
+) -> Iterator[tuple[str, str, str]]:
+    """Write what pools cost, and what they draw at their TDP, given their output [token/s]."""
+    hour = price_of_pools(pools, prices)
+    if math.isnan(hour):
+        systems = {pool.setup.system.name for pool in pools if not pool.setup.system.usd_per_gpu_hour}
+        unknown = ", ".join(sorted(systems))
+        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
+    else:
+        told = f"{Trust.ASSUMED}: {'as given' if prices else 'middle of the market range'}"
+        million = hour / HOUR / tokens * MILLION
+        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
+    yield "energy", f"{joules_of(pools, tokens):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
 
 
 def _hosts(design: Design) -> Iterator[str]:

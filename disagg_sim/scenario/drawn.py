@@ -27,10 +27,8 @@ class Synthetic:
         lengths: Any = self.lengths
         if isinstance(lengths, str):
             lengths = load.load_traffic(lengths).cases[0]
-        drawn: dict[str, Any] = {
-            **{"rate": self.rate, "lengths": lengths, "requests": self.requests, "duration": self.duration},
-            **{"arrivals_as": self.process, "seed": seed, "name": name},
-        }
+        drawn: dict[str, Any] = {**_asked(self), "lengths": lengths, "requests": self.requests}
+        drawn |= {"seed": seed, "name": name}
         return synthetic_stream(**drawn, window=window) if window else synthetic_trace(**drawn)
 
 
@@ -46,12 +44,9 @@ class SyntheticSessions:
 
     def draw(self, seed: int, name: str) -> Trace:
         """The trace of one seed."""
-        return session_trace(
-            load.load_traffic(self.lengths),
-            rate=self.rate,
-            sessions=self.sessions,
-            duration=self.duration,
-            arrivals_as=self.process,
-            seed=seed,
-            name=name,
-        )
+        law = load.load_traffic(self.lengths)
+        return session_trace(law, sessions=self.sessions, seed=seed, name=name, **_asked(self))
+
+
+def _asked(drawn: Synthetic | SyntheticSessions) -> dict[str, Any]:
+    return {"rate": drawn.rate, "duration": drawn.duration, "arrivals_as": drawn.process}

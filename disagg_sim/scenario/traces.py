@@ -259,6 +259,8 @@ class _SessionKeys(_Process, _Rates):
     sessions: _Requests = None
 
 
+#: Keys that a source has under the same name, whatever it is of.
+_SAME = ("kind", "requests", "window")
 #: Keys of a file that are of no use where it is read in windows.
 _WHOLE = ("kind", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", "sessions", "rate_per_s")
 
@@ -269,16 +271,10 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
     found = TraceSource(
         name=keys.name or plain_name(_stem(keys.path)),
         path=_path_of(info.context.folder / keys.path),
-        kind=keys.kind,
-        columns=keys.columns,
-        time_unit=keys.time_unit,
-        spread=keys.spread,
-        sessions=keys.sessions,
         rate=keys.rate_per_s,
-        requests=keys.requests,
+        **{name: getattr(keys, name) for name in (*_SAME, "columns", "time_unit", "spread", "sessions")},
         span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
         start=keys.start_s,
-        window=keys.window,
     )
     return _read(found, keys, info)
 
@@ -300,11 +296,9 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
     )
     found = TraceSource(
         name=keys.name or SYNTHETIC,
-        kind=keys.kind,
         rate=keys.rate_per_s,
         synthetic=drawn,
-        requests=keys.requests,
-        window=keys.window,
+        **{name: getattr(keys, name) for name in _SAME},
     )
     _require_whole(keys)
     return _read(found, keys, info)
@@ -323,12 +317,16 @@ def _begun(keys: _SessionKeys, info: Any) -> TraceSource:
 
 def _read(found: TraceSource, keys: _Rates, info: Any) -> TraceSource:
     """A source with its rates, which was read once to find its faults, unless another takes its place."""
-    source = replace(found, rate_scales=keys.rate_scale, scale_by=keys.scale_by, shift_s=keys.shift_s)
-    source = replace(source, classes=keys.classes, models=keys.models)
+    source = replace(found, rate_scales=keys.rate_scale, **_scaling_of(keys))
     if not info.context.instead:
         for extreme in {min(source.rate_scales), max(source.rate_scales)}:  # the longest, the most requests
             expected(partial(source.at_rate, 0, extreme))
     return source
+
+
+def _scaling_of(known: _Rates | TraceSource) -> dict[str, Any]:
+    """How a trace is scaled, and what its requests ask for."""
+    return {name: getattr(known, name) for name in ("scale_by", "shift_s", "classes", "models")}
 
 
 def _form(value: object) -> str | None:
@@ -356,9 +354,7 @@ def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource,
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
     source = TraceSource(name=plain_name(_stem(path)), path=_path_of(path), rate_scales=rates)
     if sources:
-        first = sources[0]
-        source = replace(source, scale_by=first.scale_by, shift_s=first.shift_s)
-        source = replace(source, classes=first.classes, models=first.models)
+        source = replace(source, **_scaling_of(sources[0]))
     expected(source.load, 0)
     return (source,)
 

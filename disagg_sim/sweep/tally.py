@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,18 +76,10 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
     held = tuple(tallies)
     merged: dict[tuple[str, str], Removal] = {}
     for item in (item for tally in held for item in tally.removals):
-        known = merged.get((item.phase, item.reason))
-        merged[item.phase, item.reason] = (
-            item
-            if known is None
-            else Removal(
-                phase=item.phase,
-                reason=item.reason,
-                count=item.count + known.count,
-                shortfall=min(item.shortfall, known.shortfall),
-                unit=item.unit,
-            )
-        )
+        if known := merged.get((item.phase, item.reason)):
+            shortfall = min(item.shortfall, known.shortfall)
+            item = replace(item, count=item.count + known.count, shortfall=shortfall)  # noqa: PLW2901
+        merged[item.phase, item.reason] = item
     return Tally(
         computed=sum(t.computed for t in held),
         feasible=sum(t.feasible for t in held),
