@@ -131,22 +131,14 @@ Wanted = Callable[[Contribution], bool]
 Adjust = Callable[[Operator, Cost], Cost]
 
 
-def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[Contribution]:
-    """Find every operator that takes time in any of the designs, and how much of each pass.
-
-    Returns those of decode passes, then those of prefill passes, prompts of one length after the other; with what the
-    host adds, their seconds add up to every pass [s].
-    """
-    ((_, found),) = timed_contributions([designs], wanted)
-    return found
-
-
 def timed_contributions(
     designs: Sequence[Designs], wanted: Wanted = lambda _: True, marks: Callable[[Setup], Adjust] = lambda _: _as_it_is
 ) -> list[tuple[Times, list[Contribution]]]:
-    """Time the passes of each of some designs (``times_of``), and find what operators contribute to them.
+    """Time the passes of each of some designs (``times_of``), and find every operator that takes time in any of them.
 
-    ``marks`` of a setup are put on costs while times are taken: imaginary parts, along a leading axis, come with them.
+    Operators of decode passes come first, then those of prefill passes, prompts of one length after the other; with
+    what the host adds, their seconds add up to every pass [s]. ``marks`` of a setup are put on costs while times are
+    taken: imaginary parts, along a leading axis, come with them.
     """
     found = [Times(0.0, 0.0, 0.0) for _ in designs]
     parts: list[list[tuple[int, list[Contribution]]]] = [[] for _ in designs]

@@ -25,9 +25,9 @@ All of z and :math:`\epsilon` are standard normal, and drawn by name from one se
 table twice, see the same factors.
 
 **Propagation.** A pass is linear in the times of its operators where no overlap and no pipeline stage changes hands, so
-the contributions of its operators (``contributions_of``) times the factors give its time in every sample; latencies and
-throughput follow as the mode puts them together. Designs stay as they were chosen (limits on latency act on the nominal
-values), but for the counts of instances, which follow unless ``rematch`` is off.
+the contributions of its operators (``timed_contributions``) times the factors give its time in every sample; latencies
+and throughput follow as the mode puts them together. Designs stay as they were chosen (limits on latency act on the
+nominal values), but for the counts of instances, which follow unless ``rematch`` is off.
 
 Past 400 lines: the model stands above, and its spreads, draws and bands each have an example.
 """

@@ -46,6 +46,7 @@ from disagg_sim.certainty.contributions import (
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
+from disagg_sim.physics.passes.engine_time import without_host
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
@@ -114,14 +115,6 @@ def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats
     marked = [with_derivative(part, count) for part, count in zip(times, counts, strict=True)]
     scores = scores_of(whole, Times(*marked))
     return {name: derivative_of(getattr(scores, name)) + np.zeros(whole.rows.size) for name in LATENCIES}
-
-
-def without_host(at: Setup) -> Setup:
-    """The setup on a host that takes no time; kernels and the stretch of prefill stay."""
-    engine = at.overheads
-    if engine is not None:
-        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
-    return replace(at, profile=replace(at.profile, host=0.0), overheads=engine)
 
 
 def _unhosted(designs: Designs) -> Designs:

@@ -181,9 +181,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def stated_speculation(
-    method: str, acceptance: tuple[float, ...], layer: DraftLayer | None = None, drafter: ModelSpec | None = None
-) -> Speculation:
+def stated_speculation(method: str, acceptance: tuple[float, ...], drafter: ModelSpec | None = None) -> Speculation:
     """Make the speculation of a stated acceptance."""
     if method not in METHODS:
         raise InputError(
@@ -199,7 +197,6 @@ def stated_speculation(
             model="",
             method=method,
             acceptance=tuple(float(share) for share in acceptance),
-            layer=layer,
             draft_model=drafter.name if drafter is not None else "",
             drafter=drafter,
             source="stated",

@@ -332,13 +332,7 @@ def prefill_bytes(
 
 
 def colocated_bytes(
-    at: Setup,
-    mapping: Sharding,
-    batch: Numeric,
-    *,
-    cached: CachedTokens,
-    prefilling: Prefilling,
-    mla_form: str = "auto",
+    at: Setup, mapping: Sharding, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling
 ) -> Numeric:
     """Size what lies on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
 
@@ -355,8 +349,6 @@ def colocated_bytes(
         Cached tokens of each. [token]
     prefilling
         Prompts in prefill (``prefilling_in_passes``, ``prefilling_in_pieces``).
-    mla_form
-        ``cached`` adds the up-projected keys and values of the prompts.
 
     Returns
     -------
@@ -375,7 +367,7 @@ def colocated_bytes(
     >>> f"{(both - decode_bytes(at, eight, 64, cached=cached)) / 1e9:.2f} GB"
     '0.23 GB'
     """
-    (held,) = colocated_bytes_of(at, mapping, batch, cached=cached, prefilling=prefilling, mla_forms=(mla_form,))
+    (held,) = colocated_bytes_of(at, mapping, batch, cached=cached, prefilling=prefilling, mla_forms=("auto",))
     return held
 
 

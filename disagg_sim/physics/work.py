@@ -32,7 +32,7 @@ class Work(NamedTuple):
     hbm_bytes: Numeric  # [B]
 
 
-def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float, act_bytes: float | None = None) -> Work:
+def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float) -> Work:
     """Work of ``C[m,n] = A[m,k] @ W[k,n]``; each matrix crosses HBM once.
 
     Parameters
@@ -40,9 +40,7 @@ def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float, act_by
     m, n, k
         Sizes on one GPU, after sharding. [1]
     weight_bytes
-        Size of an element of W. [B]
-    act_bytes
-        Size of an element of A; quantised GEMMs read A in the format of W (default). C is bf16. [B]
+        Size of an element of W; quantised GEMMs read A in the format of W. C is bf16. [B]
 
     Returns
     -------
@@ -54,8 +52,7 @@ def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float, act_by
     >>> gemm_work(1, 8192, 8192, weight_bytes=1).flops
     134217728
     """
-    a = weight_bytes if act_bytes is None else act_bytes
-    return Work(m * (2 * n * k), m * (k * a + n * ACTIVATION_BYTES) + n * k * weight_bytes)
+    return Work(m * (2 * n * k), m * (k * weight_bytes + n * ACTIVATION_BYTES) + n * k * weight_bytes)
 
 
 def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Numeric:

@@ -90,13 +90,13 @@ def _standing(proof: Proof) -> tuple[bool, float]:
     return not proof.proven, _value(proof.design)
 
 
-def deployed_pools(found: PlannedPools, name: str = "planned") -> ServedDeployment:
+def deployed_pools(found: PlannedPools) -> ServedDeployment:
     """Describe a plan of more pools as simulations take it."""
     if found.design is None:
         raise InputError(f"there are no pools to simulate: {found.plan.message}")
     pools = [(each, count) for each, count in found.plan.members if isinstance(each, EncodeStep)]
     encode = next((Encoders(step=step, instances=count) for step, count in pools), None)
-    return replace(deployed(found.design, name), encode=encode)
+    return replace(deployed(found.design), encode=encode)
 
 
 def play_pools(found: PlannedPools, source: TrafficCase | tuple[int, int], *, seed: int = 0) -> ProofRun:

@@ -31,7 +31,6 @@ def kv_blocks(
     max_sequences: int = 256,
     max_tokens: int = 2048,
     prompts: int = 0,
-    mla_form: str = "auto",
     saved_states: float = 0.0,
 ) -> int:
     """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
@@ -40,8 +39,7 @@ def kv_blocks(
     keeps at most a window of each of ``max_sequences``. Takes ``max_sequences`` and ``max_tokens`` (sequences that the
     instance holds, and tokens of its largest step, over all DP ranks; a step of no more tokens than sequences has
     decodes alone, which a pipeline works off in micro-batches; drafts count among the tokens of a sequence [1],
-    [token]), ``prompts`` (0 = steps of chunks), ``mla_form`` ("cached" keeps the up-projected keys and values of MLA
-    too) and ``saved_states`` [1/token] (0 = none).
+    [token]), ``prompts`` (0 = steps of chunks) and ``saved_states`` [1/token] (0 = none).
 
     A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
 
@@ -64,7 +62,6 @@ def kv_blocks(
             emitted=live.emitted,
             saved=tokens * saved_states,
             states=1.0 if prompts else queries,
-            expanded=tokens if mla_form == "cached" else 0.0,
         )
         return float(np.max(instance_bytes(at, mapping, residents, imbalance)))
 

@@ -58,11 +58,10 @@ class _CaseEvidence:
     words: pd.Series
     store: Store
     error_bars: bool
-    seed: int
 
 
 def fidelity_of(
-    result: SweepResult, root: Path, *, error_bars: bool, seed: int = 0, jobs: int | Workers = 1
+    result: SweepResult, root: Path, *, error_bars: bool, jobs: int | Workers = 1
 ) -> tuple[CaseFidelity, ...]:
     """Tell what the frontiers of every case rest on and, where asked for, their error bars.
 
@@ -75,7 +74,6 @@ def fidelity_of(
             words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
             store=Store(root.absolute()),
             error_bars=error_bars,
-            seed=seed,
         )
         for case in fitted
     ]
@@ -114,7 +112,7 @@ def _of_case(told: _CaseEvidence) -> CaseFidelity:
     if not told.error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=_NOTHING, gain=_NOTHING)
     near = candidates(item, told.store, column)
-    found = uncertainty(near, samples=SAMPLES, seed=told.seed, throughput=column, origin=origin_of(case))
+    found = uncertainty(near, samples=SAMPLES, throughput=column, origin=origin_of(case))
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)
     bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]

@@ -8,11 +8,11 @@ import pytest
 from design_tables import tables_of
 
 import disagg_sim as ds
-from disagg_sim.certainty.contributions import contributions_of
+from disagg_sim.certainty.contributions import timed_contributions
 from disagg_sim.certainty.designs import scores_of, times_of
-from disagg_sim.certainty.passes import without_host
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.errors import InputError
+from disagg_sim.physics.passes.engine_time import without_host
 
 NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
 
@@ -52,7 +52,7 @@ def test_operator_times_add_up_to_every_pass_on_a_host_that_takes_no_time(case):
     for points in tables_of(case):
         for designs in designs_of(points):
             bare = designs.under(decode=without_host(designs.at), prefill=without_host(designs.prefill_at))
-            parts = contributions_of(bare)
+            ((_, parts),) = timed_contributions([bare])
             for index, whole in enumerate(times_of(bare)):
                 added = sum(each.seconds[index] for each in parts)
                 assert np.allclose(added, whole, rtol=0.0, atol=1e-12 * whole.max())

@@ -12,6 +12,7 @@ Without one, the host time is that of the profile, once a pass. Source: physics 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
@@ -175,6 +176,14 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     for one, scores, count in zip(times.layers, times.scores, model.kind_counts, strict=True):
         total = total + (one + scores) * count
     return total
+
+
+def without_host(at: Setup) -> Setup:
+    """The setup on a host that takes no time; kernels and the stretch of prefill stay."""
+    engine = at.overheads
+    if engine is not None:
+        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
+    return replace(at, profile=replace(at.profile, host=0.0), overheads=engine)
 
 
 def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:

@@ -23,6 +23,7 @@ from disagg_sim.physics.passes.engine_time import (
     prefill_host,
     prefill_stretch,
     slowest_stage,
+    without_host,
 )
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, followed, join_experts, stretched, with_ends
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -227,11 +228,8 @@ def of_halves(at: Setup) -> Setup:
     >>> half.overheads.step_host, half.overheads.kernel_launch, half.profile.shared_expert_overlaps_dispatch
     (0.0, 0.0, False)
     """
-    engine = at.overheads
-    if engine is not None:
-        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
-    profile = replace(at.profile, host=0.0, shared_expert_overlaps_dispatch=False)
-    return replace(at, overheads=engine, profile=profile)
+    bare = without_host(at)
+    return replace(bare, profile=replace(bare.profile, shared_expert_overlaps_dispatch=False))
 
 
 def in_halves(at: Setup, mapping: Sharding, half: Numeric, exchange: Numeric) -> Numeric:

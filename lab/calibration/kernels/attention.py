@@ -44,7 +44,7 @@ from disagg_sim.physics.work import AttentionShape, Work, causal_pairs
 from disagg_sim.units import US
 from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES
 from lab.calibration.kernels.residuals import SHORT
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, fit_together, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, joint_fits, origin
 
 AttentionFit = TypeVar("AttentionFit", PrefillAttentionFit, DecodeAttentionFit)
 #: Kernel ("" where a library has one), arithmetic and cache format, as fits name them.
@@ -164,7 +164,7 @@ class AttentionTable(Generic[AttentionFit]):
             words |= {"compute": compute} if issubclass(self.law, PrefillAttentionFit) else {}
             return self.law(**origin(parts[variant], _SIZES), **words, **numbers)
 
-        tried = [fit_together(parts, (own, shared), partial(build, each), times, weighed) for each in self.options]
+        tried = [joint_fits(parts, (own, shared), partial(build, each), times, weighed) for each in self.options]
         return min(tried, key=lambda pair: pair[0])
 
     def predict(self, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionFit]) -> Array:

@@ -22,7 +22,7 @@ from disagg_sim.physics.gemm import gemm_cost
 from disagg_sim.physics.rates import gemm_rate
 from disagg_sim.physics.work import gemm_work
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Parameter, by_fit, enough, fit_together, origin
+from lab.calibration.kernels.robust import Parameter, by_fit, enough, joint_fits, origin
 
 #: Type words of the tables -> weight formats.
 FORMAT_OF = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int8_sq": "int8"}
@@ -78,7 +78,7 @@ def _fit_jointly(
         return GemmFit(**origin(tables[name], GEMM_SIZES), format=name, tiled=True, **values)
 
     shared = [p for p in numbers if p.name not in names]
-    return fit_together(tables, (own, shared), fit, lambda name, fit: _times(tables[name], fit, system))
+    return joint_fits(tables, (own, shared), fit, lambda name, fit: _times(tables[name], fit, system))
 
 
 def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks import ATTENTION, LinearBlock
 from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_together, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, joint_fits, origin
 
 #: Positions of rows, and the operator that they ask for.
 _Call = tuple[NDArray[np.intp], Operator]
@@ -57,7 +57,7 @@ def fit_linear_attention(rows: pd.DataFrame, system: SystemSpec) -> list[Attenti
         words = {"kind": kind, "part": part, "kernel": str(mine["kernel_source"].iloc[0])}
         words |= origin(mine, ("batch", PROMPT_LENGTH))
         calls = list(_calls(mine, kind, part))
-        _, fits = fit_together(
+        _, fits = joint_fits(
             {part: mine},
             ({part: _NUMBERS[part]}, ()),
             lambda _, numbers, words=words: AttentionPartFit(**words, **numbers),  # type: ignore[misc]

@@ -37,7 +37,7 @@ from disagg_sim.physics.rates import moe_rate
 from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, expert_work
 from disagg_sim.units import US
 from lab.calibration.kernels.gemm import FORMAT_OF
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, fit_together, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, joint_fits, origin
 
 _NUMBERS = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
@@ -95,7 +95,7 @@ def _fit_jointly(
     own = {key: [number for number in _NUMBERS if number.name in names] for key in tables}
     shared = [number for number in _NUMBERS if number.name not in names]
     shared += [_STRAY] if any(each.routes_itself for each in given.values()) else []
-    return fit_together(
+    return joint_fits(
         tables,
         (own, shared),
         lambda key, values: _fit(tables[key], key, values),

@@ -95,7 +95,7 @@ def origin(table: pd.DataFrame, sizes: Iterable[str]) -> dict[str, Any]:
     return {**whose, "median_error": 0.0, "p90_error": 0.0, "valid": ranges(table, sizes)}
 
 
-def fit_together(
+def joint_fits(
     tables: Mapping[K, pd.DataFrame],
     numbers: tuple[Mapping[K, Sequence[Parameter]], Sequence[Parameter]],
     build: Callable[[K, dict[str, Any]], F],

@@ -17,7 +17,7 @@ optimum gains little: operators have searched, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -175,17 +175,16 @@ def on_frontier(runs: pd.DataFrame) -> pd.Series:
     return pd.Series(~beaten.any(axis=1), index=runs.index)
 
 
-def judged_optima(groups: Sequence[SplitGroup], *, listen: Callable[[], None] = lambda: None) -> pd.DataFrame:
+def judged_optima(groups: Sequence[SplitGroup]) -> pd.DataFrame:
     """Hold the frontiers of every group against its published one, up to ``FASTEST``.
 
-    Takes ``listen`` (called after each group). Returns a row a run on a published frontier, columns ``COLUMNS``.
+    Returns a row a run on a published frontier, columns ``COLUMNS``.
     """
     lines: list[dict[str, Any]] = []
     for group in groups:
         kept = on_frontier(group.runs) & (group.runs["interactivity_measured"] < FASTEST)
         runs = zip(kept, group.runs.to_dict("records"), group.rows, strict=True)
         lines += [_judged(group, run, row) for good, run, row in runs if good]
-        listen()
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 

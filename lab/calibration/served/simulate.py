@@ -92,7 +92,7 @@ def key_of(row: ServingRow) -> str:
     return f"{row.point}|{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
 
 
-def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> list[Task]:
+def tasks_of(rows: Sequence[ServingRow]) -> list[Task]:
     """Collect the closed loops among the rows, once for each operating point, together where they share a setup.
 
     Returns the one with the most requests in flight first.
@@ -105,7 +105,7 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     tasks = []
     for _, found in groupby(sorted(once.values(), key=of_setup), key=of_setup):
         group = tuple(found)
-        tasks.append(Task(group, engine_of(group[0], engines or {})))
+        tasks.append(Task(group, engine_of(group[0], {})))
     return sorted(tasks, key=lambda task: -sum(row.concurrency for row in task.rows))
 
 
