@@ -3,8 +3,8 @@
 Kernels are fitted to kernel tables; this fit adds the time of the host per step and per request. It uses the fitted
 part of the rows below saturation, one row per operating point, and minimises a robust loss of the logarithm of
 predicted over measured TPOT (or latency of a static batch), and of TTFT if an instance has few requests. Afterwards
-the time of a request before its prefill is set to the least median error of these TTFT over all runs: it enters no
-other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert exchange is set
+the time of a request before its prefill is set to the least median error of these TTFT over all operating points: it
+enters no other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert exchange is set
 to the least mean error of TPOT over one row of each operating point whose decode exchanges experts between ranks of
 attention DP, disaggregated runs included.
 """
@@ -25,7 +25,7 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS, US
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.groups import TTFT_CONCURRENCY
+from lab.calibration.served.groups import TTFT_CONCURRENCY, points
 from lab.calibration.served.rows import ServingRow
 
 with extra("calibrate"):
@@ -143,7 +143,7 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
         and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
     ]
     table = evaluate(mine, {engine.name: engine})
-    table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
+    table = points(table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")])
     if table.empty:
         return engine
     predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
