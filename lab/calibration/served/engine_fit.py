@@ -4,9 +4,9 @@ Kernels are fitted to kernel tables; this fit adds the time of the host per step
 part of the rows below saturation, one row per operating point, and minimises a robust loss of the logarithm of
 predicted over measured TPOT (or latency of a static batch), and of TTFT if an instance has few requests. Afterwards
 the time of a request before its prefill is set to the least median error of these TTFT over all operating points: it
-enters no other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert exchange is set
-to the least mean error of TPOT over one row of each operating point whose decode exchanges experts between ranks of
-attention DP, disaggregated runs included.
+enters no other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert
+exchange is set to the least mean error of TPOT over one row of each operating point whose decode exchanges experts
+between ranks of attention DP, disaggregated runs included.
 """
 
 from __future__ import annotations
