@@ -164,8 +164,8 @@ class ExpertKernels:
     def instead_of(self, row: MoeFit) -> MoeFit:
         """A fit of the kernel that was timed, as the engine's own kernel runs."""
         share = row.e_compute if self.e_compute is None else self.e_compute
-        padding = {"input_multiple": self.input_multiple, "multiple": self.multiple}
-        return replace(row, stands_for=self.kernel, e_compute=share, **padding)
+        row = replace(row, input_multiple=self.input_multiple, multiple=self.multiple)
+        return replace(row, stands_for=self.kernel, e_compute=share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrefillCandidates:
-    """The fastest prefill configuration of every instance size, and what the limits left out.
+    """The fastest prefill configuration of every instance size, and how close the others come to the limits.
 
     Arrays have shape (candidates,), by rising GPUs of an instance. Small and free of the grid that
     it came from, so the blocks of a large sweep can be scored apart and merged.
@@ -130,14 +130,10 @@ class PrefillCandidates:
     request_rate: Floats  # p of one instance [request/s]
     memory_bytes: Floats  # [B]
     unique_gpus: Ints  # [1]
-    points: int  # design points seen [1]
-    feasible: int  # of them, those that fit in memory [1]
-    above_ftl_limit: int  # feasible, but too slow [1]
-    removed_by_nic_limit: int  # feasible and fast enough, but above the NIC limit [1]
+    feasible: int  # design points that fit in memory [1]
     best_ftl: float  # lowest FTL of the feasible points; inf if none [s]
     least_egress: float  # lowest KV egress of the points within the FTL limit; inf if none [B/s]
     least_shortfall: float  # memory that the closest infeasible point lacks; inf if none [B]
-    smallest_gpus: float  # smallest instance within the FTL limit, NIC limit aside; inf if none [1]
 
     @property
     def mapping(self) -> Sharding:
@@ -173,7 +169,7 @@ class PrefillCandidates:
                 raise InputError(f"cannot merge prefill candidates of {name} {ours} and {theirs}")
         joint: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS}
         values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
-        values |= {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
+        values["feasible"] = self.feasible + other.feasible
         values |= {name: min(getattr(self, name), getattr(other, name)) for name in _LEAST}
         both = PrefillCandidates(**values, **joint)
         keep = best_per_size(both.gpus, both.request_rate, both.order)
@@ -186,7 +182,7 @@ class PrefillCandidates:
 
     def header(self) -> str:
         """Everything that is not an array, as a text that Python's ``json`` reads back."""
-        return json.dumps({name: getattr(self, name) for name in (*_SAME, *_SUMMED, *_LEAST)})
+        return json.dumps({name: getattr(self, name) for name in (*_SAME, "feasible", *_LEAST)})
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame, header: str) -> PrefillCandidates:
@@ -217,9 +213,8 @@ class PrefillCandidates:
 
 
 _ARRAYS = (*MAPPING_COLUMNS, "mla_form", "batch", "latency", "request_rate", "memory_bytes", "unique_gpus")
-_SUMMED = ("points", "feasible", "above_ftl_limit", "removed_by_nic_limit")
-_LEAST = ("best_ftl", "least_egress", "least_shortfall", "smallest_gpus")
-_SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRAYS, *_SUMMED, *_LEAST})
+_LEAST = ("best_ftl", "least_egress", "least_shortfall")
+_SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRAYS, "feasible", *_LEAST})
 
 
 def prefill_candidates(
@@ -262,14 +257,10 @@ def prefill_candidates(
         request_rate=prefill.request_rate[rows, columns],
         memory_bytes=prefill.memory_bytes[rows, columns],
         unique_gpus=prefill.unique_gpus[rows],
-        points=feasible.size,
         feasible=int(feasible.sum()),
-        above_ftl_limit=int(feasible.sum() - fast.sum()),
-        removed_by_nic_limit=int(fast.sum() - usable.sum()),
         best_ftl=least(whole, feasible),
         least_egress=least(egress, fast),
         least_shortfall=least(prefill.memory_bytes - prefill.memory_limit, ~feasible),
-        smallest_gpus=least(prefill.gpus, np.asarray(fast.any(axis=1))),
     )
 
 

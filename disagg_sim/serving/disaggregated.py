@@ -13,7 +13,7 @@ from disagg_sim.errors import InputError, above_zero, check_word, nearest, whole
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.blocks import row_blocks
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, least, prefill_candidates
+from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, prefill_candidates
 from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus, throughput_of
 from disagg_sim.serving.matching import MatchedFront, Matcher, Pairs
 from disagg_sim.serving.points import Delivered, Side, names_of, pareto_front, points_table
@@ -94,7 +94,7 @@ def disaggregated(
     rules = Rules(
         ftl_limit=ftl_limit, ttl_limit=ttl_limit, gpu_cap=gpu_cap, nic_limit=nic_limit, matching=matching, per=per
     )
-    return match_pools(prefill, decode, rules).points
+    return match_pools(prefill, decode, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,24 +131,10 @@ class Rules:
         return self.matching if isinstance(self.matching, Fraction) else Fraction(self.matching).limit_denominator(1000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Matched:
-    """The table of matched decode points, or of their frontier, and what became of all of them."""
+def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> pd.DataFrame:
+    """As ``disaggregated``; with ``keep="frontier"`` ``points.pareto_front`` of these points, row for row.
 
-    points: pd.DataFrame  # columns as ``points.COLUMNS``
-    decode_points: int  # design points of the decode grid [1]
-    decode_feasible: int  # of them, those that fit in memory [1]
-    above_ttl_limit: int  # feasible, but too slow [1]
-    removed_by_nic_limit: int  # would have a match without the NIC limit [1]
-    unmatched: int  # of the others, those without a pair within ``gpu_cap`` or within the tolerance [1]
-    best_ttl_s: float  # lowest of the feasible points; inf if none [s]
-
-
-def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> Matched:
-    """As ``disaggregated``, with the counts of what was left out; with ``keep="frontier"`` without a row for the rest.
-
-    That frontier is ``points.pareto_front`` of all points, row for row, in a fraction of time and memory. Returns
-    latencies [s], requests [request/s], counts [1].
+    That takes a fraction of time and memory.
     """
     if decode.phase != "decode":
         raise InputError(f"expected a decode grid, got a {decode.phase} grid")
@@ -162,63 +148,35 @@ def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules
     weight = costs[prefill.system] / costs[decode.setup.system.name]
 
     matcher = Matcher(prefill, gpu_cap=rules.gpu_cap, weight=weight, paper=rules.matching == "paper", ratio=rules.ratio)
-    pairs, counts = _matched(decode, matcher, rules)
-    table = _table(prefill, decode, pairs, "paper" if matcher.paper else "exact")
+    table = _table(prefill, decode, _matched(decode, matcher, rules), "paper" if matcher.paper else "exact")
     table = add_cost(table, rules.per, costs)
-    if rules.keep == "frontier":
-        table = pareto_front(table, by=(), throughput=throughput_of(rules.per))
-    return Matched(
-        points=table,
-        decode_points=int(decode.latency.size),
-        decode_feasible=counts.feasible,
-        above_ttl_limit=counts.feasible - counts.in_time,
-        removed_by_nic_limit=counts.removed,
-        unmatched=counts.in_time - counts.removed - counts.matched,
-        best_ttl_s=least(decode.latency, decode.feasible),
-    )
+    return pareto_front(table, by=(), throughput=throughput_of(rules.per)) if rules.keep == "frontier" else table
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Decode points that pass one condition after the other. [1]"""
-
-    feasible: int = 0
-    in_time: int = 0
-    removed: int = 0  # by the NIC limit alone
-    matched: int = 0
-
-
-def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> tuple[Pairs, _Counts]:
+def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> Pairs:
     """The pairs of all decode points, or of those that may be on the frontier, in grid order.
 
     Rows are matched in blocks, which stay in cache; no array but the pairs has the size of the grid.
     """
-    prefill, seen, counts = matcher.prefill, MatchedFront(), _Counts()
+    seen = MatchedFront()
     found = [Pairs(*np.empty((5, 0), dtype=np.int64))]
     ttl_limit = np.inf if rules.ttl_limit is None else rules.ttl_limit
     row_gpus, feasible = decode.gpus, decode.feasible
-    fits, without_nic = matcher.fits(row_gpus), row_gpus + prefill.smallest_gpus <= rules.gpu_cap
-    with_nic = row_gpus + prefill.gpus.min() <= rules.gpu_cap
+    fits = matcher.fits(row_gpus)
     for block in row_blocks(*decode.latency.shape):
         in_time = feasible[block] & (decode.latency[block] <= ttl_limit)
         ingress = bandwidth_per_gpu(
             decode.request_rate[block], decode.kv_bytes_per_request, decode.unique_gpus[block, None]
         )
-        usable = in_time & (ingress <= prefill.nic_limit)
-        counts.feasible += int(feasible[block].sum())
-        counts.in_time += int(in_time.sum())
-        counts.removed += int(in_time[without_nic[block]].sum() - usable[with_nic[block]].sum())
+        usable = in_time & (ingress <= matcher.prefill.nic_limit)
         row, column = np.nonzero(usable & fits[block, None])
         row += block.start
-        matchable = row.size
         if rules.keep == "frontier" and not matcher.paper:
             bound = matcher.bound(decode.request_rate[row, column], row_gpus[row])
             may_win = seen.leaves(decode.latency[row, column], bound)
             row, column = row[may_win], column[may_win]
         pairs = Pairs(row, column, *matcher.match(decode.request_rate[row, column], row_gpus[row]))
-        matched = pairs.n_d > 0
-        counts.matched += int(matchable - matched.size + matched.sum())
-        pairs = pairs.at(matched)
+        pairs = pairs.at(pairs.n_d > 0)
         if rules.keep == "frontier":
             seen.add(decode.latency[pairs.row, pairs.column], matcher.rate_over_cost(pairs, decode))
         found.append(pairs)
@@ -226,7 +184,7 @@ def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> tuple[Pairs, 
     if rules.keep == "frontier":
         ttl = decode.latency[pairs.row, pairs.column]
         pairs = pairs.at(seen.leaves(ttl, matcher.rate_over_cost(pairs, decode)))
-    return pairs, counts
+    return pairs
 
 
 def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: Pairs, matching: str) -> pd.DataFrame:

@@ -74,7 +74,7 @@ class ByHand(PhaseGrid):
 
 
 def match(prefill, decode, **rules):
-    """Every decode point with its best match, and the counts of the others."""
+    """Every decode point with its best match."""
     return match_pools(prefill, decode, Rules(**rules))
 
 

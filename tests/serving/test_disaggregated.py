@@ -48,12 +48,11 @@ def test_exact_matching_equals_brute_force(prefill, decode, cap):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap)
     expected = [brute_force(prefill, gd, r, cap) for gd, r in decode]
     matched = [e for e in expected if e is not None]
-    assert len(table.points) == len(matched)
-    assert table.unmatched == len(expected) - len(matched)
+    assert len(table) == len(matched)
     if matched:
         best, total = zip(*matched, strict=True)
-        np.testing.assert_allclose(table.points["request_rate_per_s"] / table.points["total_gpus"], best, rtol=1e-11)
-        assert table.points["total_gpus"].tolist() == list(total)
+        np.testing.assert_allclose(table["request_rate_per_s"] / table["total_gpus"], best, rtol=1e-11)
+        assert table["total_gpus"].tolist() == list(total)
 
 
 @settings(max_examples=15, deadline=None)
@@ -73,7 +72,7 @@ def test_paper_matching_is_the_smallest_pair_within_three_percent():
     prefill, decode = make_grid("prefill", [2, 4], [0.8, 2.0]), make_grid("decode", gd, r)
     cap = 64
     table = match(prefill, decode, ftl_limit=LOOSE, gpu_cap=cap, matching="paper")
-    assert (table.points["prefill_gpus"] == 4).all()  # 2.0/4 beats 0.8/2 requests/s/GPU
+    assert (table["prefill_gpus"] == 4).all()  # 2.0/4 beats 0.8/2 requests/s/GPU
     expected = []
     for g, rate in zip(gd, r, strict=True):
         pairs = [
@@ -85,17 +84,9 @@ def test_paper_matching_is_the_smallest_pair_within_three_percent():
         if pairs:
             expected.append(min(pairs))
     assert (
-        list(
-            zip(
-                table.points["total_gpus"],
-                table.points["prefill_instances"],
-                table.points["decode_instances"],
-                strict=True,
-            )
-        )
-        == expected
+        list(zip(table["total_gpus"], table["prefill_instances"], table["decode_instances"], strict=True)) == expected
     )
-    assert table.unmatched == 200 - len(expected) > 0
+    assert len(expected) < 200
 
 
 @settings(max_examples=50, deadline=None)
@@ -202,25 +193,19 @@ def test_a_smaller_gpu_cap_is_never_better(prefill, decode, caps):
     assert (joined["tokens_per_s_per_gpu_small"] <= joined["tokens_per_s_per_gpu_large"] * (1 + 1e-12)).all()
 
 
-def test_ttl_limit_and_infeasible_points_are_left_out_and_counted():
+def test_slow_and_infeasible_points_are_left_out():
     decode = make_grid(
         "decode", [4, 4], [[1.0, 2.0], [3.0, 4.0]], latency=[[0.01, 0.02], [0.03, 0.05]], status=[[0, 0], [0, 1]]
     )
     table = match(make_grid("prefill", [4], [1.0]), decode, ttl_limit=0.02)
-    assert table.points["ttl_s"].tolist() == [0.01, 0.02]
-    assert table.points["tokens_per_s_per_user"].tolist() == [100.0, 50.0]
-    counts = {
-        name: getattr(table, name) for name in ("decode_points", "decode_feasible", "above_ttl_limit", "unmatched")
-    }
-    assert counts == {"decode_points": 4, "decode_feasible": 3, "above_ttl_limit": 1, "unmatched": 0}
-    assert table.best_ttl_s == 0.01
+    assert table["ttl_s"].tolist() == [0.01, 0.02]
+    assert table["tokens_per_s_per_user"].tolist() == [100.0, 50.0]
 
 
 def test_a_decode_grid_without_feasible_points_gives_an_empty_table():
     table = match(make_grid("prefill", [4], [1.0]), make_grid("decode", [4], [1.0], status=[[1]]))
-    assert table.points.empty
-    assert list(table.points.columns) == [c.name for c in COLUMNS]
-    assert math.isinf(table.best_ttl_s)
+    assert table.empty
+    assert list(table.columns) == [c.name for c in COLUMNS]
 
 
 def test_nic_limit_acts_inside_the_match():
@@ -228,23 +213,19 @@ def test_nic_limit_acts_inside_the_match():
     prefill = make_grid("prefill", [4, 4], [8.0, 2.0], kv_bytes=1e9)  # egress 2 and 0.5 GB/s
     decode = make_grid("decode", [4, 4, 4], [1.0, 3.0, 6.0], kv_bytes=1e9)  # ingress 0.25, 0.75, 1.5 GB/s
     free = match(prefill, decode)
-    assert free.points["kv_egress_bytes_per_s_per_gpu"].tolist() == [2e9] * 3
-    assert free.removed_by_nic_limit == 0
+    assert free["kv_egress_bytes_per_s_per_gpu"].tolist() == [2e9] * 3
     limited = match(prefill, decode, nic_limit=1e9)
-    assert limited.points["kv_egress_bytes_per_s_per_gpu"].tolist() == [0.5e9] * 2
-    assert limited.points["kv_ingress_bytes_per_s_per_gpu"].tolist() == [0.25e9, 0.75e9]
-    assert limited.removed_by_nic_limit == 1
+    assert limited["kv_egress_bytes_per_s_per_gpu"].tolist() == [0.5e9] * 2
+    assert limited["kv_ingress_bytes_per_s_per_gpu"].tolist() == [0.25e9, 0.75e9]
     with pytest.raises(InfeasibleError, match=r"NIC limit of 1e\+08 B/s per GPU; the least KV egress is 5e\+08 B/s"):
         disaggregated(prefill, decode, nic_limit=1e8)
 
 
-def test_points_that_lose_their_only_fitting_prefill_count_as_removed_by_the_nic_limit():
+def test_points_that_lose_their_only_fitting_prefill_to_the_nic_limit_are_left_out():
     prefill = make_grid("prefill", [2, 8], [8.0, 2.0], kv_bytes=1e9)  # egress 4 and 0.25 GB/s
     decode = make_grid("decode", [2, 8], [1.0, 1.0], kv_bytes=1e9)
     limited = match(prefill, decode, nic_limit=1e9, gpu_cap=12)
-    assert limited.points["decode_gpus"].tolist() == [2]
-    assert limited.removed_by_nic_limit == 1
-    assert limited.unmatched == 0
+    assert limited["decode_gpus"].tolist() == [2]
 
 
 def test_equal_throughput_goes_to_fewer_gpus_then_to_the_lexicographic_order():
@@ -283,7 +264,7 @@ def test_candidates_survive_parquet(tmp_path):
     write_parquet(candidates.to_frame(), tmp_path / "c.parquet", {})
     back = PrefillCandidates.from_frame(read_parquet(tmp_path / "c.parquet"), candidates.header())
     pd.testing.assert_frame_equal(disaggregated(back, decode), disaggregated(prefill, decode))
-    assert (back.points, back.feasible, back.above_ftl_limit) == (3, 3, 1)
+    assert back.feasible == 3
 
 
 def test_candidates_say_what_does_not_fit():

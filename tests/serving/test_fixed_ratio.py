@@ -67,8 +67,7 @@ def test_a_match_by_hand() -> None:
     assert row["request_rate_per_s"] == pytest.approx(30.0, rel=1e-12)
     assert row["ctx_gen_gpu_ratio"] == 0.5
     small = match(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=17, matching=0.5)
-    assert len(small.points) == 0
-    assert small.unmatched == 1
+    assert small.empty
 
 
 def test_a_ratio_out_of_range_is_refused() -> None:

@@ -134,7 +134,7 @@ class SplitGroup:
     def frontier(self, prefill: Sharding | list[Sharding], decode: Sharding | list[Sharding]) -> pd.DataFrame:
         """The best matches of these layouts, in any number."""
         sent, taken = prefill_grid(self.at, prefill, self.lengths), decode_grid(self.at, decode, self.lengths)
-        return match_pools(sent, taken, Rules(ftl_limit=FTL, keep="frontier")).points
+        return match_pools(sent, taken, Rules(ftl_limit=FTL, keep="frontier"))
 
     def best(self, frontier: pd.DataFrame, level: float) -> dict[str, Any] | None:
         """The point of a frontier with the most throughput from an interactivity on [token/s/user]."""

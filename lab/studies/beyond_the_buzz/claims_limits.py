@@ -160,7 +160,7 @@ def _front_under(evidence: Evidence, law: Lengths) -> Front:
     at = evidence.setup(MIDDLE)
     table = evidence.mappings(MIDDLE)
     prefill, decode = prefill_grid(at, table, law), decode_grid(at, table, law)
-    return Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
+    return Front(match_pools(prefill, decode, Rules(keep="frontier")))
 
 
 def _ends(table: pd.DataFrame, form: str, column: str) -> tuple[float, float]:

@@ -176,7 +176,7 @@ def _restricted(evidence: Evidence, keep: Callable[[Sharding], Any]) -> Front:
     """R1's frontier where decode may use some mappings alone."""
     table = evidence.mappings(R1)
     decode = decode_grid(evidence.setup(R1), table[keep(table)], lengths(*LONG_PROMPTS))
-    return Front(match_pools(evidence.prefill_pool(R1), decode, Rules(keep="frontier")).points)
+    return Front(match_pools(evidence.prefill_pool(R1), decode, Rules(keep="frontier")))
 
 
 def _span(x: Floats) -> str:

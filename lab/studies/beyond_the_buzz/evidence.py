@@ -139,7 +139,7 @@ class Evidence(Keeping):
         def match() -> Front:
             rules = Rules(ftl_limit=ftl_limit, keep="frontier")
             pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
-            return Front(match_pools(*pools, rules).points)
+            return Front(match_pools(*pools, rules))
 
         return self.once(("naive", isl, ftl_limit), match)
 
