@@ -99,7 +99,7 @@ def efficiency_text(
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
     if beside.expert_kernels:
         lines += ["", f"# {_EXPERT_KERNELS}", "expert_kernels:"]
-        lines += [f"  - {_flow(_words(_told(row)))}" for row in beside.expert_kernels]
+        lines += [f"  - {_flow(_words(_differing(row)))}" for row in beside.expert_kernels]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
@@ -144,7 +144,7 @@ def file_line(file: DataFile) -> str:
     )
 
 
-def _told(row: ExpertKernels) -> dict[str, Any]:
+def _differing(row: ExpertKernels) -> dict[str, Any]:
     """The fields of a row that differ from their default."""
     fields = {field.name: field.default for field in dataclasses.fields(row)}
     return {name: value for name, value in dataclasses.asdict(row).items() if value != fields[name]}
