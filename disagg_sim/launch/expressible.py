@@ -113,7 +113,7 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
         if rule:
             yield f"{where}: {rule}"
         if each.hold_steps and not hold_settings(engine, each.hold_steps):
-            yield f"{where}: prompts held back for {each.hold_steps} steps at most until every rank can take one"
+            yield f"{where}: prefill delay of {each.hold_steps} steps at most, until every rank can take a prompt"
         if each.mapping.dcp > 1 and engine == "trtllm" and each.role != "decode":
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":

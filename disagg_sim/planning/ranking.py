@@ -162,7 +162,7 @@ def passed_over(best: Design, other: Design) -> str:
         "unknown": "nobody is known to have run it",
         "hosts": "an instance takes more hosts",
         "cost": dearer,
-        "held": "holds prompts back",
+        "held": "needs prefill delay",
         "late": "slower",
         "gpus": "larger instances",
     }

@@ -73,7 +73,7 @@ def _missed(found: Evaluation, work: Demand) -> Iterator[str]:
             late = seconds_text(values[limit.percentile])
             yield f"{name.upper()} {limit.percentile} {late}, limit {seconds_text(limit.seconds)}"
     if "seats" in found.missed:
-        yield f"all seats of decode are taken {found.full:.0%} of the time"
+        yield f"all sequence slots of decode are in use {found.full:.0%} of the time"
 
 
 def _why(found: Evaluation) -> Iterator[tuple[str, str]]:

@@ -114,7 +114,7 @@ def cached_rows(
 
 
 def prefill_delay_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, str, str]]:
-    """Write how long prompts are held back, what that costs FTL and gains TTL.
+    """Write how long prefill is delayed, what that costs FTL and gains TTL.
 
     >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
     >>> [row[1] for row in prefill_delay_rows(PrefillDelayEffect(**known, ftl=3.91, ftl_without=1.51))]
@@ -124,7 +124,7 @@ def prefill_delay_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, 
         told = f"up to {found.steps} decode steps; a pass takes {found.gathered:.1f}, every {found.between:.0f} steps: "
         told += f"TTL {seconds_text(found.ttl)}, not {seconds_text(found.ttl_without)}; "
         told += f"FTL and slot {seconds_text(found.ftl)}, not {seconds_text(found.ftl_without)}"
-        yield "prompts held back", told, f"{Trust.ASSUMED}: a full queue, waits as serving.prefill_delay counts them"
+        yield "prefill delay", told, f"{Trust.ASSUMED}: a full queue, waits as serving.prefill_delay counts them"
 
 
 def hand_over_rows(found: HandedOver | None) -> Iterator[tuple[str, str, str]]:

@@ -49,7 +49,7 @@ SAME, MOST_FLIPS = 0.005, 4
 
 def mapping_words(pool: PlannedPool) -> str:
     """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
-    held = f", prompts held back for up to {steps} steps" if (steps := pool.replicas.hold_steps) else ""
+    held = f", prefill delay up to {steps} steps" if (steps := pool.replicas.hold_steps) else ""
     return text_of(pool.mapping) + beside_text(int(pool.mapping.chunk_tokens), int(pool.mapping.draft_tokens)) + held
 
 
@@ -179,8 +179,8 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
     for pool in design.pools:
         system, choice = pool.setup.system, pool.choice
         prefill = pool.role == "prefill"
-        batch = f"{pool.batch} {'prompt' if prefill else 'seat'}{'s' * (pool.batch > 1)}"
-        busy = "" if prefill else f" ({pool.sequences:.0f} taken)"
+        batch = f"{pool.batch} {'prompt' if prefill else 'sequence'}{'s' * (pool.batch > 1)}"
+        busy = "" if prefill else f" ({pool.sequences:.0f} running)"
         budget = getattr(choice, "budget", 0)
         yield (
             role_text(pool),
@@ -243,7 +243,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
             said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
         engine = pool.setup.overheads
         if pool.role == "colocated" and pool.mapping.dp_attn > 1 and engine is not None and not engine.holds_prompts:
-            said.append(f"launch writes no option of {pool.setup.engine} that holds prompts back for other ranks")
+            said.append(f"launch writes no prefill delay for {pool.setup.engine}")
         if pool.utilisation >= NEAR_FULL:
             more = "queues for long" if isinstance(choice, PrefillChoice) else "takes a step to the TPOT limit"
             said.append(f"at a load of {pool.utilisation:.0%} a burst {more}: --headroom leaves room for it")
@@ -262,7 +262,7 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
                 return "decode would not keep up"
             return f"TPOT {work.tpot.percentile} would be {seconds_text(tpot)}"
         if not isinstance(choice, ColocatedChoice):
-            return "all seats would be taken too often"
+            return "all sequence slots would be in use too often"
     ttft = choice.ttft(rate, instances, work.ttft.share)
     if math.isinf(ttft) or (isinstance(choice, PrefillChoice) and choice.utilisation(rate, instances) >= 1.0):
         return "prefill would not keep up"

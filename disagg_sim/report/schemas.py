@@ -76,7 +76,7 @@ class PoolJson(TypedDict):
     pcp: int
     chunk_tokens: Annotated[int, Field(description="0 = whole prompts [token]")]
     draft_tokens: Annotated[int, Field(description="of a decode step; 0 = no speculation [token]")]
-    batch: Annotated[int, Field(description="prompts of a pass, or seats [request]")]
+    batch: Annotated[int, Field(description="prompts of a pass, or sequences [request]")]
     token_budget: Annotated[int | None, Field(description="of a step of a co-located instance [token]")]
     load: Annotated[float, Field(description="[1]")]
     memory_bytes: Annotated[float, Field(description="of the fullest GPU [B]")]
@@ -276,11 +276,11 @@ class EvaluateJson(TypedDict):
     """Answer of ``disagg-sim evaluate --json``."""
 
     schema: _Schema
-    holds: Annotated[bool, Field(description="whether both limits do, and seats are free often enough")]
+    holds: Annotated[bool, Field(description="whether both limits do, and sequence slots are free often enough")]
     missed: Annotated[list[str], Field(description="ttft, tpot, seats: what does not hold")]
     overloaded: Annotated[list[str], Field(description="roles of pools whose queues grow without end")]
     capacity_per_s: Annotated[float, Field(description="highest rate within the limits; 0 = none [request/s]")]
-    full_share: Annotated[float, Field(description="of the time in which all seats of decode are taken [1]")]
+    full_share: Annotated[float, Field(description="of the time in which all sequence slots of decode are in use [1]")]
     design: Annotated[DesignJson, Field(description="the deployment; latencies are null where queues grow")]
     assurance: Annotated[AssuranceJson | None, Field(description="null where it is overloaded")]
     planned: Annotated[DesignJson | None, Field(description="the plan for this load; null: none, or not asked")]
@@ -350,7 +350,7 @@ class PoolsJson(TypedDict):
     ttft_s: Annotated[dict[str, float], Field(description="of requests, queues included, by percentile")]
     tpot_s: Annotated[dict[str, float], Field(description="of requests, by percentile")]
     ftl_s: Annotated[float | None, Field(description="of a full pass, encoding included, no queue")]
-    ttl_s: Annotated[float | None, Field(description="of a step with all seats taken")]
+    ttl_s: Annotated[float | None, Field(description="of a step with all sequence slots in use")]
     usd_per_hour: float | None
     gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
     pools: list[StageJson]
@@ -372,7 +372,7 @@ class LatencyTrustJson(TypedDict):
 class PrefillDelayEffectJson(TypedDict):
     """A co-located design at its wait, and at none."""
 
-    steps: Annotated[int, Field(description="decode steps that prompts are held back at most [1]")]
+    steps: Annotated[int, Field(description="decode steps that prefill is delayed at most [1]")]
     gathered: Annotated[float, Field(description="prompts of a pass, on average [request]")]
     between: Annotated[float, Field(description="decode steps from a pass to the next [1]")]
     ttl: Annotated[float, Field(description="[s]")]
@@ -414,7 +414,7 @@ class ExplainJson(TypedDict):
     ]
     tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: explain --tiers")]]
     spares: NotRequired[Annotated[SparesJson, Field(description="of the pools of the design: explain --availability")]]
-    held_prompts: NotRequired[Annotated[PrefillDelayEffectJson, Field(description="where prompts are held back")]]
+    held_prompts: NotRequired[Annotated[PrefillDelayEffectJson, Field(description="where prefill is delayed")]]
     hand_over: NotRequired[Annotated[HandOverJson, Field(description="rows of a sweep with kv_link")]]
 
 

@@ -147,7 +147,7 @@ def prefill_text(point: Mapping[str, Any]) -> str:
         often = f"{share:.0f}" if share >= 1.0 else f"{share:.1g}"
         return f"{point['mixed_chunk_tokens']:.0f} tokens in {often} % of the steps"
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    held = f", held back for up to {steps} steps" if (steps := int(point.get("hold_steps", 0))) else ""
+    held = f", prefill delay up to {steps} steps" if (steps := int(point.get("hold_steps", 0))) else ""
     return f"up to {int(point['prefill_batch'])} a pass{chunk}{held}"
 
 

@@ -128,7 +128,7 @@ def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
     assert tuned.other.ttft["p90"] == pytest.approx(run.ttft["p90"], rel=0.1)
     assert plan_json(tuned)["runners_up"][0]["pools"][0].get("hold_steps") is None  # disaggregated
     told = next(iter(pool_rows(tuned.other)))[1]
-    assert told.endswith(f"prompts held back for up to {pool.replicas.hold_steps} steps")
+    assert told.endswith(f"prefill delay up to {pool.replicas.hold_steps} steps")
 
 
 def test_launch_files_have_the_wait(tuned):
@@ -136,7 +136,7 @@ def test_launch_files_have_the_wait(tuned):
     weights = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
     config = ENGINES["trtllm"].settings(workers, weights)
     assert config["attention_dp_config"]["timeout_iters"] == workers.hold_steps + 1 > 1
-    assert any("prompts held back" in said for said in expressible(tuned.other, "vllm"))
+    assert any("prefill delay" in said for said in expressible(tuned.other, "vllm"))
     (part,) = deployed(tuned.other).colocated
     assert part.hold_steps == workers.hold_steps
 
@@ -146,7 +146,7 @@ def test_engines_that_are_not_told_to_hold_prompts_back_do_not():
     assert [pool.replicas.hold_steps for pool in found.other.pools] == [None]
     ranks = next(each for each in found.cases[0].colocated if each.mapping.dp_attn > 1)
     of_ranks = replace(found.other, pools=(replace(found.other.pools[0], choice=ranks),))
-    assert "launch writes no option of vllm that holds prompts back" in next(iter(why_rows(found, of_ranks)))[1]
+    assert "launch writes no prefill delay for vllm" in next(iter(why_rows(found, of_ranks)))[1]
     with pytest.raises(InputError, match=r"launch writes no option of vllm .* allowed with it: none, tuned"):
         asked(30, engine="vllm")
 
