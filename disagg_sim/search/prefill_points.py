@@ -14,11 +14,10 @@ from disagg_sim.physics.memory import prefill_bytes
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import CachedTokens
-from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import GridPoints, StackedCases, bound_codes, row_blocks
 from disagg_sim.search.phase_grid import form_code
-from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, one_of, uneven_passes
+from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -87,7 +86,7 @@ def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) ->
     held = [prefill_bytes(at, mapping, axis, prompt=block.prompt, chunk_tokens=chunk, mla_form=each) for each in forms]
     uneven = None if lengths is None else uneven_passes(at, lengths, mapping, axis, chunk, forms)
     if uneven is not None and isinstance(timed, TimedPrompts):
-        slower = [one_of(*both, mapping.dp_attn) for both in zip(passes, uneven, strict=True)]
+        slower = [slow.where(mapping.dp_attn > 1, even) for slow, even in zip(uneven, passes, strict=True)]
         if timed.counted is not None:
             slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
         passes = slower
@@ -110,6 +109,4 @@ def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     """
     (old, memory, code), (scored, held, cached) = best, other
     take = (held <= at.memory_limit) & (scored.busy < old.busy)
-    sums = chosen_sums(take, scored.sums, old.sums)
-    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(old, name)) for name in ("ftl", "busy", "load"))
-    return PrefillPass(ftl, busy, sums, load), np.where(take, held, memory), np.where(take, cached, code)
+    return scored.where(take, old), np.where(take, held, memory), np.where(take, cached, code)

@@ -78,7 +78,7 @@ def uneven_passes(
     for count in range(1, len(slower) + 1):
         if np.any(again >= count):
             others = _slowest(at, lengths, mapping, batch, chunk_tokens, forms, tuple(slower[:count]))
-            found = [_where(again >= count, *both) for both in zip(others, found, strict=True)]
+            found = [taken.where(again >= count, other) for taken, other in zip(others, found, strict=True)]
     return found
 
 
@@ -107,25 +107,6 @@ def _slowest(
         prompts = ranks.prefill(batch, dp)
         passes = [prefill_pass(at, mapping, mla_form=form, slowest=prompts, **each) for form in forms]
     return [done._replace(load=load) for done in passes]
-
-
-def one_of(even: PrefillPass, uneven: PrefillPass, ranks: Numeric) -> PrefillPass:
-    """Take the pass of unequal ranks where there are several.
-
-    Returns one of the two, point by point [s].
-
-    >>> even, uneven = (PrefillPass(time, time, Sums()) for time in (np.array([1.0, 1.0]), np.array([1.0, 1.5])))
-    >>> one_of(even, uneven, np.array([1, 8])).busy.tolist()
-    [1.0, 1.5]
-    """
-    return _where(np.asarray(ranks) > 1, uneven, even)
-
-
-def _where(take: Any, one: PrefillPass, other: PrefillPass) -> PrefillPass:
-    """Point by point ``one`` where it is taken, else the ``other``."""
-    sums = Sums(*(np.where(take, new, old) for new, old in zip(one.sums, other.sums, strict=True)))
-    ftl, busy, load = (np.where(take, getattr(one, name), getattr(other, name)) for name in ("ftl", "busy", "load"))
-    return PrefillPass(ftl, busy, sums, load)
 
 
 def align_to_checkpoints(at: Setup, lengths: Lengths) -> Lengths:

@@ -169,6 +169,12 @@ class Options:
             return self.largest_gap(np.ix_(*(np.arange(size) for size in self.ttl_mean.shape)))
         return self.ttl_mean if measure == "mean" else self.tpot
 
+    def at(self, row: Ints, column: Ints) -> dict[str, Floats]:
+        """Take the fields of ``Chosen`` that are scored for every option, at the chosen ones."""
+        group = np.broadcast_to(self.group, self.ttl_mean.shape)
+        scored = {name: getattr(self, name)[row, column] for name in ("ttl_mean", "tpot", "ftl", "memory")}
+        return {**scored, "largest_gap": self.largest_gap((row, column)), "group": group[row, column]}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTally:

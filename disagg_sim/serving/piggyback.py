@@ -296,27 +296,26 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
     prompts += [] if lengths.constant else [lengths.long_prompt]
     known = _of_prompts(case, mapping, list(dict.fromkeys(prompts)), residents, pieces, ranks if several else None)
     new, weights = nodes.new, nodes.weight
-    time: list[Any] = [np.zeros(1)] * len(case.forms)
-    ftl, sums = time, [Sums()] * len(case.forms)
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
     load: Any = 0.0
+    parts: list[tuple[list[MixedStep], Any, Any]] = []  # steps, their share of the mean, chunks of the prompt in them
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
-        steps, lies_in = known[isl, past], tier_of(at.system, tier)
+        lies_in = tier_of(at.system, tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
-        in_chunks = weight * np.maximum(dp * (isl - past) / chunk, 1.0)
-        time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
-        sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
-        seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
-        ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
+        parts.append((known[isl, past], share, weight * np.maximum(dp * (isl - past) / chunk, 1.0)))
     if loads is not None and uneven:  # the slowest piece comes after a longer past than the mean one
         further = loads.further(np.maximum(chunk / dp, 1.0), columns.share, dp)
         pieces_of_all = sum(w * np.maximum(dp * each / chunk, 1.0) for each, w in zip(new, weights, strict=True))
         for isl, sign in zip(loads.ends, (-further, further), strict=True):
-            steps, both = known[isl, 0.0], np.concatenate([sign, sign], axis=1) if several else sign
-            time = [before + both * step.time for before, step in zip(time, steps, strict=True)]
-            sums = [before.plus(step.sums, both) for before, step in zip(sums, steps, strict=True)]
-            seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
-            ftl = [before + sign * pieces_of_all * step for before, step in zip(ftl, seen, strict=True)]
+            both = np.concatenate([sign, sign], axis=1) if several else sign
+            parts.append((known[isl, 0.0], both, sign * pieces_of_all))
+    time: list[Any] = [np.zeros(1)] * len(case.forms)
+    ftl, sums = time, [Sums()] * len(case.forms)
+    for steps, share, in_chunks in parts:
+        time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
+        sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
+        seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
+        ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
         long_time = [step.time for step in known[lengths.long_prompt]]
@@ -405,15 +404,10 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]
         batch=batch,
         prefill_batch=prompts[row, own].astype(np.int64),
         hold_steps=np.zeros(row.size, dtype=np.int64),
-        group=options.group[row, column],
         chunk_tokens=np.zeros(row.size, dtype=np.int64),
         mixed_chunk=chunk[row, own],
         mixed_share=mixed_share,
-        ttl_mean=options.ttl_mean[row, column],
-        largest_gap=options.largest_gap((row, column)),
-        tpot=options.tpot[row, column],
-        ftl=options.ftl[row, column],
-        memory=options.memory[row, column],
+        **options.at(row, column),
         prefill_rate=chunk[row, own] / (new * time[row, form, own]),
         decode_rate=case.lengths.request_rate(batch, np.broadcast_to(step[:, None], shape)[row, form, own]),
         bound=bound_codes(sums),

@@ -28,7 +28,7 @@ from disagg_sim.physics.passes.engine_time import (
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, followed, join_experts, stretched, with_ends
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.rank_load import PromptLoad
-from disagg_sim.physics.roofline import AnySums, at_columns
+from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
@@ -47,6 +47,13 @@ class PrefillPass(NamedTuple):
         place = np.arange(first, first + count)
         ftl, busy = (np.take(each, place, axis=1) for each in (self.ftl, self.busy))
         return PrefillPass(ftl, busy, at_columns(self.sums, place), self.load)
+
+    def where(self, take: Numeric, other: PrefillPass) -> PrefillPass:
+        """Take this pass at the points of ``take`` and the ``other`` at the rest."""
+        ftl, busy, load = (
+            np.where(take, getattr(self, name), getattr(other, name)) for name in ("ftl", "busy", "load")
+        )
+        return PrefillPass(ftl, busy, chosen_sums(take, self.sums, other.sums), load)
 
 
 def prefill_pass(

@@ -12,7 +12,6 @@ from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_passes
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.rank_load import PromptLoad
-from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -72,7 +71,10 @@ class PromptPasses:
             return found
         load = load_time(self._at, self._mapping, batch=self._as_full, past=past, tier=tier)
         again = self._timed(isl, 0.0)
-        return [_sooner(*both, load) for both in zip(again, found, strict=True)]
+        return [
+            computed.where(np.asarray(computed.ftl < loaded.ftl + load), loaded._replace(load=load))
+            for computed, loaded in zip(again, found, strict=True)
+        ]
 
     def time_at_once(self, prompts: Iterable[tuple[float, float]]) -> None:
         """Time prompts without a past in one table, which ``passes`` then reads; a column is a prompt and a batch."""
@@ -101,14 +103,6 @@ class PromptPasses:
         return [
             prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
         ]
-
-
-def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPass:
-    """Take at each point the pass with the sooner first token: compute the past again, or load it."""
-    sooner = np.asarray(again.ftl < found.ftl + load)
-    sums = chosen_sums(sooner, again.sums, found.sums)
-    ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
-    return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
 
 
 def form_of_whole(form: str, *, reused: bool) -> str:
