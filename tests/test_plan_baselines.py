@@ -48,7 +48,7 @@ QUESTIONS = {
     "tight_tpot": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 15ms",
     "tight_ttft": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 300ms",
     "p99": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 2s@p99 --tpot 40ms@p99",
-    "p50": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 1s@p50 --tpot 30ms@p50",
+    "p50": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 1s@p50 --tpot 30ms@p99",
     "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms",
     "headroom": f"{LLAMA_70B} {CHAT} --rate 20 --headroom 0.25",
     "confidence": f"{LLAMA} {CHAT} --rate 200 --confidence 0.9",

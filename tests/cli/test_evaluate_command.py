@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from disagg_sim.cli.evaluate import pool_of
+from disagg_sim.cli.evaluate import pool_of, pools_of_plan
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
-from disagg_sim.report.schemas import json_schema
+from disagg_sim.report.schemas import PLAN, json_schema
 
 QUESTION = "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40 --ttft 1s --tpot 20ms"
 
@@ -57,6 +58,18 @@ def test_a_plan_that_was_written_is_a_deployment(tmp_path: Path, capsys: pytest.
     assert found["design"]["gpus"] == written["gpus"] == found["planned"]["gpus"]
     assert found["design"]["tpot_s"] == pytest.approx(written["tpot_s"])
     assert found["capacity_per_s"] >= 40
+
+
+def test_every_degree_of_a_planned_pool_is_read(tmp_path: Path) -> None:
+    """Another number for each: none is left out, none is taken for another."""
+    names = [each.name for each in fields(Sharding) if each.name != "refused"]
+    degrees = dict(zip(names, (4, 3, 6, 2, 5, 8, 2, 1, 512, 7), strict=True))
+    limits = {"batch": 96, "token_budget": 4096, "hold_steps": 9}
+    pool = {"role": "decode", "instances": 11, **degrees, **limits}
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": PLAN, "best": {"pools": [pool]}}))
+    (found,) = pools_of_plan(tmp_path).values()
+    assert {name: int(getattr(found.mapping, name)) for name in names} == degrees
+    assert (found.instances, found.batch, found.token_budget, found.hold_steps) == (11, *limits.values())
 
 
 @pytest.mark.parametrize(
