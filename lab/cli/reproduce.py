@@ -67,6 +67,11 @@ def reproduce(
         done = paper(study).reproduce(out, traces=traces, listener=told, quick=quick)
     if done.claims is not None:
         _tell_claims(done.claims, out)
+    if done.as_authors is not None and len(done.as_authors):
+        for engine, part in done.as_authors[done.as_authors["engine"] != ""].groupby("engine", sort=False):
+            counts = part["verdict"].value_counts(sort=False)
+            counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            typer.echo(f"as its authors set it up, on {engine}: {counted}; read {out / 'as_authors.csv'}")
     typer.echo(f"{done.computed:,} simulations, {len(done.pictures)} pictures with their data in {out}")
 
 

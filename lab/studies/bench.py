@@ -31,6 +31,7 @@ class Place(NamedTuple):
     system: str  # GPU system
     profile: str  # efficiency profile
     recipes: Mapping[str, str]  # precision by model
+    engine: str | None = None  # None: as the profile has it
 
 
 class StudyCase(NamedTuple):
@@ -75,8 +76,8 @@ class Bench(Keeping):
 
     def setting(self, model: str) -> Setup:
         """Model, hardware, recipe and profile; one object a model."""
-        system, profile, recipes = self.place
-        return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile))
+        system, profile, recipes, engine = self.place
+        return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile, engine=engine))
 
     def run(self, trace: Trace, case: StudyCase, *, slo: Slo, options: RunOptions) -> RunResult:
         """Run a trace under a case.

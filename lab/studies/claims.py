@@ -40,6 +40,10 @@ class Verdict(StrEnum):
     ADDED_RULE = "rests on an added rule"
     #: An identity of the equations, or of the code under test: no run could have refuted it.
     BY_CONSTRUCTION = "by construction"
+    #: The paper's words, or what it leaves open, can be read in two ways that give two answers.
+    READING = "rests on a reading"
+    #: What decides it is not to be had: an engine, a distribution, a file.
+    NOT_JUDGED = "not to be judged"
 
 
 class Without(NamedTuple):

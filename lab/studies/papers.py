@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv
+from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
+from lab.studies.as_authors import AsAuthors, evaluate_as_authors, markdown
 from lab.studies.claims import Claim, evaluate
 from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
 
@@ -37,6 +38,7 @@ class PaperResults:
     """What was written."""
 
     claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
+    as_authors: pd.DataFrame | None = None  # ``as_authors.csv``, both verdicts of each claim
     pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
     computed: int  # runs of a trace through a deployment, or design points whose time and memory were computed [1]
 
@@ -45,9 +47,14 @@ class PaperResults:
 class Paper(Generic[AnyBench]):
     """All experiments of a paper on serving policies."""
 
-    bench: Callable[[Path | None, bool], AnyBench]  # of a directory of traces, and of short samples
+    #: Of a directory of traces, of short samples, and of an engine (None: the one that the profile has).
+    bench: Callable[[Path | None, bool, str | None], AnyBench]
     profile: str  # efficiency profile
     claims: tuple[Claim[AnyBench], ...]
+    #: The claims as the authors set them up, and the engines that they ran, as far as they say so.
+    as_authors: tuple[AsAuthors[AnyBench], ...] = ()
+    engines: tuple[str, ...] = ()
+    engine: str = ""  # of the profile, whose runs need not be done twice
     #: Searches for a capacity, by workload and case, that are done before the claims are judged.
     searches: Callable[[], list[tuple[str, str]]] = list
     search: Callable[[AnyBench, str, str], object] = lambda *_: None
@@ -57,18 +64,26 @@ class Paper(Generic[AnyBench]):
     def reproduce(self, out: Path, *, traces: Path | None, listener: RunListener, quick: bool) -> PaperResults:
         """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
         Store(out).prepare()
-        bench, searches = self.bench(traces, quick), self.searches()
-        listener.start(len(searches) + len(self.claims))
+        bench, searches = self.bench(traces, quick, None), self.searches()
+        listener.start(len(searches) + len(self.claims) + len(self.as_authors))
         for workload, case in searches:
             self.search(bench, workload, case)
             listener.advance(1)
         claims = evaluate(self.claims, {self.profile: bench}, listener)
+        theirs = {
+            engine: bench if engine == self.engine else self.bench(traces, quick, engine) for engine in self.engines
+        }
+        as_authors = evaluate_as_authors(self.as_authors, theirs, claims, listener)
         listener.finish()
         write_csv(out / "claims.csv", claims, digits=DIGITS)
+        if self.as_authors:
+            write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
+            write_text(out / "as_authors.md", markdown(as_authors))
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
         pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
-        return PaperResults(claims=claims, pictures=pictures, computed=bench.runs)
+        runs = bench.runs + sum(each.runs for each in theirs.values() if each is not bench)
+        return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=runs)
 
 
 def paper_names() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.simulation.options import LEAST_PERIOD_S
-from lab.studies.arrow import claims, claims_rules
+from lab.studies.arrow import as_authors, claims, claims_rules
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.claims import claims_of
 from lab.studies.panels import Axes, Picture, curve_points
@@ -104,9 +104,11 @@ def pools(bench: ArrowBench, workload: str) -> Picture:
 
 
 PAPER = Paper(
-    bench=lambda traces, quick: ArrowBench(workloads(traces, quick=quick), quick=quick),
+    bench=lambda traces, quick, engine: ArrowBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
     claims=claims_of(claims, claims_rules),
+    as_authors=as_authors.CLAIMS,
+    engines=as_authors.ENGINES,
     searches=searches,
     search=ArrowBench.capacity,
     tables={"runs": runs, "capacities": capacities},

@@ -37,6 +37,7 @@ MOONCAKE_S = 600.0  # of the Mooncake trace that the paper replays [s]
 AZURE = ("code", "conversation")
 ALL = (*AZURE, "burstgpt", "mooncake")
 HALF = "code_half"  # every second request of the code trace: half the rate in bursts as long as before
+CLIP, CLIP_S = "conversation_clip", (1200.0, 2400.0)  # minutes 20 to 40, of figure 4 [s]
 HOUR = "code_hour"  # the code trace at other rates by more requests in the same hour
 #: The Azure traces under a TPOT limit [s] below the time of a step with a whole chunk of prefill.
 TIGHT, TIGHT_TPOT = tuple(f"{name}_tight" for name in AZURE), 0.02
@@ -127,6 +128,8 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
     code = found["code"]
     found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
     found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
+    talk = found["conversation"]
+    found[CLIP] = talk if quick else talk._replace(trace=talk.trace.between(*CLIP_S))
     for name, tight in zip(AZURE, TIGHT, strict=True):
         where = found[name]
         found[tight] = where._replace(slo=Slo(ttft=where.slo.ttft, tpot=TIGHT_TPOT))
@@ -180,6 +183,14 @@ CASES = {
     ),
     "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
+CASES["flip_180"] = _case("Arrow, flips of 180 s", EIGHT, "arrow", 180.0)
+COUNTS = range(2, 9)  # of figure 9 [GPU]
+for _count in COUNTS:
+    _part = ServedDeployment(
+        name=f"{_count} x TP1", gpus=_count, prefill=_equal(1, _count - _count // 2), decode=_equal(1, _count // 2)
+    )
+    CASES[f"arrow_of_{_count}"] = _case(f"Arrow as printed, {_part.name}", _part, "arrow", waiting_counts=False)
+    CASES[f"least_load_of_{_count}"] = _case(f"least load, {_part.name}", _part, "least_load")
 #: Cases of each baseline, named as its policy, and their chunks: that of the engine's scheduler, and others. [token]
 CHUNKED = {
     name: {name: 2048, **{f"{name}_{chunk}": chunk for chunk in (512, 1024, 4096, 8192)}}
@@ -204,8 +215,8 @@ class ArrowMeasures(RunMeasures):
 class ArrowBench(RatedBench[ArrowMeasures]):
     """Runs workloads under the cases of Arrow."""
 
-    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
-        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, {MODEL: RECIPE}), quick=quick)
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False, engine: str | None = None) -> None:
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, {MODEL: RECIPE}, engine), quick=quick)
 
     def result(self, workload: str, case: str, scale: float, *, sample_s: float = 10.0) -> RunResult:
         """A run in full."""

@@ -10,7 +10,7 @@ import pandas as pd
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.workload.statistics import MINUTE
 from lab.studies.claims import claims_of
-from lab.studies.dopd import claims, claims_runs
+from lab.studies.dopd import as_authors, claims, claims_runs
 from lab.studies.dopd.claims_runs import BIMODAL_LOADS, bimodal_ttft, throughputs, utilisations
 from lab.studies.dopd.setup import CASES, PROFILE, SERVICE, SLO, DopdBench
 from lab.studies.panels import Axes, Picture, curve_points
@@ -97,9 +97,11 @@ def bursts(bench: DopdBench) -> Picture:
 
 
 PAPER = Paper(
-    bench=lambda traces, quick: DopdBench(traces, quick=quick),
+    bench=lambda traces, quick, engine: DopdBench(traces, quick=quick, engine=engine),
     profile=PROFILE,
     claims=claims_of(claims, claims_runs),
+    as_authors=as_authors.CLAIMS,
+    engines=as_authors.ENGINES,
     tables={"runs": runs},
     pictures={"ratio": ratio, "batches": batches, "static": static, "bursts": bursts},
 )

@@ -122,13 +122,24 @@ PLANNERS = {
     "DOPD, batches in order": case_of(ROOM, "dopd", batches="fifo"),
     "DOPD, rule as printed": case_of(ROOM, "dopd", sizing="printed"),
 }
+#: DOPD as algorithm 2 has it, with one T for observation and action [s]: the value is in the published code alone, 10.
+TIMES = (10.0, 60.0, 300.0)
+AS_ALGORITHM_2 = {
+    (sizing, seconds): f"DOPD, {sizing}, T = {seconds:g} s"
+    for sizing in ("printed", "mended", "published")
+    for seconds in TIMES
+}
+AUTHORS_PLANNERS = {
+    name: case_of(ROOM, "dopd", sizing=sizing, window_s=seconds, action_s=seconds)
+    for (sizing, seconds), name in AS_ALGORITHM_2.items()
+}
 
 
 class DopdBench(Bench):
     """Settings, traces, and the results of runs, each done once."""
 
-    def __init__(self, traces: Path | None, *, quick: bool) -> None:
-        super().__init__(Place(SYSTEM, PROFILE, {LLAMA: "fp8_bf16kv", OPT: "bf16"}), quick=quick)
+    def __init__(self, traces: Path | None, *, quick: bool, engine: str | None = None) -> None:
+        super().__init__(Place(SYSTEM, PROFILE, {LLAMA: "fp8_bf16kv", OPT: "bf16"}, engine), quick=quick)
         self._traces = traces
         self._warm: dict[tuple[str, int], Warm] = {}
 
@@ -183,19 +194,30 @@ class DopdBench(Bench):
     @cached_property
     def full_batch(self) -> int:
         """Requests of the first of ``SHAPES`` that a decode instance holds to their last token. [1]"""
-        tokens = kv_blocks(self.llama, Sharding(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
-        return tokens // sum(SHAPES[0])
+        return self.most_sequences(capped=True)["max_sequences"]
 
-    def most_sequences(self, *, capped: bool) -> dict[str, int]:
+    def most_sequences(self, *, capped: bool, shape: tuple[int, int] = SHAPES[0]) -> dict[str, int]:
         """Options of a decode instance: as many as it holds to the end, or up to 256, and it preempts."""
-        return {"max_sequences": self.full_batch} if capped else {}
+        if not capped:
+            return {}
+        return {"max_sequences": kv_blocks(self.llama, Sharding(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS // sum(shape)}
 
-    def saturated(self, prefill: int, decode: int = 1, *, capped: bool = True) -> RunResult:
-        """A full closed loop of the first of ``SHAPES``."""
-        trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=SHAPES[0])
-        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped))
-        closed = RunOptions(concurrency=SATURATED * decode)
-        return self.result(("saturated", prefill, decode, capped), trace, case, closed)
+    def saturated(
+        self,
+        prefill: int,
+        decode: int = 1,
+        *,
+        capped: bool = True,
+        shape: tuple[int, int] = SHAPES[0],
+        in_flight: int = 0,
+    ) -> RunResult:
+        """A closed loop of equal requests: full, or with so many of them. [request]"""
+        count = 2_000 if self.quick else 12_000 * sum(SHAPES[0]) // sum(shape)
+        trace = synthetic_trace(rate=1.0, requests=count, lengths=shape)
+        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped, shape=shape))
+        loop = in_flight or SATURATED * decode
+        closed = RunOptions(concurrency=loop)
+        return self.result(("saturated", prefill, decode, capped, *shape, loop), trace, case, closed)
 
     def open_loop(self, prefill: int, decode: int, rate: float, *, capped: bool = True) -> Summary:
         """Poisson arrivals of the first of ``SHAPES`` at a rate. [request/s]"""
@@ -289,7 +311,7 @@ class DopdBench(Bench):
             return trace.between(0.0, QUICK_S) if self.quick else trace
 
         trace = self.once(("hour", hour, service), drawn)
-        return self.result(("dynamic", planner, hour, service), trace, PLANNERS[planner])
+        return self.result(("dynamic", planner, hour, service), trace, (PLANNERS | AUTHORS_PLANNERS)[planner])
 
     def attainments(self, planner: str, service: int = SERVICE) -> Floats:
         """Of every hour. [1]"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.studies.claims import claims_of
-from lab.studies.dynaserve import claims, claims_equal
+from lab.studies.dynaserve import as_authors, claims, claims_equal
 from lab.studies.dynaserve.claims_equal import EQUAL, scan, shape_name
 from lab.studies.dynaserve.setup import (
     CASES,
@@ -104,9 +104,12 @@ def gaps(bench: DynaServeBench) -> Picture:
 
 
 PAPER = Paper(
-    bench=lambda traces, quick: DynaServeBench(workloads(traces, quick=quick), quick=quick),
+    bench=lambda traces, quick, engine: DynaServeBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
     claims=claims_of(claims, claims_equal),
+    as_authors=as_authors.CLAIMS,
+    engines=as_authors.ENGINES,
+    engine="vllm",
     searches=searches,
     search=DynaServeBench.rate,
     tables={"runs": runs, "capacities": capacities},

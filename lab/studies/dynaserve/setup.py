@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding, Slo
@@ -24,11 +25,12 @@ from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
-from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
 from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload
+from lab.studies.papers import trace_file
 from lab.studies.published_like import mini_reasoning_standin
 
 SYSTEM, RECIPE, PROFILE = "a100_sxm_80gb", "bf16", "measured"
@@ -49,6 +51,10 @@ SATURATED = 1000  # of a run in a closed loop [request]
 BATCH = 125
 WORKLOADS = ("code", "conversation", "burstgpt", "reasoning")
 MIX = "mix"
+#: arXiv Summarization (section 6.1) with lengths of the Llama-2 tokenizer, cut at 4,096 tokens in all; and their means
+#: and c_v, of which lengths are drawn without the file. [token]
+ARXIV, ARXIV_FILE = "arxiv", "arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv.gz"
+ARXIV_INPUTS, ARXIV_OUTPUTS = (2588.1, 0.365), (291.4, 1.820)
 #: Shapes of table 1: prompt and output. [token]
 SHAPES = ((8192, 32), (2048, 512), (219, 1467))
 
@@ -118,7 +124,8 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
     }
     reasoning = mini_reasoning_standin(rate=1.0, requests=count)
     sources["reasoning"] = (reasoning, "means 219/1467 of Mini Reasoning, log-normal with c_v 1")
-    for name in WORKLOADS:
+    sources[ARXIV] = _arxiv(traces, count)
+    for name in (*WORKLOADS, ARXIV):
         trace, stand_in = sources[name]
         drawn = synthetic_trace(rate=1.0, lengths=trace, requests=count, name=name)
         found[name] = Workload(drawn, LIMIT, stand_in)
@@ -136,6 +143,16 @@ def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
     return found
 
 
+def _arxiv(traces: Path | None, count: int) -> tuple[Trace, str]:
+    if traces is None:
+        lengths = (log_normal(*ARXIV_INPUTS), log_normal(*ARXIV_OUTPUTS))
+        drawn = synthetic_trace(rate=1.0, requests=count, lengths=lengths, name=ARXIV)
+        return drawn, f"log-normal lengths with the means and c_v of {ARXIV_FILE}"
+    rows = pd.read_csv(trace_file(traces, ARXIV_FILE))
+    inputs, outputs = rows["num_prefill_tokens"].to_numpy(), rows["num_decode_tokens"].to_numpy()
+    return Trace(arrival=np.arange(float(len(rows))), input_tokens=inputs, output_tokens=outputs, name=ARXIV), ""
+
+
 def _source(name: str) -> str:
     return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
@@ -149,9 +166,9 @@ def serves(seen: DynaServeMeasures) -> bool:
 class DynaServeBench(RatedBench[DynaServeMeasures]):
     """Runs workloads under the cases of DynaServe."""
 
-    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False, engine: str | None = None) -> None:
         recipes = dict.fromkeys((MODEL, MIDDLE, LARGE), RECIPE)
-        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes), quick=quick)
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes, engine), quick=quick)
 
     def setting(self, model: str) -> Setup:
         """A model on vLLM of the paper's time (0.7.2): servers hold what the profile assumes, not what 0.19 does."""
@@ -162,10 +179,10 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
 
         return self.once(("older", model), older)
 
-    def result(self, trace: Trace, case: StudyCase, *, concurrency: int = 0) -> RunResult:
-        """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
+    def result(self, trace: Trace, case: StudyCase, *, concurrency: int = 0, chunk: int = CHUNK) -> RunResult:
+        """A run in full; a closed loop of ``concurrency`` requests if above 0; caches go by ``chunk`` [token]."""
         bandwidth = LINK_SHARE * self.setting(case.model).system.nvlink_bandwidth
-        link = LinkSpec(bandwidth=bandwidth, chunk_tokens=CHUNK)
+        link = LinkSpec(bandwidth=bandwidth, chunk_tokens=chunk)
         return self.run(trace, case, slo=LIMIT, options=RunOptions(link=link, concurrency=concurrency))
 
     def look(self, workload: str, case: str, scale: float) -> DynaServeMeasures:

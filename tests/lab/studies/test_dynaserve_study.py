@@ -28,8 +28,9 @@ def test_served_by_hand():
 
 def test_workloads_are_poisson_with_the_lengths_of_their_sources():
     found = workloads(None, quick=False)
-    assert set(found) == {*WORKLOADS, MIX}
-    for name, mean in (("code", (2048, 28)), ("conversation", (1155, 211)), ("reasoning", (219, 1467))):
+    assert set(found) == {*WORKLOADS, dynaserve_setup.ARXIV, MIX}
+    means = {"code": (2048, 28), "conversation": (1155, 211), "reasoning": (219, 1467), "arxiv": (2588, 291)}
+    for name, mean in means.items():
         trace, stand_in = found[name].trace, found[name].stand_in
         gaps = np.diff(trace.arrival)
         assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)

@@ -1,0 +1,129 @@
+"""Judge claims of a paper as its authors set them up: engine, loop, sizes and rules, with what they leave open.
+
+``claims.csv`` has a claim in the setting of this project: its default engine, tuned baselines, rules mended.
+``AsAuthors`` is the same claim in the paper's: where it stands, what was measured there, the number of the paper, what
+is inferred where the paper is silent, and an acceptance that was set before the run. ``as_authors.csv`` has both
+verdicts of a claim, ``as_authors.md`` the same as a table for its page.
+
+>>> from lab.studies.claims import DERIVED, claim
+>>> @claim("T1", kind=DERIVED, statement="twice two is four", acceptance="exact")
+... def twice(two: float) -> Finding:
+...     return Finding(f"{2 * two:g}", 2 * two == 4, "")
+>>> both = AsAuthors(twice, place="2.1", setting="by hand", paper="4")
+>>> row = evaluate_as_authors([both], {"by head": 2.0}, pd.DataFrame([{"id": "T1", "value": "5", "verdict": "fails"}]))
+>>> row.loc[0, ["verdict", "our_verdict"]].tolist()
+['holds', 'fails']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic
+
+import pandas as pd
+
+from lab.studies.claims import Claim, Evidence, Finding, Progress, Verdict
+
+#: Columns of ``as_authors.csv``.
+COLUMNS = (
+    *("id", "statement", "place", "setting", "paper", "inferred", "engine", "acceptance", "value", "verdict"),
+    *("second_reading", "why", "note", "our_value", "our_verdict"),
+)
+
+
+class AsAuthors(Generic[Evidence]):
+    """A claim in the setting of its paper; without ``judge`` it is judged as the claim is, by the rules as printed."""
+
+    def __init__(
+        self,
+        claim: Claim[Evidence],
+        *,
+        place: str,
+        setting: str,
+        paper: str,
+        inferred: str = "",
+        acceptance: str = "",
+        judge: Callable[[Evidence], Finding] | None = None,
+        why: str = "",
+        judged: bool = True,
+    ) -> None:
+        self.claim = claim
+        self.place = place  # section, figure
+        self.setting = setting  # what was measured, and on what
+        self.paper = paper  # its numbers
+        self.inferred = inferred  # of the setting, where the paper is silent
+        self.acceptance = acceptance or claim.acceptance
+        self.why = why  # of a verdict other than "holds", one sentence
+        self.judged = judged  # False: what decides it is not to be had
+        self._judge = judge
+
+    def __call__(self, evidence: Evidence) -> Finding:
+        """Judge the claim; a second reading of the paper is its ``without``."""
+        if self._judge is not None:
+            return self._judge(evidence)
+        found = self.claim(evidence)
+        return found if found.without is None else Finding(found.without.value, found.without.holds, found.note)
+
+    def verdict(self, found: Finding) -> Verdict:
+        """What a finding comes to."""
+        if found.without is not None and found.without.holds != found.holds:
+            return Verdict.READING
+        if not found.holds:
+            return Verdict.FAILS
+        return Verdict.BY_CONSTRUCTION if self.claim.by_construction else Verdict.HOLDS
+
+
+def evaluate_as_authors(
+    claims: Iterable[AsAuthors[Evidence]],
+    evidence: Mapping[str, Evidence],
+    ours: pd.DataFrame,
+    listener: Progress | None = None,
+) -> pd.DataFrame:
+    """Judge claims on the engines of a paper's authors, beside this project's verdicts.
+
+    Takes ``ours`` (a row a claim, with ``id``, ``value`` and ``verdict``). Returns columns ``COLUMNS``; a row a claim
+    and engine.
+    """
+    own = ours.set_index("id")
+    rows = []
+    for each in claims:
+        said = own.loc[each.claim.id]
+        about = {
+            **{"id": each.claim.id, "statement": each.claim.statement, "acceptance": each.acceptance},
+            **{name: getattr(each, name) for name in ("place", "setting", "paper", "inferred", "why")},
+            **{"our_value": said["value"], "our_verdict": said["verdict"]},
+        }
+        for engine, seen in evidence.items() if each.judged else (("", None),):
+            rows.append(about | {"engine": engine} | _columns(each, seen))
+        if listener is not None:
+            listener.advance(1)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Lay the verdicts of ``evaluate_as_authors`` out as a Markdown table, a row a claim; engines stand together."""
+    lines = ["| | claim; where, and what was measured | inferred | paper | here | accepted | as its authors | ours |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, part in table.groupby("id", sort=False):
+        row = part.iloc[0]
+        several = len(part) > 1
+        begins = [f"{engine}: " if several else "" for engine in part["engine"].astype(str)]
+        values, seconds = part["value"].astype(str), part["second_reading"].astype(str)
+        here = [begin + value for begin, value in zip(begins, values, strict=True) if value]
+        here += [f"{begin}second reading, {second}" for begin, second in zip(begins, seconds, strict=True) if second]
+        said = [f"{begin}**{verdict}**" for begin, verdict in zip(begins, part["verdict"].astype(str), strict=True)]
+        why = "" if set(part["verdict"]) <= {Verdict.HOLDS, Verdict.BY_CONSTRUCTION} else row["why"]
+        verdict = "; ".join(said) + (f": {why}" if why else "")
+        about = f"{row['statement']}; {row['place']}: {row['setting']}"
+        cells = [name, about, row["inferred"], row["paper"], "; ".join(here), row["acceptance"], verdict]
+        lines.append(f"| {' | '.join(map(str, cells))} | {row['our_verdict']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _columns(claim: AsAuthors[Evidence], seen: Evidence | None) -> dict[str, str]:
+    if seen is None:
+        return {"value": "", "verdict": Verdict.NOT_JUDGED, "second_reading": "", "note": ""}
+    found = claim(seen)
+    other = found.without
+    second = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
+    return {"value": found.value, "verdict": claim.verdict(found), "second_reading": second, "note": found.note}
