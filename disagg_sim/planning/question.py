@@ -189,8 +189,8 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     at = setup(spec, system, recipe, profile, options.engine, drafter)
     if parse_prefill_delay(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
         raise InputError(
-            f"hold_prompts {options.hold_prompts}: launch writes no option of {at.engine} that holds prompts back "
-            "until every attention rank has one; allowed with it: none, tuned"
+            f"hold_prompts {options.hold_prompts}: launch writes no prefill delay for {at.engine}; "
+            "allowed with it: none, tuned"
         )
     if options.prefill_system is None:
         both = replace(at, set_aside=options.set_aside) if options.set_aside else at

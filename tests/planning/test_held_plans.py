@@ -147,7 +147,7 @@ def test_engines_that_are_not_told_to_hold_prompts_back_do_not():
     ranks = next(each for each in found.cases[0].colocated if each.mapping.dp_attn > 1)
     of_ranks = replace(found.other, pools=(replace(found.other.pools[0], choice=ranks),))
     assert "launch writes no prefill delay for vllm" in next(iter(why_rows(found, of_ranks)))[1]
-    with pytest.raises(InputError, match=r"launch writes no option of vllm .* allowed with it: none, tuned"):
+    with pytest.raises(InputError, match=r"launch writes no prefill delay for vllm; allowed with it: none, tuned"):
         asked(30, engine="vllm")
 
 
