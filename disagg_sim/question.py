@@ -1,6 +1,6 @@
-"""State the fields of a question once: the command line, the tools for agents and their schemas are made of them.
+"""Define the fields of a question once, for the command line, the agent tools and their schemas.
 
-A question is a frozen dataclass. The annotation of a field has an ``Ask``: its help, its unit and range, its spelling.
+A question is a frozen dataclass. An ``Ask`` in the annotation of a field gives its help, unit, range and spelling.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from disagg_sim.choices import (
     EVEN_RANKS,
     FAILURES,
     HEADROOM,
-    HELD,
     LAUNCHERS,
     MORE_PHASES,
     MOST_HEADROOM,
     MOST_SEED,
     MOST_SKEW,
-    NOT_HELD,
+    NO_DELAY,
     OBJECTIVES,
     PHASES,
     POOLS,
     RANK_IMBALANCES,
+    TUNED_DELAY,
 )
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.units import asked_quantity
@@ -33,19 +33,19 @@ from disagg_sim.units import asked_quantity
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Mark of a field of a question.
+    """Help, unit, range and spelling of a field of a question.
 
     ``Annotated[float, Ask("Share of each prompt.", "SHARE", unit="share", low=0.0, high=1.0)]`` reads ``90%`` as 0.9.
     """
 
     help: str
-    value: str = ""  # what stands for the value in the help; "" = its type
+    value: str = ""  # placeholder of the value in the help; "" = its type
     low: float | None = None  # least value; None = any
     high: float | None = None
-    unit: str = ""  # key of ``units.BARE``: unit of a bare number, and units that text may have; "" = no unit
-    flag: str = ""  # in the shell; "" = the name of the field
-    argument: bool = False  # whether it stands in the shell without a flag
-    agents: str | None = ""  # argument of a tool; "" = the name of the field; None = not for agents
+    unit: str = ""  # key of ``units.BARE``, which has the units of numbers and of text; "" = no unit
+    flag: str = ""  # option of the command line; "" = the name of the field
+    argument: bool = False  # whether it is a positional argument
+    agents: str | None = ""  # argument of an agent tool; "" = the name of the field; None = no argument
 
     def read(self, given: object) -> float:
         """Convert a number, or text with a unit, to SI units; refuse values out of range.
@@ -57,8 +57,8 @@ class Ask:
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         if not low <= number <= high:
-            upto = "" if self.high is None else f" to {high:g}"
-            raise InputError(f"{given} is out of range; allowed: from {low:g}{upto}")
+            up_to = "" if self.high is None else f" to {high:g}"
+            raise InputError(f"{given} is out of range; allowed: from {low:g}{up_to}")
         return number
 
 
@@ -66,67 +66,69 @@ class QuestionField(NamedTuple):
     """A field of a question."""
 
     name: str
-    kind: Any  # type of its value; of a union, the shell takes the first
+    kind: Any  # type of its value; the command line takes the first type of a union
     ask: Ask
     default: Any  # ``dataclasses.MISSING`` = required
 
     @property
     def flag(self) -> str:
-        """Its spelling in the shell."""
+        """Its option on the command line."""
         return f"--{(self.ask.flag or self.name).replace('_', '-')}"
 
 
 def fields_of(question: type) -> Iterator[QuestionField]:
-    """List the fields of a question, in the order of its help."""
+    """List the fields of a question in the order of its help."""
     hints = get_type_hints(question, include_extras=True)
     for each in fields(question):
         kind, ask = get_args(hints[each.name])
         yield QuestionField(each.name, kind, ask, each.default)
 
 
-def given(asked: Any, *names: str) -> list[str]:
-    """List the flags of the named fields whose values are not their defaults.
+def changed_flags(asked: Any, *names: str) -> list[str]:
+    """List the options of the named fields whose values differ from the defaults.
 
-    >>> given(ExplainQuestion(best=True, tp=8), "row", "best"), given(ExplainQuestion())
+    >>> changed_flags(ExplainQuestion(best=True, tp=8), "row", "best"), changed_flags(ExplainQuestion())
     (['--best'], [])
     """
-    taken = (each for each in fields_of(type(asked)) if each.name in names)
-    return [each.flag for each in taken if getattr(asked, each.name) != each.default]
+    named = (each for each in fields_of(type(asked)) if each.name in names)
+    return [each.flag for each in named if getattr(asked, each.name) != each.default]
 
 
 def prices_of(given: Iterable[str]) -> dict[str, float]:
-    """Read prices of GPUs by system. [USD/h]
+    """Read the price of a GPU of each system. [USD/h]
 
     >>> prices_of(["h100_sxm=2.5", "b200_sxm=$4/h"])
     {'h100_sxm': 2.5, 'b200_sxm': 4.0}
     """
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for text in given:
         name, _, number = text.partition("=")
         try:
-            found[name] = float(number.strip().removeprefix("$").removesuffix("/h"))
+            prices[name] = float(number.strip().removeprefix("$").removesuffix("/h"))
         except ValueError:
-            said = f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
-            raise InputError(said) from None
-    return found
+            allowed = "allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
+            raise InputError(f"--price {quoted(text)}; {allowed}") from None
+    return prices
 
 
 def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
-    """Make the ``Ask`` of a share, which may be given in percent. [1]"""
+    """Make the ``Ask`` of a share, which text may give in percent. [1]"""
     return Ask(text, "SHARE", low, high, unit="share")
 
 
-# Types of values, and fields that several questions have.
+# Types of values, and fields of several questions.
 Number = float | None
 Latency = str | float | None  # '500 ms', or seconds
 Prices = list[str] | dict[str, float] | None  # SYSTEM=USD each, or a mapping
 Cached = Annotated[float, share("Share of each prompt that is cached.", 0.0, 1.0)]
-RankImbalance = Annotated[str, Ask(f"Routing to DP ranks that run in step: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
-Speculate = Annotated[str, Ask("Draft tokens of a decode step.", "auto|off|K")]
+RankImbalance = Annotated[str, Ask(f"Routing to attention-DP ranks: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
+Speculate = Annotated[str, Ask("Draft tokens per decode step.", "auto|off|K")]
 Acceptance = Annotated[
     str, Ask("Draft acceptance: a curve, 'mtp 0.8 0.6', 'draft_model MODEL 0.8 0.6'.", "NAME|METHOD SHARES")
 ]
-HoldPrompts = Annotated[str, Ask("Prefill delay: most decode steps until every rank has a prompt.", "none|tuned|N")]
+PrefillDelay = Annotated[
+    str, Ask("Prefill delay: most decode steps to wait until every rank has a prompt.", "none|tuned|N")
+]
 Failures = Annotated[str, Ask("Failure rates for --availability.", "NAME|FILE")]
 Row = Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)]
 Case = Annotated[str, Ask("Only rows of this case.")]
@@ -144,14 +146,14 @@ class PlanQuestion:
     """
 
     model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
-    system: Annotated[str, Ask("GPU systems that compete.", "S[,S2,...]|any")]
+    system: Annotated[str, Ask("GPU systems to compare.", "S[,S2,...]|any")]
     prefill_system: Annotated[str, Ask("Another system for the prefill pool.", "P")] = ""
     isl: Annotated[int | None, ISL] = None
     osl: Annotated[int | None, OSL] = None
     traffic: Annotated[str, Ask("Lengths of a shipped traffic.", "NAME")] = ""
     trace: Annotated[str, Ask("Lengths and arrivals of a request trace.", "FILE")] = ""
-    pools: Annotated[str, Ask(f"More pools than prefill,decode, of {', '.join(POOLS)}.", "POOL,...")] = ""
-    images: Annotated[str, Ask("Images of a request, 2x1120x1120; share with cached encodings.", "NxHxW[@SHARE]")] = ""
+    pools: Annotated[str, Ask(f"Pools in place of prefill,decode; of {', '.join(POOLS)}.", "POOL,...")] = ""
+    images: Annotated[str, Ask("Images of a request, 2x1120x1120; share of cached encodings.", "NxHxW[@SHARE]")] = ""
     ffn_system: Annotated[str, Ask("Another system for the ffn pool.", "F")] = ""
     cached: Cached = 0.0
     tiers: Annotated[str, Ask(f"{TIERS} With sessions: 'hbm=20 GB,dram', no shares.", TIERS_VALUE)] = ""
@@ -160,35 +162,35 @@ class PlanQuestion:
     acceptance: Acceptance = ""
     ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 by default. [default: 2 s]", "LIMIT")] = None
     tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 by default. [default: 50 ms]", "LIMIT")] = None
-    gpus: Annotated[int | None, Ask("Serve the highest rate with so many GPUs.", low=1)] = None
+    gpus: Annotated[int | None, Ask("Serve the highest rate with this many GPUs.", low=1)] = None
     rate: Annotated[
-        Number, Ask("Serve so many requests/s at the least cost.", "RATE", unit="rate", agents="rate_per_s")
+        Number, Ask("Serve this many requests/s at the least cost.", "RATE", unit="rate", agents="rate_per_s")
     ] = None
-    users: Annotated[int | None, Ask("Serve so many users with one request in flight each.", low=1)] = None
+    users: Annotated[int | None, Ask("Serve this many users, each with one request in flight.", low=1)] = None
     objective: Annotated[str, Ask(f"{', '.join(OBJECTIVES)}.")] = "gpus"
     engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
     precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
-    max_dcp: Annotated[int, Ask("Most GPUs that share the cache of a KV head.", low=1)] = 1
-    max_pcp: Annotated[int, Ask("Most ranks of a prefill pool that share a prompt.", low=1)] = 1
+    max_dcp: Annotated[int, Ask("Largest DCP degree: GPUs that share the cache of a KV head.", low=1)] = 1
+    max_pcp: Annotated[int, Ask("Largest PCP degree: prefill ranks that share a prompt.", low=1)] = 1
     max_redundant_experts: Annotated[int, Ask("Most redundant expert slots.", low=0)] = 0
     expert_skew: Annotated[float, Ask("Coefficient of variation of expert popularity.", low=0.0, high=MOST_SKEW)] = 0.0
-    hold_prompts: HoldPrompts = HELD
+    hold_prompts: PrefillDelay = TUNED_DELAY
     headroom: Annotated[float, share("Spare rate of every pool, as a share of its rate.", 0.0, MOST_HEADROOM)] = (
         HEADROOM
     )
-    confidence: Annotated[Number, share("Grow until the limits hold with this probability.", 0.5, 0.99)] = None
+    confidence: Annotated[Number, share("Add GPUs until the limits hold with this probability.", 0.5, 0.99)] = None
     max_nic: Annotated[
         Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
     ] = None
     price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
-    utilisation: Annotated[Number, share("Price tokens at this share of used hours.")] = None
-    energy: Annotated[bool, Ask("Print the power of GPUs and building at this rate.")] = False
+    utilisation: Annotated[Number, share("Share of the paid GPU hours that are used; prices tokens.")] = None
+    energy: Annotated[bool, Ask("Also print the power of GPUs and data center at the planned rate.")] = False
     availability: Annotated[Number, share("Add spares: full capacity for this share of the time.")] = None
     failures: Failures = FAILURES
     emit: Annotated[
         str, Ask(f"Plan for an engine and write its launch files: {', '.join(LAUNCHERS)}.", "ENGINE", agents=None)
     ] = ""
-    proof: Annotated[bool, Ask("Simulate the plan and adapt its counts.", flag="simulate", agents=None)] = False
+    proof: Annotated[bool, Ask("Simulate the plan and adjust instance counts.", flag="simulate", agents=None)] = False
     seed: Annotated[int, Ask("Seed of simulated arrivals and lengths.", low=0, high=MOST_SEED, agents=None)] = 0
     out: Annotated[Path | None, Ask("Also write everything as files.", "DIR", agents=None)] = None
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
@@ -198,7 +200,7 @@ class PlanQuestion:
 class EvaluateQuestion:
     """Evaluate a deployment: TTFT and TPOT of its requests, its highest rate, and the plan for the same load.
 
-    Give it by --pool, once for each pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
+    Give the deployment by one --pool for each pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
     """
 
     model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
@@ -228,7 +230,7 @@ class EvaluateQuestion:
         Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
     ] = None
     price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
-    alone: Annotated[bool, Ask("Evaluate alone, without a plan for the same load.")] = False
+    alone: Annotated[bool, Ask("Skip the plan for the same load.")] = False
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
 
 
@@ -265,7 +267,7 @@ class ExplainQuestion:
     pcp: Annotated[int, Ask("Groups of tp GPUs that share a prompt, for prefill.", low=1)] = 1
     speculate: Speculate = "off"
     acceptance: Acceptance = ""
-    batch: Annotated[int, Ask("Requests of the instance.", low=1)] = 1
+    batch: Annotated[int, Ask("Requests in a batch of the instance.", low=1)] = 1
     isl: Annotated[int, ISL] = 1024
     osl: Annotated[int, OSL] = 256
     traffic: Annotated[
@@ -274,12 +276,12 @@ class ExplainQuestion:
     cached: Cached = 0.0
     tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
     rank_imbalance: RankImbalance = EVEN_RANKS
-    hold_prompts: HoldPrompts = NOT_HELD
+    hold_prompts: PrefillDelay = NO_DELAY
     figure: Annotated[
         Path | None, Ask("Picture to write (.png, .svg, .pdf): bars and roofline.", "FILE", agents=None)
     ] = None
     energy: Annotated[bool, Ask("Also print watts and joules of the passes.")] = False
-    availability: Annotated[Number, share("Print what a failure stops, and spares for this availability.")] = None
+    availability: Annotated[Number, share("Print capacity lost by a failure, spares for this availability.")] = None
     failures: Failures = FAILURES
     as_json: Annotated[bool, Ask("Print JSON.", flag="json", agents=None)] = False
 
@@ -288,14 +290,14 @@ class ExplainQuestion:
 class LaunchQuestion:
     """Write commands or manifests of a serving engine for a row of a frontier, or for a deployment of a scenario.
 
-    Also print what the engine cannot express, one line each, with the engines that can.
+    Also print each part that the engine cannot express, with the engines that can.
     """
 
     source: Annotated[
         Path, Ask("Results of a sweep, its frontier.csv, or a scenario (.yaml).", "DIR|FILE", argument=True)
     ]
     engine: Annotated[str, Ask(f"{', '.join(LAUNCHERS)}.")]
-    backend: Annotated[str, Ask("Engine of Dynamo's workers; default: the one planned for.")] = ""
+    backend: Annotated[str, Ask("Engine of Dynamo's workers; default: the engine of the plan.")] = ""
     row: Row = None
     case: Case = ""
     best: Best = False

@@ -18,7 +18,7 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
-from disagg_sim.choices import MORE_PHASES, NOT_HELD, PHASES
+from disagg_sim.choices import MORE_PHASES, NO_DELAY, PHASES
 from disagg_sim.cli.explain_pools import explain_pool
 from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
@@ -30,7 +30,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.design import Availability
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
-from disagg_sim.question import ExplainQuestion, LaunchQuestion, given
+from disagg_sim.question import ExplainQuestion, LaunchQuestion, changed_flags
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -138,7 +138,7 @@ def explained(asked: ExplainQuestion) -> Apart:
     else:
         _require_one(asked)
         by_hand = {each.name for each in fields(asked)} - {*OF_ROWS, *OF_BOTH}
-        if flags := given(asked, *by_hand):
+        if flags := changed_flags(asked, *by_hand):
             raise InputError(f"{', '.join(flags)}: of a design by hand; a table says that of each row")
         origin, traffic = Origin(lengths=lengths_named(asked.traffic) if asked.traffic else None), asked.traffic
         design = chosen_row(read_points(asked.results, asked.case), asked)
@@ -172,7 +172,7 @@ def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, st
     """Setup, mapping, lengths and name of the traffic of a design that is given by its parts."""
     _require_one(asked)
     law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
-    if flags := given(asked, *OF_ROWS):
+    if flags := changed_flags(asked, *OF_ROWS):
         raise InputError(f"{', '.join(flags)} {OF_TABLE}")
     for option, value in (("--system", asked.system), ("--precision", asked.precision)):
         if not value:
@@ -209,7 +209,7 @@ def _scored(asked: ExplainQuestion, at: Setup, mapping: Sharding, law: Lengths) 
     if phase not in PHASES:
         known = (*PHASES, *MORE_PHASES)
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
-    if phase != ServingMode.COLOCATED and asked.hold_prompts != NOT_HELD:
+    if phase != ServingMode.COLOCATED and asked.hold_prompts != NO_DELAY:
         raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
@@ -242,7 +242,7 @@ def read_points(path: Path, case: str) -> pd.DataFrame:
 def chosen_row(table: pd.DataFrame, asked: ExplainQuestion | LaunchQuestion) -> pd.DataFrame:
     """The row that --row, --at-interactivity or --best means; ``InputError`` where it is none or several."""
     row, least = asked.row, asked.at_interactivity
-    if len(given(asked, "row", "at_interactivity", "best")) > 1:
+    if len(changed_flags(asked, "row", "at_interactivity", "best")) > 1:
         raise InputError("--row, --best and --at-interactivity exclude each other")
     if row is not None:
         if row not in table.index:

@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
-from disagg_sim.question import ExplainQuestion, given
+from disagg_sim.question import ExplainQuestion, changed_flags
 from disagg_sim.report.breakdown import entries_of, time_text, too_full
 from disagg_sim.report.words import records, text_of
 from disagg_sim.search.splits import ffn_mapping
@@ -29,7 +29,7 @@ HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 def explain_pool(asked: ExplainQuestion, at: Setup, mapping: Sharding, lengths: Lengths) -> None:
     """Print what a step over both pools waits for, or what encoding a request takes, perhaps in joules, too."""
     others = ("as_json", "figure", "availability", "speculate", "rank_imbalance", "hold_prompts")
-    if flags := given(asked, *others):
+    if flags := changed_flags(asked, *others):
         raise InputError(f"{', '.join(flags)}: only prefill, decode and instances of both take it")
     if asked.phase == ENCODE:
         _explain_encode(at, asked.images, energy=asked.energy)

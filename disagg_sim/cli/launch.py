@@ -12,13 +12,13 @@ from disagg_sim.cli.explain import OF_ROWS, OF_TABLE, chosen_row, read_points
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.launch.launch import launch as launched
 from disagg_sim.launch.launch import lines_of
-from disagg_sim.question import LaunchQuestion, given
+from disagg_sim.question import LaunchQuestion, changed_flags
 
 
 def launch(asked: LaunchQuestion) -> None:
     """Write what starts a row of a table, or a deployment of a scenario."""
     if asked.source.suffix in (".yaml", ".yml"):
-        if flags := given(asked, *OF_ROWS):
+        if flags := changed_flags(asked, *OF_ROWS):
             raise InputError(f"{', '.join(flags)} {OF_TABLE}")
         what = _of_scenario(asked.source, asked.deployment)
     else:

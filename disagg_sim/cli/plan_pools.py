@@ -17,7 +17,7 @@ from disagg_sim.launch.launch import Launch, launch
 from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import Size
-from disagg_sim.question import PlanQuestion, given
+from disagg_sim.question import PlanQuestion, changed_flags
 from disagg_sim.report.more_pools import NO_FACTS, played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.report.plan import ScreenPart
 from disagg_sim.report.schemas import PoolsJson
@@ -91,7 +91,7 @@ class PoolsAnswer:
 def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     """Plan encode, attention and feed-forward pools beside prefill and decode."""
     work, memory, limits, options = plan_inputs(asked)
-    flags = [*(["--tiers of sessions"] if memory else []), *given(asked, "trace", "hold_prompts", "confidence")]
+    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "trace", "hold_prompts", "confidence")]
     if flags:
         raise InputError(f"{', '.join(flags)} and --pools exclude each other: only plans of prefill and decode take it")
     if not _names(asked.pools):

@@ -1,8 +1,8 @@
 """Load specs by name or path: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``.
 
-A file is parsed once for each of its versions; equal names give the same object.
+A file is parsed again only after it changed; equal names give the same object.
 
-Past 400 lines: one function a kind, each with its own type and example.
+Past 400 lines: one function for each kind, with its type and example.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_system(name: str | Path) -> SystemSpec:
     Parameters
     ----------
     name : str or Path
-        Case and the difference of ``-``, ``.`` and ``_`` do not matter in a name; a path ends with ``.yaml``.
+        In a name, upper and lower case are equal, and ``-``, ``.`` and ``_``; a path ends with ``.yaml``.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def load_system(name: str | Path) -> SystemSpec:
     Raises
     ------
     UnknownNameError, InputError, SpecError
-        An unknown name, what is neither name nor path, all faults of the file. The same holds for all ``load_*``.
+        An unknown name, a value that is neither name nor path, all faults of the file; so for all ``load_*``.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def load_model(name: str | Path) -> ModelSpec:
     Returns
     -------
     ModelSpec
-        Kinds of layers in their order, and what stands before and behind them.
+        Layers in order, embedding and head.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def load_model(name: str | Path) -> ModelSpec:
     (4096, 32)
     """
     if is_config(name) and is_own_file(name):
-        from disagg_sim.facts.hub.imported import imported_spec  # reads other files than these
+        from disagg_sim.facts.hub.imported import imported_spec  # loaded only when needed
 
         return imported_spec(name)
     return _load(ModelSpec, name)
@@ -161,7 +161,7 @@ def load_profile(name: str | Path) -> ProfileSpec:
     Returns
     -------
     ProfileSpec
-        How far from the vendor's peaks a forecast is made.
+        Utilisation of the vendor's peaks.
 
     Examples
     --------
@@ -186,10 +186,7 @@ def load_failures(name: str | Path) -> FailureSpec:
 
 
 def load_scheduler(name: str | Path) -> SchedulerSpec:
-    """Load the scheduler ``name`` (``hw_specs/schedulers/``): what an engine of some version admits and keeps.
-
-    Returns admission, watermark [1], defaults of a step [token], [1].
-    """
+    """Load the scheduler ``name`` (``hw_specs/schedulers/``) of an engine: admission, watermark, defaults of a step."""
     return _load(SchedulerSpec, name)
 
 
@@ -220,13 +217,13 @@ def load_speculation(name: str | Path) -> Speculation:
     Parameters
     ----------
     name
-        As in ``load_system``; or a method and an acceptance of one's own, ``"mtp 0.8 0.6"`` or, of a draft model,
+        As in ``load_system``; or a method with acceptances by position, ``"mtp 0.8 0.6"`` or
         ``"draft_model llama_3_1_8b 0.8 0.6"``.
 
     Returns
     -------
     Speculation
-        As measured on one model and text, or as stated.
+        Drafter, and acceptance as measured or as given in ``name``.
 
     Examples
     --------
@@ -248,7 +245,7 @@ def load_uncertainty(name: str | Path) -> UncertaintySpec:
 
 
 def load_layout_rules(engine: str | Path) -> LayoutRules:
-    """Load what an engine can start (``hw_specs/layouts/``): how degrees may divide a stage, blocks of weights [1].
+    """Load the layouts that an engine can start (``hw_specs/layouts/``): allowed degrees, blocks of weights [1].
 
     >>> load_layout_rules("vllm").expert_groups
     'one_or_all'
@@ -262,9 +259,7 @@ def load_evidence(name: str | Path) -> EvidenceSpec:
 
 
 def load_launcher(name: str | Path) -> LauncherSpec:
-    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with their
-    sources.
-    """
+    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with sources."""
     return _load(LauncherSpec, name)
 
 
@@ -286,7 +281,7 @@ def load_efficiency(system: str | Path) -> EfficiencySpec | None:
 def load_power(system: str | Path) -> PowerSpec | None:
     """Load the fitted power of the kernels of ``system`` (``hw_specs/power/``), as shares of its power limit [1].
 
-    Returns its own laws, or those that it inherits; None when the system has no such file.
+    Fits may be inherited from another system. Returns None when the system has no such file.
     """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("power"):
         return None
@@ -294,7 +289,7 @@ def load_power(system: str | Path) -> PowerSpec | None:
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
-    """Find the formats of a recipe for a model, on a system that has the arithmetic."""
+    """Find the formats of a recipe for a model; refuse formats whose arithmetic the system lacks."""
     precision = load_precision(name).resolve(model)
     lacking = sorted(precision.arithmetics - set(system.peak_flops))
     if lacking:
@@ -308,7 +303,7 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
 
 
 def is_own_file(name: str | Path) -> bool:
-    """Tell whether a name means a file, a directory or a model of the hub rather than a spec of the catalogue.
+    """Tell whether a name is a file, a directory or a hub model, and no shipped spec.
 
     >>> [is_own_file(name) for name in ("llama-3.1-8b", "unheard_of", "mine/h200.yaml", "Qwen/Qwen3-8B")]
     [False, False, True, True]
@@ -317,7 +312,7 @@ def is_own_file(name: str | Path) -> bool:
 
 
 def spec_name(kind: str) -> BeforeValidator:
-    """Mark of a text that names a spec: it is loaded, and given back in its canonical spelling."""
+    """Validate the name of a spec: load it, return its canonical spelling."""
     noun = NOUNS.get(kind, kind)
 
     def read(value: object) -> str:
@@ -333,7 +328,7 @@ def spec_name(kind: str) -> BeforeValidator:
 
 
 def load_spec(kind: str, name: str | Path) -> object:
-    """Load the spec ``name`` of any ``kind`` that ``list_specs`` knows, sweeps and scenarios apart."""
+    """Load the spec ``name`` of any ``kind`` of ``list_specs``, except sweeps and scenarios."""
     return _load(next(of for of, (known, _) in _KINDS.items() if known == kind), name)
 
 
@@ -346,13 +341,13 @@ def _load(of: type[S], name: str | Path) -> S:
         stamp = path.stat().st_mtime_ns
     except OSError:
         stamp = 0
-    found = _load_file(read, path, stamp)
-    assert isinstance(found, of)
-    return found
+    spec = _load_file(read, path, stamp)
+    assert isinstance(spec, of)
+    return spec
 
 
 @lru_cache(maxsize=256)
-def _load_file(read: Reader, path: Path, stamp: int) -> object:  # noqa: ARG001 - a new version is another entry
+def _load_file(read: Reader, path: Path, stamp: int) -> object:  # noqa: ARG001 - a changed file is another entry of the cache
     return read(path, read_mapping(path), canonical_name(path.stem))
 
 
@@ -361,11 +356,11 @@ def _fields(of: Any, path: Path, data: Mapping[str, Any], name: str) -> Any:
 
 
 def _sourced(of: Any, words: tuple[str, ...], path: Path, data: Mapping[str, Any], name: str) -> Any:
-    """A spec whose values, but ``words`` and null, need a source."""
+    """Make a spec whose values need sources, except ``words`` and nulls."""
     spec = _fields(of, path, data, name)
-    told = [key for key in keys_of(of).model_fields if key not in (*words, "sources")]
-    if found := source_faults(spec.sources, told, needed=[key for key in told if data[key] is not None]):
-        raise spec_error(path, found)
+    keys = [key for key in keys_of(of).model_fields if key not in (*words, "sources")]
+    if faults := source_faults(spec.sources, keys, needed=[key for key in keys if data[key] is not None]):
+        raise spec_error(path, faults)
     return spec
 
 
@@ -393,28 +388,29 @@ _KINDS: dict[type, tuple[str, Reader]] = {
 }
 
 
-#: Files of fits that are being read, each because the one before it inherits from it.
-_HEIRS: ContextVar[tuple[Path, ...]] = ContextVar("_HEIRS", default=())
-#: Longest such chain. [1]
-_MOST_HEIRS = 20
+#: Files of fits being read; each inherits from the next.
+_CHILDREN: ContextVar[tuple[Path, ...]] = ContextVar("_CHILDREN", default=())
+#: Longest chain of inheritance. [1]
+_MOST_CHILDREN = 20
 
 
 def _parent(of: type[S], path: Path, parent: str) -> S:
-    """Fits of the system that a file inherits from; a fault of the name is a fault of the file."""
-    heirs = (*_HEIRS.get(), path)
+    """Load the fits that the file at ``path`` inherits from; report an unknown parent as a fault of that file."""
+    children = (*_CHILDREN.get(), path)
     try:
         ancestor = find_file(_KINDS[of][0], parent)
     except UnknownNameError as error:
         raise spec_error(path, [str(error)]) from None
-    names = [canonical_name(each.stem) for each in (*heirs, ancestor)]
+    names = [canonical_name(each.stem) for each in (*children, ancestor)]
     if names[-1] in names[:-1]:
         circle = " -> ".join(names[names.index(names[-1]) :])
-        said = f"{quoted(parent)} cannot inherit from itself" if len(heirs) == 1 else f"inherits in a circle: {circle}"
-        raise spec_error(path, [said])
-    if len(heirs) > _MOST_HEIRS:
-        raise spec_error(path, [f"inherits through more than {_MOST_HEIRS} files: {' -> '.join(names[:4])} -> ..."])
-    token = _HEIRS.set(heirs)
+        alone = len(children) == 1
+        fault = f"{quoted(parent)} cannot inherit from itself" if alone else f"inherits in a circle: {circle}"
+        raise spec_error(path, [fault])
+    if len(children) > _MOST_CHILDREN:
+        raise spec_error(path, [f"inherits through more than {_MOST_CHILDREN} files: {' -> '.join(names[:4])} -> ..."])
+    token = _CHILDREN.set(children)
     try:
         return _load(of, ancestor)
     finally:
-        _HEIRS.reset(token)
+        _CHILDREN.reset(token)

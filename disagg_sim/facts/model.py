@@ -1,8 +1,7 @@
 """Describe a model by its layers; count its parameters and cache bytes.
 
-The counts follow section 2 of the model facts: matrix multiplies, norms, biases, routers, sinks
-and positions, so that the totals of every shipped model are exact. A vision tower turns images into embeddings before
-prefill.
+Matrix multiplies, norms, biases, routers, sinks and positions are counted, so that the totals of every shipped model
+are exact.
 """
 
 from __future__ import annotations
@@ -35,25 +34,24 @@ from disagg_sim.notebook import Shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """A transformer over the patches of one image, each of which sees all others, and a projector into the model.
+    """A vision tower: bidirectional attention over the patches of one image, then a projector.
 
-    The projector joins ``merge`` x ``merge`` patches and leads them through two matrices to the hidden size of the
-    model.
+    The projector maps ``merge`` x ``merge`` patches by two matrices to one embedding of the model.
     """
 
     layers: Count
     hidden: Count
     width: Count  # of its feed-forward part, two matrices [1]
     patch: Annotated[int, Range(1, 1024)]  # edge of a patch [pixel]
-    merge: Annotated[int, Range(1, 16)]  # edge of the patches that become one token [1]
+    merge: Annotated[int, Range(1, 16)]  # patches along each edge of the square that becomes one token [1]
 
     @property
     def matmul_params(self) -> int:
-        """Weights of the layers that a patch passes: four square matrices of attention and two of the FFN. [1]"""
+        """Weights of all layers: four square matrices of attention and two matrices of the FFN each. [1]"""
         return self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.width)
 
     def patches(self, height: int, width: int) -> int:
-        """Patches of an image, whose edges are rounded up to whole tokens. [1]"""
+        """Patches of an image, its edges rounded up to whole tokens. [1]"""
         edge = self.patch * self.merge
         return math.ceil(height / edge) * math.ceil(width / edge) * self.merge**2
 
@@ -62,7 +60,7 @@ class EncoderSpec:
         return self.patches(height, width) // self.merge**2
 
 
-#: Layers of one model; the deepest known has some hundred. [1]
+#: Most layers of one model; the deepest known has about a hundred. [1]
 MOST_LAYERS = 10_000
 
 
@@ -70,8 +68,7 @@ MOST_LAYERS = 10_000
 class ModelSpec(Shown):
     """A decoder-only model as a pattern of layers.
 
-    ``layers`` holds one ``LayerKind`` per layer, in order; equal layers are equal objects, so the
-    pattern of DeepSeek-R1 is ``(dense,) * 3 + (moe,) * 58``.
+    ``layers`` has one ``LayerKind`` per layer, in order: ``(dense,) * 3 + (moe,) * 58`` for DeepSeek-R1.
     """
 
     name: Annotated[str, NOT_IN_FILE]
@@ -81,17 +78,17 @@ class ModelSpec(Shown):
     layers: Annotated[tuple[LayerKind, ...], NOT_IN_FILE]
     tied_embeddings: bool
     layer_norm: bool = False  # LayerNorm with bias (OPT) instead of RMSNorm
-    post_norms: bool = False  # norms behind attention and FFN, too (Gemma)
+    post_norms: bool = False  # also norms after attention and FFN (Gemma)
     learned_positions: CountOrNone = 0  # rows of a learned position table, 0 with rotary [1]
     residual_streams: Annotated[int, Range(1, 64)] = 1  # of hyper-connections (DeepSeek-V4: 4); 1 = plain residual
     attention_residuals: bool = False  # attention over the residuals of earlier layers (Kimi K3)
     encoder_params: Annotated[int, Range(0, 10**12)] = 0  # of encoders of images or sounds beside the text model [1]
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
-    max_context_sure: bool = True  # whether a published configuration states it
-    encoder: EncoderSpec | None = None  # vision tower, for encode pools; it is no part of the parameters
-    recipe: str = ""  # precision recipe of the one checkpoint that it was imported from; "" = none
-    no_recipe: str = ""  # why no recipe is like that checkpoint; "" = one is
+    max_context_sure: bool = True  # whether a published configuration states ``max_context``
+    encoder: EncoderSpec | None = None  # vision tower, for encode pools; not counted in the parameters
+    recipe: str = ""  # precision recipe of the imported checkpoint; "" = none
+    no_recipe: str = ""  # why no recipe fits the imported checkpoint; "" = one does
     source: str
 
     @cached_property
@@ -107,7 +104,7 @@ class ModelSpec(Shown):
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
-        """Place of each layer's kind in ``kinds``."""
+        """Index in ``kinds`` of each layer."""
         place = {kind: index for index, kind in enumerate(self.kinds)}
         return tuple(place[layer] for layer in self.layers)
 
@@ -118,12 +115,12 @@ class ModelSpec(Shown):
 
     @cached_property
     def attention_kinds(self) -> tuple[str, ...]:
-        """Kinds of attention in order of first appearance; the fits of each time its own layers."""
+        """Kinds of attention in order of first appearance; each has its own fits."""
         return tuple(dict.fromkeys(k.attention.kind for k in self.kinds if k.attention.kind != NONE))
 
     @cached_property
     def kinks(self) -> tuple[int, ...]:
-        """Windows and chosen tokens, least first: kinks of memory and of the time of a step. [token]"""
+        """Context lengths where memory and step time bend, ascending: windows and top-k of sparse attention. [token]"""
         return tuple(sorted({kink for kind in self.kinds for kink in kind.attention.kinks}))
 
     @cached_property
@@ -133,17 +130,17 @@ class ModelSpec(Shown):
 
     @property
     def linear_cache(self) -> bool:
-        """Whether what a sequence keeps is proportional to its length: no windows, and no state."""
+        """Whether the cache of a sequence is proportional to its length: no windows, no state."""
         return not self.has_windows and not any(kind.attention.state_bytes for kind in self.kinds)
 
     @property
     def state_bytes(self) -> float:
-        """What a sequence keeps whatever its length, over all layers. [B]"""
+        """State of a sequence, independent of its length, over all layers. [B]"""
         return sum((c * k.attention.state_bytes for k, c in zip(self.kinds, self.kind_counts, strict=True)), 0.0)
 
     @property
     def recurrent_bytes(self) -> float:
-        """What is saved of a sequence where its prefix can be taken up again, over all layers. [B]"""
+        """State saved at each point where a cached prefix can be reused, over all layers. [B]"""
         return sum((c * k.attention.recurrent_bytes for k, c in zip(self.kinds, self.kind_counts, strict=True)), 0.0)
 
     @property
@@ -158,17 +155,17 @@ class ModelSpec(Shown):
 
     @property
     def total_params(self) -> int:
-        """All parameters, embedding and head counted once each (once together when tied). [1]"""
+        """All parameters; tied embedding and head count once. [1]"""
         return self._count(active=False)
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token touches; the input embedding and head are counted whole. [1]"""
+        """Parameters used by one token; embedding and head count whole. [1]"""
         return self._count(active=True)
 
     @property
     def linear_params_per_token(self) -> int:
-        """P_lin: matrix-multiply weights of the layers per token; 2*P_lin FLOP each. [1]"""
+        """P_lin: matrix-multiply weights of the layers used by a token, which costs 2*P_lin FLOP. [1]"""
         total = 0
         for kind, count in zip(self.kinds, self.kind_counts, strict=True):
             layer = kind.attention.matmul_params(self.hidden) + kind.ffn.token_matmul_params(self.hidden)
@@ -176,16 +173,16 @@ class ModelSpec(Shown):
         return total
 
     def kv_elements_per_token(self) -> float:
-        """Elements of one token in the format of the cache over all layers, windows not yet full. [1]"""
+        """Cached elements of one token over all layers, before windows are full. [1]"""
         return sum(c * k.attention.cache_elements for k, c in zip(self.kinds, self.kind_counts, strict=True))
 
     def kv_bytes(self, tokens: float, precision: Precision) -> float:
-        """What a sequence of ``tokens`` tokens keeps: cache, of which windows saturate, and state. [B]"""
+        """Cache and state of a sequence of ``tokens`` tokens; windows saturate. [B]"""
         layers, size = zip(self.kinds, self.kind_counts, strict=True), precision.cache.bytes
         return sum((count * kind.attention.sequence_bytes(tokens, size) for kind, count in layers), 0.0)
 
     def kv_bytes_per_token(self, precision: Precision) -> float:
-        """Cache of one token over all layers, windows not yet full. [B]"""
+        """Cache of one token over all layers, before windows are full. [B]"""
         layers, size = zip(self.kinds, self.kind_counts, strict=True), precision.cache.bytes
         return sum((count * store.token_bytes for kind, count in layers for store in kind.attention.stores(size)), 0.0)
 
@@ -204,9 +201,9 @@ class ModelSpec(Shown):
         return (norms + self.attention_residuals * 2 * kind.parts) * self.hidden
 
     def stream_params(self, kind: LayerKind) -> int:
-        """What mixes the residual streams in one layer of a kind, in fp32; 0 with one stream. [1]
+        """Weights that mix the n residual streams in one layer of a kind, in fp32; 0 with one stream. [1]
 
-        From all n streams to n readings, n writings and n x n mixings of each part (arXiv 2512.24880).
+        Each part maps all n streams to n read, n write and n x n mixing weights (arXiv 2512.24880).
         """
         n = self.residual_streams
         return 0 if n == 1 else kind.parts * ((n * n + 2 * n) * (n * self.hidden + 1) + 3)
@@ -224,26 +221,26 @@ class ModelSpec(Shown):
 
 
 @cache
-def _keys(kinds: tuple[type, ...]) -> Any:  # noqa: ARG001 - a kind that is registered later makes another schema
+def _keys(kinds: tuple[type, ...]) -> Any:  # noqa: ARG001 - a kind registered later needs another schema
     return schema_of(ModelSpec, Layers)
 
 
 def model_of(path: Path, data: Mapping[str, Any], name: str) -> ModelSpec:
-    """A model from its file."""
+    """Make a model from the content of its file."""
     fields = dict(validate(_keys((*ATTENTION_KINDS.values(), *FFN_KINDS.values())), data, path))
     attention, ffn, runs = (fields.pop(key) for key in ("attention", "ffn", "layers"))
     if (many := sum(run.count * len(run.parts) for run in runs)) > MOST_LAYERS:
         raise spec_error(path, [f"layers: {many} in all; allowed: up to {MOST_LAYERS}"])
     attention, ffn = {NONE: NoAttention(), **attention}, {NONE: NoFfn(), **ffn}
-    found = [
+    faults = [
         f"layers[{index}].{group}: {quoted(used)} is unknown{nearest(used, known)}; allowed: {', '.join(known)}"
         for index, run in enumerate(runs)
         for part in run.parts
         for group, used, known in (("attention", part.attention, attention), ("ffn", part.ffn, ffn))
         if used not in known
     ]
-    if found:
-        raise spec_error(path, list(dict.fromkeys(found)))
+    if faults:
+        raise spec_error(path, list(dict.fromkeys(faults)))
     layers = (
         kind for run in runs for kind in [LayerKind(attention[p.attention], ffn[p.ffn]) for p in run.parts] * run.count
     )

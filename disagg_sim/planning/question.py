@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.choices import EVEN_RANKS, FAILURES, HEADROOM, HELD, MOST_HEADROOM, OBJECTIVES, RANK_IMBALANCES
+from disagg_sim.choices import EVEN_RANKS, FAILURES, HEADROOM, MOST_HEADROOM, OBJECTIVES, RANK_IMBALANCES, TUNED_DELAY
 from disagg_sim.errors import (
     DisaggSimError,
     InputError,
@@ -64,7 +64,7 @@ class PlanOptions:
     speculation: Speculation | None = None  # drafter of all instances, and the numbers of drafts that compete
     set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
     rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``choices.RANK_IMBALANCES``
-    hold_prompts: str | int = HELD  # most decode steps that prompts of co-located instances wait until every
+    hold_prompts: str | int = TUNED_DELAY  # most decode steps that prompts of co-located instances wait until every
     # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
     headroom: float = HEADROOM  # share of the rate that every pool could serve beside it [1]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays

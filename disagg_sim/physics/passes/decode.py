@@ -1,7 +1,7 @@
-"""Time a decode step, with the passes that draft its next tokens.
+"""Time a decode step, draft passes included.
 
 Physics page, section 7, and speculation page, "What is counted". Degrees and batches are numbers or arrays that
-broadcast; grids hand in degrees of shape (rows, 1) and batches of shape (1, batches).
+broadcast; grids pass degrees of shape (rows, 1) and batches of shape (1, batches).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class DecodeStep(NamedTuple):
 
     ttl: Numeric  # token-to-token latency [s]
     microbatches: Numeric  # [1]
-    sums: AnySums  # of the whole pass; the largest names its bound [s]
-    time: Numeric  # of the step, in which a sequence gets ``ttl`` times its accepted tokens [s]
+    sums: AnySums  # by resource, over the whole step; the largest is its bound [s]
+    time: Numeric  # of the step: ``ttl`` times the accepted tokens of a sequence [s]
 
 
 def decode_step(
@@ -43,15 +43,15 @@ def decode_step(
     """Time one decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
-    micro-batches: either the slowest stage is always busy, or a token has to walk through all of them.
-    The fullest rank holds ceil(ceil(B/m)/dp) sequences. With an engine every micro-batch has host time of its
-    own (``engine_time.step_time``). The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in
+    micro-batches: either the slowest stage is always busy, or a token passes all stages one by one.
+    The fullest rank has ceil(ceil(B/m)/dp) sequences. With an engine each micro-batch has its own host time
+    (``engine_time.step_time``). The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in
     context. Source: physics page, section 7.
 
     With k draft tokens (``mapping.draft_tokens``) a step verifies 1 + k tokens of every sequence and drafts the next k,
-    which lengthens its last stage; ``TTL = t/AL(k)``, the mean over the accepted tokens. The draft passes are serial:
-    the first takes in all 1 + k verified tokens of a sequence, each of the other k - 1 the last draft, and each ends in
-    the head of one token of a sequence. Source: speculation page, "What is counted".
+    which lengthens its last stage; ``TTL = t/AL(k)``, the mean over the accepted tokens. The k draft passes are serial:
+    the first reads all 1 + k verified tokens of a sequence, each later pass the last draft token, and each pass ends
+    with the LM head for one token of a sequence. Source: speculation page, "What is counted".
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ def decode_step(
 
     Examples
     --------
-    At batch 1 each of 8 GPUs reads its 9 GB of fp8 weights at 4.8 TB/s. 64 sequences share these reads, so 64 times the
-    tokens take only half as much time more, for their caches and all-reduces:
+    At batch 1 each of 8 GPUs reads 9 GB of fp8 weights at 4.8 TB/s. A batch of 64 shares these reads, so 64 times the
+    tokens take only 1.5 times as long, for their caches and all-reduces:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
@@ -83,7 +83,7 @@ def decode_step(
     ['1.9 ms', '2.8 ms', '5.8 ms']
 
     Each draft token of DeepSeek-R1 adds a query to 61 layers and a pass of one more layer. With ideal kernels and 64
-    sequences a GPU it doubles the arithmetic, but reads few more weights: a third more time for 1.8 tokens:
+    sequences per GPU it doubles the arithmetic, but reads few more weights: 1.3 times as long for 1.8 tokens:
 
     >>> from disagg_sim.facts.speculation import stated_speculation
     >>> mtp = stated_speculation("mtp", (0.8, 0.6))
@@ -102,7 +102,7 @@ def decode_step(
     rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
 
     def one_pass(of: Setup, new: Numeric, attention: Callable[..., Any], dcp: Numeric = 1.0) -> tuple[LayerTimes, Any]:
-        """Time the layers of a pass of ``new`` tokens a sequence; also return the other results of ``attention``."""
+        """Time the layers for ``new`` tokens of each sequence; also return the other results of ``attention``."""
         side, *beside = tabulate(attention, (mapping.tp_attn, dcp, new), rank, context)
         tokens, total = rank.times(new), DistinctCounts(micro * new, alike=alike)
         return join_experts(of, mapping, side, phase="decode", rank=tokens, total=total), beside
@@ -116,7 +116,7 @@ def decode_step(
         own = of_drafter(at)
 
         def draft(new: Numeric, *, first: bool) -> tuple[Numeric, AnySums]:
-            """Time a draft pass: the first reads all verified tokens (the drafter caches them), others the last one."""
+            """Time a draft pass: the first reads and caches all verified tokens, a later one the last draft."""
 
             def drafted(
                 tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric

@@ -1,6 +1,6 @@
-"""Time a prefill of whole prompts, or of their two halves, of which one exchanges tokens while the other computes.
+"""Time a prefill pass of whole prompts, also in two halves: one exchanges tokens while the other computes.
 
-Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
+Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids pass
 degrees of shape (rows, 1) and batches of shape (1, batches).
 """
 
@@ -38,9 +38,9 @@ class PrefillPass(NamedTuple):
     """One pass of a batch of prompts through an instance."""
 
     ftl: Numeric  # first-token latency, no queue [s]
-    busy: Numeric  # of the slowest stage: time from the start of one pass to that of the next [s]
-    sums: AnySums  # of the whole pass [s]
-    load: Numeric = 0.0  # to load cached pasts into HBM before the pass; the pass before hides it from ``busy`` [s]
+    busy: Numeric  # time of the slowest stage: passes start this far apart [s]
+    sums: AnySums  # by resource, over the whole pass [s]
+    load: Numeric = 0.0  # to load cached tokens into HBM; hidden behind the previous pass, so not in ``busy`` [s]
 
     def columns(self, first: int, count: int) -> PrefillPass:
         """Take ``count`` columns of a grid, from column ``first`` on."""
@@ -68,12 +68,12 @@ def prefill_pass(
 ) -> PrefillPass:
     """Time the prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
-    With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
+    With pp stages the prompts of a rank form m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
     shop; at pp = 1 it is the pass time. Prompts also pass draft layers of the model; a separate draft model runs
-    after the last stage. With an engine every micro-batch has host time of its own, kernels take ``prefill_stretch``
-    times as long, and a stage takes at least the time to launch its kernels. Source: physics page, section 7; for a
-    cached past section 8.
+    after the last stage. With an engine each micro-batch has its own host time, kernels take ``prefill_stretch``
+    times as long, and a stage takes at least the time to launch its kernels. Source: physics page, section 7; for
+    cached tokens section 8.
 
     Parameters
     ----------
@@ -84,9 +84,10 @@ def prefill_pass(
     isl
         Length of each prompt. [token]
     past
-        Tokens of each prompt that are cached: the other ``isl - past`` pass the layers and attend to all. [token]
+        Cached tokens of each prompt; the other ``isl - past`` are computed and attend to all ``isl``. [token]
     mla_form
-        ``auto`` (up-projected; after a past the faster of that and latent), or the form to time; ignored without MLA.
+        ``auto`` (up-projected; after cached tokens the faster of up-projected and latent), or the form to time; ignored
+        without MLA.
     slowest
         Equal prompts that take as long as those of the slowest ranks, of shape (rows, batches); ``isl`` is then the
         mean length. None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
@@ -98,7 +99,7 @@ def prefill_pass(
 
     Examples
     --------
-    Four pipeline stages start passes four times as often, but one prompt is no faster through all of them:
+    Four pipeline stages start passes four times as often, but one prompt takes about as long:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
@@ -106,7 +107,7 @@ def prefill_pass(
     >>> f"busy {one.busy / four.busy:.1f}, FTL {one.ftl / four.ftl:.2f}"
     'busy 4.0, FTL 0.95'
 
-    With 90 % of a prompt cached a tenth of the matrix multiplies is left, and 19 % of the query-key pairs:
+    With 90 % of a prompt cached, 10 % of the matrix multiplies and 19 % of the query-key pairs are left:
 
     >>> whole, rest = (prefill_pass(at, Sharding(tp_attn=8, tp_ffn=8), batch=1, isl=65536, past=p) for p in (0, 58976))
     >>> f"{rest.ftl / whole.ftl:.3f}"
@@ -119,10 +120,10 @@ def prefill_pass(
     dcp, pcp = mapping.shares
     alike, alike_prompts = (alike_rows((pp, mapping.dp_attn, *more), batch) for more in ((pcp, new), ()))
     total = DistinctCounts(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
-    each, held = new, past
+    new_each, past_each = new, past
     if slowest is not None:
-        prompts, each, alike, alike_prompts = slowest.prompts / microbatches, slowest.new, None, None
-        held = past if slowest.past is None else slowest.past
+        prompts, new_each, alike, alike_prompts = slowest.prompts / microbatches, slowest.new, None, None
+        past_each = past if slowest.past is None else slowest.past
 
     def layers(of: Setup) -> LayerTimes:
         def attention(
@@ -132,34 +133,32 @@ def prefill_pass(
             return attention_side(of, tp, tokens, mla_form, "prefill")
 
         counts = DistinctCounts(prompts, alike=alike_prompts)
-        side = tabulate(attention, (mapping.tp_attn, dcp, pcp), counts, each, held)
-        rank = DistinctCounts(prompts * each / pcp, alike=alike)
-        found = join_experts(of, mapping, side, phase="prefill", rank=rank, total=total)
-        return stretched(found, prefill_stretch(of))
+        side = tabulate(attention, (mapping.tp_attn, dcp, pcp), counts, new_each, past_each)
+        rank = DistinctCounts(prompts * new_each / pcp, alike=alike)
+        times = join_experts(of, mapping, side, phase="prefill", rank=rank, total=total)
+        return stretched(times, prefill_stretch(of))
 
     times = layers(at)
     if own is not None:
         times = followed(times, own.model, layers(own))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(prompts * each / pcp, mapping.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * new_each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)
     stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * pp)
     busy = microbatches * stage + prefill_host(at, mapping, microbatches)
     ftl = busy + (whole - stage) + hop.time
     if overlaps(at, mapping):
         ranks = np.minimum(batch, mapping.dp_attn)
-        both = overlapped_prefill(at, mapping, tokens=batch * new, ranks=ranks, isl=isl, past=past)
+        halves = overlapped_prefill(at, mapping, tokens=batch * new, ranks=ranks, isl=isl, past=past)
         wide = crosses_domains(at, mapping)
-        ftl, busy = np.where(wide, both, ftl), np.where(wide, both, busy)
+        ftl, busy = np.where(wide, halves, ftl), np.where(wide, halves, busy)
     return PrefillPass(ftl, busy, with_ends(times.sums, hop, host_time(at, mapping, 0.0)))
 
 
 def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
-    """Tell whether expert ranks of attention DP span several NVLink domains: engines overlap halves only there.
+    """Tell whether experts under attention DP span NVLink domains, where alone engines overlap two halves.
 
-    Returns booleans of the shape of the mapping.
-
-    A domain of H200 has 8 GPUs:
+    An NVLink domain of H200 has 8 GPUs:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
@@ -186,7 +185,7 @@ def overlaps(at: Setup, mapping: Sharding) -> bool:
 def overlapped_prefill(
     at: Setup, mapping: Sharding, *, tokens: Numeric, ranks: Numeric, isl: Numeric, past: Numeric = 0.0
 ) -> Numeric:
-    """Time a pass of ``tokens`` new tokens in two halves: twice the longer of the work and the exchange of a half. [s]
+    """Time a pass of ``tokens`` new tokens in two halves, each the longer of its work and its exchange. [s]
 
     Parameters
     ----------
@@ -197,20 +196,20 @@ def overlapped_prefill(
     ranks
         DP ranks that share them. [1]
     isl, past
-        Length of each prompt, and its tokens that are cached. [token]
+        Length and cached tokens of each prompt. [token]
 
     Returns
     -------
     numeric
-        FTL, which is also the time between passes, of the broadcast shape. [s]
+        FTL and time between passes, of the broadcast shape. [s]
 
     Notes
     -----
-    ``t = 2*max(c, m)`` of work c and exchange m of one half, plus host time once (physics page, section 7).
+    ``t = 2*max(c, m)`` with work c and exchange m of one half, plus host time once (physics page, section 7).
 
     Examples
     --------
-    The longer of work and exchange hides the other, so two halves take between half and all of the plain pass:
+    The longer of work and exchange hides the other, so two halves take 0.5 to 1 times the plain pass:
 
     >>> from disagg_sim.physics.passes.prefill import prefill_pass
     >>> from disagg_sim.physics.setup import setup
@@ -219,19 +218,17 @@ def overlapped_prefill(
     >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
     '0.6'
     """
-    prompts = replace(mapping, draft_tokens=0)  # decode steps alone have drafts
-    half = mixed_step(of_halves(at), prompts, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
-    return in_halves(at, mapping, half.time, half.sums.communication)
+    prompts = replace(mapping, draft_tokens=0)  # only decode steps have drafts
+    half = mixed_step(half_pass_setup(at), prompts, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
+    return two_halves_time(at, mapping, half.time, half.sums.communication)
 
 
 @lru_cache(maxsize=64)
-def of_halves(at: Setup) -> Setup:
-    """Make the setup of one half: without host time, and with the shared expert in the work, not beside dispatch.
-
-    Returns the setup with host times and launches of 0 s.
+def half_pass_setup(at: Setup) -> Setup:
+    """Make the setup of one half: host and launch times are 0 s, the shared expert never overlaps dispatch.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> half = of_halves(setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"))
+    >>> half = half_pass_setup(setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"))
     >>> half.overheads.step_host, half.overheads.kernel_launch, half.profile.shared_expert_overlaps_dispatch
     (0.0, 0.0, False)
     """
@@ -239,30 +236,16 @@ def of_halves(at: Setup) -> Setup:
     return replace(bare, profile=replace(bare.profile, shared_expert_overlaps_dispatch=False))
 
 
-def in_halves(at: Setup, mapping: Sharding, half: Numeric, exchange: Numeric) -> Numeric:
+def two_halves_time(at: Setup, mapping: Sharding, half: Numeric, exchange: Numeric) -> Numeric:
     """Time both halves: twice the longer of work and exchange of one, at least the launches, plus host time once. [s]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup of the whole pass, and sharding of the instance. [1]
-    half
-        One half, exchange included, with the ``prefill_stretch`` of the engine. [s]
-    exchange
-        Its kernels of the exchange, without that stretch. [s]
+    ``half`` includes its exchange and the ``prefill_stretch`` of the engine; ``exchange`` has no stretch. [s]
 
-    Returns
-    -------
-    numeric
-        Of the broadcast shape. [s]
-
-    Examples
-    --------
-    Halves of 10 ms: an exchange of 4 ms hides behind 6 ms of work, one of 8 ms hides 2 ms of work.
+    Halves of 10 ms: an exchange of 4 ms hides behind 6 ms of work; one of 8 ms hides 2 ms of work.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=32, ep=32)
-    >>> [f"{1e3 * in_halves(at, wide, 10e-3, exchange):.0f} ms" for exchange in (4e-3, 8e-3)]
+    >>> [f"{1e3 * two_halves_time(at, wide, 10e-3, exchange):.0f} ms" for exchange in (4e-3, 8e-3)]
     ['12 ms', '16 ms']
     """
     exchange = prefill_stretch(at) * exchange

@@ -30,7 +30,7 @@ from disagg_sim.physics.passes.layers import (
     stretched,
     with_prefill,
 )
-from disagg_sim.physics.passes.prefill import in_halves, of_halves, overlaps
+from disagg_sim.physics.passes.prefill import half_pass_setup, overlaps, two_halves_time
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts
@@ -123,10 +123,10 @@ class StepPhysics:
 
     def _in_halves(self, phase: str, share: Floats, total: Floats) -> Numeric:
         """Prefill in two halves that overlap, without scores and values: these hide no exchange in a table. [s]"""
-        at = of_halves(self._prefilled)
+        at = half_pass_setup(self._prefilled)
         times = self._linear_times(phase, np.zeros_like(share), share, (0.0, total), at)
         half = self._slowest(stretched(times, self._stretch), at)
-        return in_halves(self._at, self._mapping, half, times.sums.communication)
+        return two_halves_time(self._at, self._mapping, half, times.sums.communication)
 
     def launches(self, decodes: Floats) -> Floats:
         """Least time of steps with prefill, whose kernels the host launches one by one, host included. [s]"""
