@@ -202,6 +202,12 @@ def test_columns_of_other_tools_are_taken_and_said(tmp_path, text, taken):
     assert places == sorted(places)
 
 
+def test_times_under_the_names_of_mooncake_are_milliseconds_in_a_table_too(tmp_path):
+    trace = load_trace(write(tmp_path, "timestamp,input_length,output_length\n0,512,16\n500,64,20\n"))
+    assert trace.arrival.tolist() == [0.0, 0.5]
+    assert "'timestamp' as arrival in ms, 'input_length' as input_tokens" in trace.notes[0]
+
+
 def test_lengths_of_other_tools_without_times_get_drawn_ones(tmp_path):
     path = write(tmp_path, "prompt_tokens,completion_tokens\n512,16\n64,20\n")
     with pytest.raises(TraceError, match="no arrival times in the file"):

@@ -49,14 +49,15 @@ class MatchedColumns(NamedTuple):
     @property
     def note(self) -> str:
         """What was taken as what, in a line."""
-        said = ", ".join(f"{column!r} as {role}" for role, column in self.columns.items() if column)
-        return f"columns: {said}{f' in {self.unit}' if self.unit else ''}"
+        units = {"arrival": f" in {self.unit}" if self.unit else ""}
+        said = (f"{column!r} as {role}{units.get(role, '')}" for role, column in self.columns.items() if column)
+        return f"columns: {', '.join(said)}"
 
 
 def columns_by_alias(header: Sequence[str]) -> MatchedColumns | None:
     """Find the columns of a table that are meant.
 
-    Returns None where one of both lengths is missing.
+    Returns None where one of both lengths is missing. Times under Mooncake's names are in its unit, ms.
 
     >>> columns_by_alias(["id", "startTime", "promptTokens", "completionTokens"]).columns["arrival"]
     'startTime'
@@ -68,7 +69,7 @@ def columns_by_alias(header: Sequence[str]) -> MatchedColumns | None:
     for name in reversed(header):
         if (found := _UNIT.fullmatch(name)) is not None:
             timed.setdefault(_plain(found[1]), (name, (found[2] or found[3]).lower()))
-    columns, unit = {}, ""
+    columns, unit = {}, "ms" if set(FIELDS) <= set(header) else ""
     for role, names in NAMES.items():
         for each in names:
             if each in plain or (role == "arrival" and each in timed):
