@@ -54,14 +54,14 @@ from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
-#: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
+#: Criteria of serving capacity: a share of the requests meets the SLO, or their 99th percentiles do.
 CRITERIA = ("attainment", "p99")
-#: A process with its libraries and tables, [B]
+#: Memory of a process with its libraries and tables [B];
 PROCESS = 0.4 * GB
-#: and for each request that it holds: of the trace and the run; of the table at its end; of each block of a prompt. [B]
+#: for each request in the trace and the run, in the table at the end, and for each block of a prompt. [B]
 REQUEST, RECORD, BLOCK = 260.0, 250.0, 24.0
-#: From which on ``specs check`` says it. [B]
-WORTH_SAYING = 2.0 * GB
+#: Memory from which on ``specs check`` prints a note. [B]
+NOTED_MEMORY = 2.0 * GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +69,24 @@ class PolicyChoice:
     """A serving policy with its options."""
 
     kind: str  # name in the registry
-    label: str  # what results call it
+    label: str  # its name in results
     options: tuple[tuple[str, Any], ...] = ()
-    admission: AdmissionKind | None = None  # in place of the scenario's; None = as that
+    admission: AdmissionKind | None = None  # in place of the scenario's; None = the scenario's
 
     @property
     def policy(self) -> Policy:
-        """The policy itself."""
+        """Make the policy."""
         return policy_named(self.kind, **dict(self.options))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Parts of a deployment that it takes."""
+        """Parts of a deployment that the policy needs."""
         return self.policy.needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityAim:
-    """What the search for the serving capacity asks of a rate."""
+    """Criterion of the search for the serving capacity."""
 
     criterion: str = "attainment"  # of ``CRITERIA``
     share: float = 0.9  # of requests inside the SLO, for "attainment" [1]
@@ -94,7 +94,7 @@ class CapacityAim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One scenario as written by a person; every combination of its tuples is a run."""
+    """One scenario as a person wrote it: every combination of its tuples is a run."""
 
     source: str  # file that it was read from
     name: str
@@ -108,24 +108,21 @@ class Scenario:
     deployments: tuple[ServedDeployment, ...]
     policies: tuple[PolicyChoice, ...]
     seed: int = 0
-    capacity: CapacityAim | None = None  # None = not searched for
+    capacity: CapacityAim | None = None  # None = no search
     run: RunOptions = field(default_factory=RunOptions)
     policy_files: tuple[str, ...] = ()  # Python files that register policies of the user
     speculation: str = ""  # drafter and its acceptance; "" = none
-    draft_tokens: int = 0  # of a decode step of parts that do not say it [token]
-    sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
+    draft_tokens: int = 0  # default of a decode step, for parts without the key [token]
+    sampled: bool = False  # whether the file sets ``sample_s``; else a run has 200 samples
 
     @property
     def setup(self) -> Setup:
-        """Model, system, recipe and profile with their rates; the same object each time."""
+        """Setup of model, system, recipe and profile; the same object each time."""
         return setup_named(self.model, self.system, self.precision, self.profile, self.engine, self.speculation)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None, run: bool = True) -> Scenario:
-    """Read a scenario from a file, or a shipped one by its name; its policy files are imported, which runs them.
-
-    Returns times in s, lengths in tokens.
-    """
+    """Read a scenario from a file, or a shipped one by its name; import, and so run, its policy files."""
     scenario, _ = _loaded(name, trace, run=run)
     return scenario if seed is None else replace(scenario, seed=seed)
 
@@ -136,7 +133,7 @@ def check_scenario(name: str) -> tuple[str, ...]:
     notes = [*known.notes()]
     for source in scenario.traces:
         trace = source.load(scenario.seed)
-        if (needed := run_memory(trace, scenario.run.records)) > WORTH_SAYING:
+        if (needed := run_memory(trace, scenario.run.records)) > NOTED_MEMORY:
             notes.append(f"{name}: each process of a run on {trace.name} needs about {needed / GB:.1f} GB of memory")
     return tuple(notes)
 
@@ -156,15 +153,15 @@ def run_memory(trace: Trace | TraceStream, records: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Context that the checks of a file need."""
+    """Context of the checks of a file."""
 
-    folder: Path  # that paths are relative to
-    instead: str  # a trace in place of the file's own; "" = none
+    folder: Path  # base of relative paths
+    instead: str  # a trace in place of the file's; "" = none
     known: KnownPolicies
 
 
 def _admission(value: object) -> AdmissionKind:
-    """A name, or ``{kind: predicted_ttft, share: 0.8}`` with options of the kind."""
+    """Read an admission: a name, or ``{kind: predicted_ttft, share: 0.8}`` with options of the kind."""
     given = {"kind": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}; allowed: {', '.join(ADMISSIONS)}")
@@ -180,43 +177,43 @@ def _run_options(value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"{quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
     form = Form(name="run", needs=(), options=options_of(RunOptions))
-    said = {key: each for key, each in value.items() if key not in ("failures", "tiers")}
+    options = {key: each for key, each in value.items() if key not in ("failures", "tiers")}
     failures = read_failures(value["failures"]) if "failures" in value else None
     tiers = _tiers(value.get("tiers", ()))
-    return expected(lambda: RunOptions(**read_options(form, said), failures=failures, tiers=tiers))
+    return expected(lambda: RunOptions(**read_options(form, options), failures=failures, tiers=tiers))
 
 
 def _tiers(value: object) -> tuple[str, ...]:
-    """Names of tiers below HBM: ``dram``, or ``[dram, ssd]``."""
+    """Read tiers below HBM: ``dram``, or ``[dram, ssd]``."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise SeveralFaultsError([(("tiers",), f"{quoted(value)} is no list of tiers, such as [dram, ssd]")])
     return tuple(names)
 
 
-def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
-    """Paths of policy files, relative to that of the scenario; their policies are known from then on."""
-    found, faults = [], []
+def _registered(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
+    """Register the policies of some files, whose paths are relative to the scenario; return the paths."""
+    files, faults = [], []
     for number, path in enumerate(paths):
         if not path.isprintable() or not path.strip():
             faults.append(((number,), f"{quoted(path)} is not the path of a file"))
             continue
-        found.append(str(info.context.folder / path))
+        files.append(str(info.context.folder / path))
         try:
-            info.context.known.take(found[-1])
+            info.context.known.take(files[-1])
         except DisaggSimError as error:
             faults.append(((number,), str(error)))
     if faults:
         raise SeveralFaultsError(faults)
-    return tuple(found)
+    return tuple(files)
 
 
-#: Keys of a policy in a scenario beside its options.
+#: Keys of a policy in a scenario other than its options.
 OF_CHOICE = ("kind", "label", "admission")
 
 
 def _choice(value: object, info: Any) -> PolicyChoice:
-    """A name, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the policy."""
+    """Read a policy: a name, or ``{kind: dopd, label: dopd_slow, ...}`` with options of the policy."""
     given = {"kind": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}")
@@ -233,7 +230,7 @@ def _choice(value: object, info: Any) -> PolicyChoice:
     try:
         admission = _admission(given["admission"]) if "admission" in given else None
     except SeveralFaultsError as error:
-        raise SeveralFaultsError((("admission", *place), said) for place, said in error.found) from None
+        raise SeveralFaultsError((("admission", *place), reason) for place, reason in error.found) from None
     except ValueError as error:
         raise SeveralFaultsError([(("admission",), str(error))]) from None
     try:
@@ -242,35 +239,35 @@ def _choice(value: object, info: Any) -> PolicyChoice:
         raise SeveralFaultsError([(("label",), str(error))]) from None
 
 
-#: What is said of a key that older files have.
-SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
+#: Message for a key of older files.
+OLD_SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
 
 
 class _Limits(Strict):
-    """Limits of a request."""
+    """Keys of an SLO."""
 
     ttft_s: Annotated[float, Range(1e-6, 1e6, "s")]
     tpot_s: Annotated[float, Range(1e-6, 1e6, "s")]
 
 
 class _ClassLimits(_Limits):
-    """Limits of the requests of one class."""
+    """Keys of the SLO of one class."""
 
     priority: Annotated[int, Range(-1000, 1000)] = 0
 
 
 class _Slo(_Limits):
-    """Limits of requests, of those of some classes, and of those of some models."""
+    """Keys of ``slo``: limits of all requests, with other limits for some classes and models."""
 
     classes: dict[PlainName, _ClassLimits] = {}  # noqa: RUF012 - pydantic copies it
     models: dict[Annotated[str, load.spec_name("model")], _Limits] = {}  # noqa: RUF012
 
 
-#: Limits of requests, and classes and models with others.
-_Promises = tuple[Slo, tuple[ServiceClass, ...]]
+#: SLO of all requests, and of classes and models that have their own.
+_Slos = tuple[Slo, tuple[ServiceClass, ...]]
 
 
-def _promised(keys: _Slo) -> _Promises:
+def _slos_of(keys: _Slo) -> _Slos:
     classes = tuple(
         ServiceClass(name=name, slo=Slo(ttft=each.ttft_s, tpot=each.tpot_s), priority=each.priority)
         for name, each in keys.classes.items()
@@ -283,7 +280,7 @@ def _promised(keys: _Slo) -> _Promises:
 
 
 class _Capacity(Strict):
-    """What the search for a capacity asks of a rate."""
+    """Keys of ``capacity``."""
 
     criterion: Annotated[str, OneOf(CRITERIA)] = CRITERIA[0]
     share: Annotated[float, Range(0.01, 1.0)] = CapacityAim().share
@@ -301,9 +298,9 @@ class _File(Strict):
     speculation: Annotated[str, AfterValidator(speculation_named)] = ""
     draft_tokens: Annotated[int, Range(0, MOST_DRAFTS)] = 0
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_by(attrgetter("name")))]
-    slo: Annotated[_Promises, Written(_Slo, _promised)]
-    deployments: Annotated[Named[PlainName, DeploymentKeys], AfterValidator(served_by_name)]  # after what it serves
-    policy_file: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the policies: they are looked up there
+    slo: Annotated[_Slos, Written(_Slo, _slos_of)]
+    deployments: Annotated[Named[PlainName, DeploymentKeys], AfterValidator(served_by_name)]  # after ``model``
+    policy_file: Annotated[Several[str], AfterValidator(_registered)] = ()  # before ``policies``, which may name them
     policies: Annotated[
         Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(distinct_by(attrgetter("label")))
     ]
@@ -316,23 +313,23 @@ class _File(Strict):
 def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicies]:
     path, known = find_document("scenario", name), KnownPolicies(run)
     document = read_mapping(path)
-    faults = [SYSTEMS] if "systems" in document else []
+    faults = [OLD_SYSTEMS] if "systems" in document else []
     keys = {"policies" if key == "systems" else key: value for key, value in document.items()}
-    found = checked_or_faults(_File, keys, _Reading(path.parent, trace, known))
+    checked = checked_or_faults(_File, keys, _Reading(path.parent, trace, known))
     of_option = list(faults_of_call("--trace", replacing, trace, ())) if trace else []
-    if isinstance(found, list):
-        faults += found
+    if isinstance(checked, list):
+        faults += checked
     elif not (faults or of_option):
-        said = {key: value for key, value in found if key not in ("trace", "policy_file", "admission", "slo")}
-        slo, classes = found.slo
-        said["run"] = replace(found.run, admission=found.admission, classes=classes)
+        unchanged = {key: value for key, value in checked if key not in ("trace", "policy_file", "admission", "slo")}
+        slo, classes = checked.slo
+        unchanged["run"] = replace(checked.run, admission=checked.admission, classes=classes)
         scenario = Scenario(
             source=str(path),
             slo=slo,
-            traces=replacing(trace, found.trace) if trace else found.trace,
-            policy_files=found.policy_file,
+            traces=replacing(trace, checked.trace) if trace else checked.trace,
+            policy_files=checked.policy_file,
             sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
-            **said,
+            **unchanged,
         )
         faults = list(dict.fromkeys(_conflicts(scenario, known)))
         if not faults:
@@ -341,9 +338,9 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
 
 
 def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
-    """Faults of combinations of values: recipe on system, parts of policies, memory."""
+    """Find faults of combined keys: recipe on system, parts of policies, memory."""
     try:
-        what = scenario.setup
+        at = scenario.setup
     except DisaggSimError as error:
         return (yield str(error))
     sizes = (len(scenario.deployments), sum(len(each.rate_scales) for each in scenario.traces), len(scenario.policies))
@@ -357,26 +354,26 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
             )
     if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
         yield "capacity.criterion: p99 judges by one SLO; with slo.classes allowed: attainment"
-    if drafts := list(_draft_conflicts(scenario, what)):
+    if drafts := list(_draft_conflicts(scenario, at)):
         return (yield from drafts)
     for deployment in scenario.deployments:
         for choice in scenario.policies:
             yield from faults_of_call("deployments", deployment.require, choice.label, known.needs(choice.kind))
-        yield from faults_of_call("deployments", require_fit, what, deployment)
-        yield from faults_of_call("run.tiers", below, what.system, scenario.run.tiers)
+        yield from faults_of_call("deployments", require_fit, at, deployment)
+        yield from faults_of_call("run.tiers", below, at.system, scenario.run.tiers)
         for source in scenario.traces:
-            yield from faults_of_call("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
+            yield from faults_of_call("trace", shares_of, source.load(scenario.seed), deployment, PARTS, at)
             needed = run_memory(source.load(scenario.seed), scenario.run.records)
             yield from faults_of_call("trace", require_memory, "a run of it", needed)
             if scenario.run.cells > 1:
                 run = source.load(scenario.seed), deployment, scenario.run
                 yield from faults_of_call("run.cells", require_cells, *run)
-            kept = scenario.run.concurrency, scenario.run.records
-            yield from faults_of_call("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
+            limits = scenario.run.concurrency, scenario.run.records
+            yield from faults_of_call("deployments", deployment.check_encode, source.load(scenario.seed), at, *limits)
 
 
 def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
-    """Curves of other models; a drafter without drafts, and the reverse."""
+    """Find curves of other models, drafters without draft tokens and draft tokens without a drafter."""
     if scenario.draft_tokens and usual.speculation is None:
         yield "draft_tokens: acts with 'speculation' only"
     every = [(part, each) for deployment in scenario.deployments for part in PARTS for each in deployment.part(part)]
@@ -387,7 +384,7 @@ def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
         yield from faults_of_call("draft_tokens", at.speculation.trying, tuple(drafts))
         if not any(drafts):
             most = len(at.speculation.acceptance)
-            yield f"draft_tokens: how many a decode step verifies is not said; allowed: 1 to {most}"
+            yield f"draft_tokens: missing, the number that a decode step verifies; allowed: 1 to {most}"
     for part, each in every:
         if each.mapping.draft_tokens and (each.setup or usual).speculation is None and not scenario.draft_tokens:
             yield f"deployments: {part} has draft_tokens {each.mapping.draft_tokens} and no 'speculation'"

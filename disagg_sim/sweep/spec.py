@@ -1,6 +1,6 @@
 """Read a sweep's YAML into a frozen ``SweepSpec``; report all faults of a file at once.
 
-Past 400 lines: every key of a sweep, the form it is written in, and the conflicts between keys.
+Past 400 lines: every key of a sweep, its form in YAML, and the conflicts between keys.
 """
 
 from __future__ import annotations
@@ -80,56 +80,56 @@ class ImagesKeys(Strict):
 
 
 def images_of(keys: ImagesKeys) -> Images:
-    """The images that a file describes."""
+    """Make the images of a request from the keys of a file."""
     return Images(**dict(keys))
 
 
 def ratio(value: object) -> Fraction | None:
-    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"; None = the best."""
+    """Read a ratio of whole numbers, such as 0.5, 3.5 or "1/3"; return None for ``optimal``."""
     if value == "optimal":
         return None
     try:
         text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
         exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
-        found = Fraction(text if exact else float(text)).limit_denominator(10**6)
+        fraction = Fraction(text if exact else float(text)).limit_denominator(10**6)
     except (ValueError, ZeroDivisionError, OverflowError):
         raise ValueError(f"{quoted(value)} is not a ratio such as 0.5 or '1/3'; allowed, too: optimal") from None
-    if not Fraction(1, 1000) <= found <= 1000:
+    if not Fraction(1, 1000) <= fraction <= 1000:
         raise ValueError(out_of_range(quoted(value), 0.001, 1000))
-    return found
+    return fraction
 
 
-#: The first has two pools; in the others every instance does both phases.
+#: ``disaggregated`` first; in the other modes every instance does both phases.
 MODES = tuple(mode.value for mode in ServingMode)
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
-#: Design points of a block that a file does not set: most cases are one, whose rows share what they are timed by. A
-#: demo takes 12 % less time than in blocks of 32,768 and no more memory, as grids cut large blocks. [1]
+#: Default size of a block, so that most cases are one block. The demo takes 12 % less time than with 32,768 design
+#: points, and no more memory. [1]
 BLOCK_POINTS = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointLimits:
-    """What a point must respect."""
+    """Limits of a design point."""
 
     ftl_s: float = 10.0  # first-token latency, no queue [s]
     ttl_s: float = math.inf  # token-to-token latency [s]
     gpu_cap: int = 576  # GPUs of a matched pair of pools, or of a co-located instance [1]
     max_gpus: int | None = None  # GPUs of one instance; None = the system's own default [1]
     nic_limit: float = math.inf  # KV egress and ingress per GPU; inf = none [B/s]
-    layouts: str = Layouts.LAUNCHABLE.value  # which mappings are searched, of ``search.layouts.Layouts``
+    layouts: str = Layouts.LAUNCHABLE.value  # mappings to search, of ``search.layouts.Layouts``
     tp_over_nics: bool = False  # whether TP groups may leave the NVLink domain
     one_gpu_stages: bool = True  # whether a pipeline may have stages of one GPU
-    max_dcp: int = 1  # GPUs that share the cached tokens of a KV head, of instances that decode [1]
-    max_pcp: int = 1  # attention ranks that share a prompt, of prefill pools [1]
+    max_dcp: int = 1  # GPUs that share the cached tokens of a KV head, in instances that decode [1]
+    max_pcp: int = 1  # attention ranks that share a prompt, in prefill pools [1]
     max_redundant_experts: int = 0  # slots for copies of experts, over all EP ranks [1]
 
     def of(self, traffic: Traffic) -> PointLimits:
-        """These limits with the first-token latency of a traffic that has its own."""
+        """Replace the limit on FTL by the limit of the traffic, if it has one."""
         return self if traffic.ftl_s is None else replace(self, ftl_s=traffic.ftl_s)
 
     def mappings(self, at: Setup, *, prefill: bool = False) -> Mappings:
-        """Mappings of an instance of a setup within the limits: of a prefill pool, or of what decodes."""
+        """Enumerate the mappings within the limits for an instance that prefills, or one that decodes."""
         return enumerate_mappings(
             at,
             max_gpus=self.max_gpus,
@@ -146,9 +146,9 @@ class PointLimits:
 class ColocatedOptions:
     """How prefill and decode share an instance in the co-located modes."""
 
-    ttl_measure: str = Colocation().ttl_measure  # what TTL is, of ``serving.colocation.TTL_MEASURES``
-    every_step_mixed: bool = False  # piggyback: chunks of the balance alone, else the best mix
-    hold_steps: tuple[int, ...] | None = Colocation().hold_steps  # co-located: see ``serving.colocation.Colocation``
+    ttl_measure: str = Colocation().ttl_measure  # definition of TTL, of ``serving.colocation.TTL_MEASURES``
+    every_step_mixed: bool = False  # piggyback: every step has prefill chunks; else the best mix of steps
+    hold_steps: tuple[int, ...] | None = Colocation().hold_steps  # prefill delay, see ``serving.colocation.Colocation``
     interference: Interference = field(default_factory=Interference)
 
 
@@ -156,13 +156,13 @@ class ColocatedOptions:
 class PoolSystems:
     """Systems of the pools and their precision recipes."""
 
-    system: str  # of decode, and of co-located instances
+    system: str  # of decode and co-located instances
     precision: str
     prefill_system: str
     prefill_precision: str
 
     def in_recipes(self, recipes: Mapping[str, str]) -> PoolSystems:
-        """These pools with the recipe of each system that has one here."""
+        """Replace the recipe of each system that ``recipes`` names."""
         return replace(
             self,
             precision=recipes.get(self.system, self.precision),
@@ -182,48 +182,48 @@ class PoolSystems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """One sweep as written by a person; every combination of its tuples is a case, served in every mode."""
+    """One sweep as a person wrote it: every combination of its tuples is a case, in every mode."""
 
     source: str  # file that it was read from
     name: str
     models: tuple[str, ...]
     pools: tuple[PoolSystems, ...]
     traffic: tuple[Traffic, ...]
-    recipes: tuple[tuple[str, str, str], ...] = ()  # (model, system, its recipe there in place of the pools')
+    recipes: tuple[tuple[str, str, str], ...] = ()  # (model, system, recipe in place of that of ``pools``)
     modes: tuple[str, ...] = MODES[:1]
     limits: tuple[PointLimits, ...] = (PointLimits(),)
     ctx_gen_ratios: tuple[Fraction | None, ...] = (None,)  # prefill over decode GPUs; None = the best [1]
     nvlink_domains: tuple[int | None, ...] = (None,)  # None = the system's own [1]
-    mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
+    mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode uses the latent form
     sharing: ColocatedOptions = field(default_factory=ColocatedOptions)
     profile: str = "measured"
     expert_skews: tuple[float, ...] = (0.0,)  # coefficient of variation of the popularity of experts [1]
     engine: str = ""  # "" = the system's own
     matching: str = "exact"
-    per: str = "gpu"  # what throughput is divided by, of ``certainty.energy.COLUMNS_PER``
+    per: str = "gpu"  # divisor of throughput, of ``certainty.energy.COLUMNS_PER``
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
-    block_points: int = BLOCK_POINTS  # design points of one block, about [1]
-    pool_names: tuple[str, ...] = TWO  # that a request passes, of ``choices.POOLS``
+    block_points: int = BLOCK_POINTS  # design points of a block, roughly [1]
+    pool_names: tuple[str, ...] = TWO  # pools of a request in order, of ``choices.POOLS``
     images: Images | None = None  # of a request, for an encode pool
     speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
-    draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
-    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
-    served: tuple[ServingOptions, ...] = (NOTHING,)  # what counts beside steps and passes
-    told: ExtraColumns = OWN_COLUMNS  # what frontiers say beside their own columns
+    draft_tokens: tuple[int, ...] = ()  # to try; () = up to the positions of the acceptance [token]
+    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of the tiers of the systems
+    served: tuple[ServingOptions, ...] = (NOTHING,)  # KV link, spares, energy ... of the deployment
+    told: ExtraColumns = OWN_COLUMNS  # extra columns of frontiers
     uncertainty: bool = False  # whether ``disagg-sim sweep`` adds error bars, as with ``--uncertainty``
 
     def recipes_of(self, model: str) -> dict[str, str]:
-        """System -> recipe, where a model has its own."""
+        """Map systems to recipes of the model's own."""
         return {system: recipe for name, system, recipe in self.recipes if name == model}
 
     def pools_of(self, model: str) -> tuple[PoolSystems, ...]:
-        """The pools with the recipes of a model; none twice."""
+        """Return the pools with the recipes of a model, without duplicates."""
         own = self.recipes_of(model)
         return tuple(dict.fromkeys(pools.in_recipes(own) for pools in self.pools))
 
 
 def same_system(system: str, precision: str) -> PoolSystems:
-    """Pools of both phases on one system. [-]"""
+    """Make pools whose phases share one system and recipe."""
     return PoolSystems(system=system, precision=precision, prefill_system=system, prefill_precision=precision)
 
 
@@ -237,7 +237,7 @@ _Recipes = Named[_System, Several[_Recipe]]
 
 
 class _Sides(Strict):
-    """Pools on systems of their own."""
+    """Keys of ``systems`` where prefill and decode differ."""
 
     prefill: _Recipes
     decode: _Recipes
@@ -277,7 +277,7 @@ def _own_recipes(given: Mapping[str, Mapping[str, str]]) -> tuple[tuple[str, str
 
 
 class _Limits(Strict):
-    """Limits of a sweep, each of which may be a list."""
+    """Keys of ``limits``; each may be a list."""
 
     ftl_s: Axis[Seconds] = (PointLimits().ftl_s,)
     ttl_s: Axis[Annotated[Seconds, Unless("none", math.inf)]] = (math.inf,)
@@ -295,7 +295,7 @@ class _Limits(Strict):
 def _combined(limits: _Limits) -> tuple[PointLimits, ...]:
     axes = dict(limits)
     axes["nic_limit"] = tuple(nic * GB for nic in axes.pop("nic_gb_per_s"))
-    in_order = {each.name: axes[each.name] for each in fields(PointLimits)}  # the first changes last
+    in_order = {each.name: axes[each.name] for each in fields(PointLimits)}  # the first axis varies slowest
     require_few("", *map(len, in_order.values()))
     return tuple(PointLimits(**dict(zip(in_order, values, strict=True))) for values in product(*in_order.values()))
 
@@ -304,14 +304,14 @@ _Prices = Annotated[dict[_System, Annotated[float, Range(1e-3, 1e4, "USD/h")]], 
 
 
 class _Interference(Strict):
-    """How mixed steps slow down."""
+    """Keys of ``interference``: how mixed steps slow down."""
 
     minority_efficiency: Annotated[float, Range(1e-3, 1.0)] = 1.0
     overlap_loss: Annotated[float, Range(0.0, 1.0)] = 0.0
 
 
 def _speculation(word: str) -> str:
-    """A curve, or a method and its acceptance, in its canonical spelling."""
+    """Return the canonical spelling of a curve, or of a method with its acceptance."""
     return str(expected(load.load_speculation, word).name)
 
 
@@ -353,7 +353,7 @@ class _File(ServedKeys):
     uncertainty: bool = False
 
     def spec(self, source: str) -> SweepSpec:
-        """What the file says."""
+        """Make the sweep of these keys."""
         shared = {each.name for each in fields(ColocatedOptions)}
         same = {each.name for each in fields(SweepSpec)} - {"pools", "traffic"}
         keys = {name: value for name, value in self if name in same}
@@ -379,8 +379,7 @@ def load_sweep(
 ) -> SweepSpec:
     """Read a sweep from a file, or a shipped one by its name.
 
-    Takes ``prices`` (price of a GPU by system, before those of the file [USD/h]). Returns times in s, lengths in
-    tokens.
+    ``prices`` of a GPU by system override those of the file. [USD/h]
     """
     path = find_document("sweep", name)
     document = read_mapping(path)
@@ -391,32 +390,34 @@ def load_sweep(
         overrides["prices"] = {**own, **prices} if isinstance(own, Mapping) else own
         options |= {f"prices.{system}": f"--price {system}" for system in prices}
         options |= {} if own else {"prices": "--price"}
-    found = checked_or_faults(_File, {**document, **overrides})
-    if isinstance(found, _File):
-        spec = found.spec(str(path))
-        found = [
-            *found.faults(spec.per, max(each.gpu_cap for each in spec.limits)),
-            *_conflicts(spec, long_context=found.allow_long_context),
+    checked = checked_or_faults(_File, {**document, **overrides})
+    if isinstance(checked, _File):
+        spec = checked.spec(str(path))
+        faults = [
+            *checked.faults(spec.per, max(each.gpu_cap for each in spec.limits)),
+            *_conflicts(spec, long_context=checked.allow_long_context),
         ]
-        if not found:
+        if not faults:
             return spec
-    raise _error(path, list(dict.fromkeys(found)), options)
+    else:
+        faults = checked
+    raise _error(path, list(dict.fromkeys(faults)), options)
 
 
 def _error(path: Path, faults: list[str], options: Mapping[str, str]) -> SpecError:
-    """One error for all faults; those whose key came from an option name it, the others the file."""
-    given, own = [], []
+    """Make one error of all faults; each names its option, or else the file."""
+    of_options, of_file = [], []
     for fault in faults:
-        key, _, said = fault.partition(":")
+        key, _, reason = fault.partition(":")
         if key in options:
-            given.append(f"{options[key]}:{said}")
+            of_options.append(f"{options[key]}:{reason}")
         else:
-            own.append(fault)
-    return SpecError("\n".join([*given, *([str(spec_error(path, own))] if own else [])]))
+            of_file.append(fault)
+    return SpecError("\n".join([*of_options, *([str(spec_error(path, of_file))] if of_file else [])]))
 
 
 def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
-    """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination of the keys shows."""
+    """Find faults of combined keys, such as recipes that a GPU lacks or prompts beyond a model's context."""
     axes = (spec.models, spec.pools, spec.traffic, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains)
     many = list(
         faults_of_call("", require_few, "models x systems x traffic x limits ...", *map(len, (*axes, spec.mla_forms)))
@@ -455,7 +456,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
 
 
 def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
-    """Curves of other models, numbers of drafts beyond an acceptance or without one."""
+    """Find curves of other models, and draft tokens without an acceptance or beyond its positions."""
     curves = [load.load_speculation(word) for word in spec.speculations if word]
     if spec.draft_tokens and not curves:
         yield "draft_tokens: acts with 'speculation' only"
@@ -468,7 +469,7 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
 
 
 def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
-    """Tiers that a system has not, or that nothing lies in."""
+    """Find tiers that a system lacks, and tiers that no traffic uses."""
     of_turns = {tier for each in spec.traffic if each.turns and each.turns.cache for tier in each.turns.cache.tiers}
     named = of_turns | {tier for each in spec.traffic if each.cached for tier, _ in each.cached.tiers}
     for tier in sorted({name for name, _ in spec.kv_tiers} - named):
@@ -503,7 +504,7 @@ def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:
 
 
 def _idle_keys(spec: SweepSpec) -> Iterator[str]:
-    """Keys that act in no mode of the sweep."""
+    """Find keys that act in no mode of the sweep."""
     sharing, neutral = spec.sharing, type(spec.sharing)()
     uses = (
         ("kv_link", any(each.kv_link for each in spec.served), ("disaggregated",)),
@@ -519,7 +520,7 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
 
 
 def _idle_recipes(spec: SweepSpec) -> Iterator[str]:
-    """Recipes of a model or on a system that the sweep lacks, and limits on FTL that a traffic's own would repeat."""
+    """Find recipes of absent models or systems, and FTL limits that the limit of a traffic would make equal."""
     systems = {name for pools in spec.pools for name in (pools.system, pools.prefill_system)}
     for model, system, _ in spec.recipes:
         if model not in spec.models:
@@ -532,7 +533,7 @@ def _idle_recipes(spec: SweepSpec) -> Iterator[str]:
 
 
 def _pool_conflicts(spec: SweepSpec, pools: PoolSystems) -> Iterator[str]:
-    """Whether both sides run their recipes, hand over the cache, suit the modes and have a price."""
+    """Check that both pools run their recipes, share a cache format, suit the modes and have a price."""
     shared = f"systems.{pools.system}" if pools.alike else "systems"
     for model in (load.load_model(name) for name in spec.models):
         used = pools.in_recipes(spec.recipes_of(model.name))
@@ -559,7 +560,7 @@ def _pool_conflicts(spec: SweepSpec, pools: PoolSystems) -> Iterator[str]:
 
 
 def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
-    """A fitted profile needs fits of each system; the popularity of experts counts where routing is random."""
+    """Find systems without fits for a fitted profile, and profiles that take no expert skew."""
     for skew in filter(None, spec.expert_skews):
         yield from faults_of_call("expert_skew", load.load_profile, skewed_profile(spec.profile, skew))
     if not load.load_profile(spec.profile).fitted:
@@ -570,7 +571,7 @@ def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
 
 
 def _lacking_power(spec: SweepSpec) -> Iterator[str]:
-    """What GPUs draw is known of systems with a power file."""
+    """Find systems without a power file, where energy is asked for."""
     if spec.per != JOULE and ENERGY not in spec.told.columns:
         return
     asked = f"per: {JOULE!r}" if spec.per == JOULE else f"columns: {ENERGY!r}"

@@ -1,26 +1,26 @@
-r"""Lengths of requests: a joint distribution of input and output length, reduced to what steady serving needs.
+r"""Make the joint distribution of input and output length, reduced to the moments that steady serving needs.
 
-Constant lengths are a distribution of one point. The pass of a prompt depends on its own length, so prefill needs the
-distribution of the input length itself. A decode step depends on the requests in flight, and long requests are in
-flight more often. A request with O output tokens gets its first token from prefill and stays for O - 1 steps, so among
-the requests in flight at a random step the pair (I, O) has the *length-biased* probability
+Constant lengths are a distribution of one point. Prefill of a prompt depends on its own length, so it needs the
+distribution of the input length. A decode step depends on the requests in flight, among which long ones are more
+frequent: a request with O output tokens gets its first token from prefill and decodes for O - 1 steps. At a random step
+the pair (I, O) of a request in flight has the *length-biased* probability
 
 .. math:: p_{run}(I, O) = \frac{(O - 1)\, p(I, O)}{E[O] - 1}
 
-and its age is uniform over the O - 1 steps, at any of which it holds I + 1 ... I + O - 1 tokens. With the age U uniform
-on (0, O), as for constant lengths, its cache C = I + U has
+and its age is uniform over the O - 1 steps, so its cache has I + 1 ... I + O - 1 tokens. With the age U uniform on
+(0, O), as for constant lengths, its cache C = I + U has
 
 .. math::
     E[C] = E_{run}[I + O/2], \qquad E[C^2] = E_{run}[I^2 + I O + O^2/3].
 
-Constant lengths give mean I + O/2 and variance O^2/12. Little's law closes the loop: B requests in flight that each
-stay (E[O] - 1) * TTL on average complete at the rate B/(TTL*(E[O] - 1)).
+Constant lengths give mean I + O/2 and variance O^2/12. By Little's law B requests in flight, each for
+(E[O] - 1) * TTL on average, complete at the rate B/(TTL*(E[O] - 1)).
 Source: physics page, section 8 (Length distributions).
 
-Of a prompt a cache may hold the start (``workload.prefixes``): then prefill computes the rest, and decode is sent what
-it does not hold itself. Residents and contexts are those of whole prompts.
+A cache may hold the start of a prompt (``workload.prefixes``). Prefill then computes the rest and sends
+decode the part of the cache that decode lacks; the cache of a request in flight counts whole.
 
-Past 400 lines: the distribution and what makes it share their private forms.
+Past 400 lines: the distribution and its constructors share private functions.
 """
 
 from __future__ import annotations
@@ -49,37 +49,36 @@ from disagg_sim.workload.distributions import LengthDistribution, length_distrib
 from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
 from disagg_sim.workload.trace import Trace
 
-#: A law is carried by its quantiles at normal scores within this many standard deviations ...
+#: A distribution is represented by quantiles at normal scores within this many standard deviations,
 SCORE_LIMIT = 6.0
-#: ... at this many places.
+#: this many of them. [1]
 SCORES = 2049
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lengths(ByValue, Shown):
-    """Joint distribution of (input, output) length, reduced to what steady serving needs; made by ``lengths``.
+    """Joint distribution of (input, output) length, reduced to moments; made by ``lengths``.
 
-    Whatever a request may bring along (a reused prefix, say) is a field here and acts through the methods, so that no
-    signature between here and the physics changes.
+    Further properties of requests, such as a cached prefix, are fields here and act through the methods.
     """
 
-    isl: Floats  # (points,) ascending input lengths that carry the law [token]
+    isl: Floats  # (points,) ascending input lengths [token]
     isl_weight: Floats  # (points,) their probabilities, sum 1 [1]
     mean_osl: float  # [token]
     median_osl: float  # [token]
     resident: CachedTokens  # cache of a request in flight, in decode
-    requests: RequestLaw  # joint distribution of input and output, of fewer points
-    cached: CachedPrefixes | None = None  # what prefill finds of prompts; None = nothing
-    rank_imbalance: str = ""  # how requests find their DP rank, of ``RANK_ROUTINGS``; "" = all ranks count as even
+    requests: RequestLaw  # joint distribution of input and output length, in fewer points
+    cached: CachedPrefixes | None = None  # cached part of prompts in prefill; None = nothing
+    rank_imbalance: str = ""  # routing to DP ranks, of ``RANK_ROUTINGS``; "" = ranks count as equally full
 
     @property
     def constant(self) -> bool:
-        """Whether all inputs have one length, and one past, so that one pass gives the time of all."""
+        """Whether all prompts have one length and one cached part, so that one pass gives the time of all."""
         return self.isl.size == 1 and (self.cached is None or self.cached.constant)
 
     @property
     def few(self) -> bool:
-        """Whether few prompts stand for all, the same whatever the chunks."""
+        """Whether a few prompts represent all, for any chunk size."""
         return self.cached is not None and self.cached.few
 
     @property
@@ -104,19 +103,19 @@ class Lengths(ByValue, Shown):
 
     @property
     def context(self) -> float:
-        """Mean cache of a request in flight, at which a decode step is timed. [token]"""
+        """Mean cache of a request in flight, for the time of a decode step. [token]"""
         context: float = self.resident.mean
         return context
 
     @cached_property
     def rank_loads(self) -> RankLoads | None:
-        """How unequal the DP ranks of an instance are; None where they count as even, or are."""
+        """Imbalance of the DP ranks of an instance; None where ranks count as equal, or are."""
         if not self.rank_imbalance or (self.requests.even and self.rank_imbalance != RANDOM):
             return None
         return RankLoads(self.requests, self.rank_imbalance)
 
     def on_ranks(self, batch: Any, ranks: Any) -> RankLoad:
-        """Find what the DP ranks hold that a decode step waits for.
+        """Find the load of the DP ranks that a decode step waits for.
 
         Parameters
         ----------
@@ -128,7 +127,7 @@ class Lengths(ByValue, Shown):
         Returns
         -------
         RankLoad
-            Mean context, and an even share of the requests, unless ``rank_imbalance`` says how requests are routed.
+            Mean context and an even share of the requests without ``rank_imbalance``.
 
         Examples
         --------
@@ -140,22 +139,21 @@ class Lengths(ByValue, Shown):
         return RankLoad(self.context) if self.rank_loads is None else self.rank_loads.decode(batch, ranks, self.context)
 
     def prompts_on_ranks(self, again: tuple[str, ...] = ()) -> RankLoads | RestLoads | None:
-        """Find how unequal the prompts are that the DP ranks of a pass wait for.
+        """Find the imbalance of prompts over the DP ranks of a pass.
 
         Parameters
         ----------
         again : tuple of str
-            Tiers whose pasts are computed again in place of loaded.
+            Tiers whose cached tokens are recomputed, not loaded.
 
         Returns
         -------
         RankLoads or RestLoads or None
-            None where ranks count as even, or all prompts have one length and one past: then the prompts of a pass
-            count as alike.
+            None where ranks count as equal, or all prompts have one length and one cached part.
 
         Examples
         --------
-        The longest of eight prompts has three mean lengths:
+        The longest of eight prompts is three times the mean:
 
         >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
         >>> load = chat.prompts_on_ranks().prefill(8.0, 8.0)
@@ -173,7 +171,7 @@ class Lengths(ByValue, Shown):
 
     @cached_property
     def pieces_on_ranks(self) -> PieceLoads | None:
-        """How unequal the pasts of piggybacked pieces are; None where ranks count as even, or all prompts are alike."""
+        """Imbalance of the cached tokens of piggybacked chunks; None as in ``prompts_on_ranks``."""
         if self.prompts_on_ranks() is None:
             return None
         nodes = self.prompt_nodes()
@@ -181,17 +179,17 @@ class Lengths(ByValue, Shown):
 
     @cached_property
     def _rest_loads(self) -> dict[tuple[str, ...], RestLoads]:
-        """Unequal ranks of passes behind cached pasts, by the tiers whose pasts are computed again."""
+        """Results of ``prompts_on_ranks`` by its argument."""
         return {}
 
     @property
     def gaps(self) -> float:
-        """Expected output tokens after the first, which decode makes: ``E[OSL] - 1``. [token]"""
+        """Expected output tokens of decode, all but the first: ``E[OSL] - 1``. [token]"""
         return self.mean_osl - 1
 
     @cached_property
     def prompt(self) -> CachedTokens:
-        """Cache of a prompt in prefill, counted whole from its start. [token]"""
+        """Cache of a prompt in prefill, its full length from the start of the pass. [token]"""
         whole = CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
         if self.cached is None:
             return whole
@@ -201,16 +199,16 @@ class Lengths(ByValue, Shown):
 
     @property
     def long_prompt(self) -> tuple[float, float]:
-        """Prompt that makes the largest gap, and its past: all have it, or 99 of 100 are no longer. [token]"""
+        """Length and cached tokens of the prompt that delays decodes most, at the 99th percentile. [token]"""
         return (self.mean_isl, self.mean_isl - self.mean_new) if self.constant else self.prompt_quantile(0.99)
 
     @cached_property
     def longest_timed(self) -> float:
-        """Most new tokens of a prompt whose passes are timed; only chunks below them are tried. [token]"""
+        """Most new tokens of a timed prompt; searches try smaller chunks only. [token]"""
         return float(self.prompt_nodes().new.max())
 
     def request_rate(self, batch: Any, ttl: Any) -> Any:
-        """Requests that ``batch`` requests in flight complete at a token-to-token latency. [request/s]
+        """Compute the rate at which ``batch`` requests in flight complete at a token-to-token latency. [request/s]
 
         Parameters
         ----------
@@ -232,19 +230,19 @@ class Lengths(ByValue, Shown):
         return batch / (ttl * self.gaps)
 
     def mean_over_prompts(self, of: Callable[[float], float]) -> float:
-        """Expected value of a function of the tokens that decode is sent [token], such as the bytes of their cache."""
+        """Average a function of the tokens sent to decode [token], such as the bytes of their cache."""
         tokens, weight = self.isl, self.isl_weight
         if self.cached is not None and self.cached.reuse.in_decode:
             tokens, weight = nodes_of(self.cached.sent, self.cached.weight)
         return float(weight @ np.array([of(each) for each in tokens.tolist()]))
 
     def prompt_nodes(self, step: float = 0.0) -> Prompts:
-        """Prompts, with what is cached of them, and weights that integrate over the joint distribution.
+        """Return prompts with cached parts, and weights that integrate over the joint distribution.
 
         Parameters
         ----------
         step
-            Width of the stairs of a function of the new tokens, as in ``isl_nodes``. [token]
+            Step width of a function of the new tokens, as in ``isl_nodes``. [token]
 
         Returns
         -------
@@ -263,24 +261,24 @@ class Lengths(ByValue, Shown):
         return Prompts(isl, np.zeros_like(isl), weight, (HBM,) * isl.size)
 
     def prompt_quantile(self, p: float) -> tuple[float, float]:
-        """Length and past of the prompt whose new tokens a share ``p`` of the requests does not exceed. [token]"""
+        """Length and cached tokens of the prompt at the quantile ``p`` of new tokens. [token]"""
         isl = self.isl_quantile(p)
         return (isl, 0.0) if self.cached is None else self.cached.quantile(p)
 
     def at_whole(self, tokens: int) -> Lengths:
-        """The same requests where a cached prefix can be taken up at multiples of ``tokens`` alone."""
+        """Return the same requests with cached prefixes rounded down to multiples of ``tokens``."""
         if self.cached is None or tokens == 1:
             return self
         return replace(self, cached=self.cached.at_whole(tokens))
 
     def isl_quantile(self, p: float) -> float:
-        """Input length that a share ``p`` of the requests does not exceed. [token]"""
+        """Quantile ``p`` of the input length. [token]"""
         if not 0.0 < p < 1.0:
             raise InputError(f"quantile {p!r} is out of range; allowed: above 0 and below 1")
         return float(np.interp(p, np.cumsum(self.isl_weight) - self.isl_weight / 2, self.isl))
 
     def at_medians(self) -> Lengths:
-        """Equivalent constant lengths: the power of two nearest the median of each, at least two outputs.
+        """Return constant lengths at the powers of two nearest the medians, at least two outputs.
 
         References: Mitra et al., arXiv 2506.05508, appendix C.
         """
@@ -288,11 +286,11 @@ class Lengths(ByValue, Shown):
         return self.at(isl, max(osl, 2))
 
     def at_means(self) -> Lengths:
-        """Constant lengths at the means of the distribution, rounded to whole tokens."""
+        """Return constant lengths at the means, rounded to whole tokens."""
         return self.at(round(self.mean_isl), round(self.mean_osl))
 
     def at(self, isl: float, osl: float) -> Lengths:
-        """Constant lengths of which caches hold the same share, on average. [token]"""
+        """Return constant lengths with the same mean cached share. [token]"""
         plain = replace(lengths_at(isl, osl), rank_imbalance=self.rank_imbalance)
         if self.cached is None:
             return plain
@@ -300,11 +298,10 @@ class Lengths(ByValue, Shown):
         return with_cached(plain, replace(self.cached.reuse, share=share))
 
     def isl_nodes(self, step: float = 0.0) -> tuple[Floats, Floats]:
-        """Ascending input lengths and weights that integrate over the distribution; both (nodes,). [token], [1]
+        """Return ascending input lengths and weights that integrate over the distribution; both (nodes,). [token], [1]
 
-        Of a smooth function (``step`` 0) by Gauss quadrature of the law of ln(ISL) with ``NODES`` points: exact for
-        polynomials of degree 2*NODES - 1 in it. One node where the length is constant. A function with stairs jumps or
-        bends at the multiples of ``step`` (``distributions.nodes_of``).
+        ``step`` 0, for smooth functions: Gauss quadrature over ln(ISL) with ``NODES`` points. Otherwise the function
+        may jump or bend at multiples of ``step`` (``distributions.nodes_of``). Constant lengths have one node.
         """
         return nodes_of(self.isl, self.isl_weight, step)
 
@@ -325,20 +322,18 @@ def lengths(isl: Any, osl: Any = None, *, cached: Any = None, rank_imbalance: st
     isl, osl : int
         Constant input and output length, from 1 and from 2. [token]
     isl, osl : arrays, shape (requests,)
-        Input and output length of every request, at least 1: their empirical joint law, correlation kept. [token]
+        Input and output length of every request, at least 1: their empirical joint distribution. [token]
     isl : str or TrafficCase
-        The name of a shipped traffic of one case, or a case of ``load_traffic(name).cases``: input and output drawn
-        independently from their laws.
+        A shipped traffic of one case, or a case of ``load_traffic(name).cases``: independent input and output.
     isl : Trace
-        The empirical joint law of its requests.
+        The empirical joint distribution of its requests.
     cached : float or Reuse, optional
-        Share of every prompt that prefill finds in a cache, from 0 to 1, or a distribution of that share, independent
-        of the length, with the blocks of the cache and what decode holds already. By default what the traffic says, or
-        nothing. [1]
+        Share of every prompt that prefill finds in a cache, or a distribution of that share with further details of
+        the cache; by default the share of the traffic, if any. [1]
     cached : array, shape (requests,)
-        Beside lengths of every request, or a trace: the tokens of each that are found, fewer than its input. [token]
+        With lengths of every request, or a trace: cached tokens of each, fewer than its input. [token]
     rank_imbalance : str
-        How a request finds its DP rank, for how long ranks wait for each other: as in ``uneven``.
+        Routing to DP ranks, as in ``uneven``.
 
     Returns
     -------
@@ -386,7 +381,7 @@ def _lengths(isl: Any, osl: Any, cached: Any) -> Lengths:
 
 
 def reuse_of(cached: object) -> Reuse:
-    """Read what caches hold of prompts.
+    """Read the cached share of prompts.
 
     >>> reuse_of(0.9).share
     ConstantShare(share=0.9)
@@ -399,42 +394,38 @@ def reuse_of(cached: object) -> Reuse:
 
 
 def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
-    """Let caches hold a share of the prompts.
+    """Add a cached share of the prompts.
 
-    Returns the same ones where the share is 0.
-
-    >>> found = with_cached(lengths(16_384, 1024), reuse_of(0.5))
-    >>> found.mean_isl, found.mean_new, found.context
+    >>> half = with_cached(lengths(16_384, 1024), reuse_of(0.5))
+    >>> half.mean_isl, half.mean_new, half.context
     (16384.0, 8192.0, 16896.0)
     """
     return replace(plain, cached=None if reuse.off else cached_share(plain.isl, plain.isl_weight, reuse))
 
 
 def uneven(plain: Lengths, rank_imbalance: str) -> Lengths:
-    """Let DP ranks be as unequal as their requests make them.
+    """Route requests to DP ranks by ``rank_imbalance``, which makes the ranks unequal.
 
-    Takes ``rank_imbalance`` (how a request finds its DP rank: ``least_load`` (the rank with the fewest, as vLLM),
-    ``round_robin`` (as SGLang), ``random``, or ``even``: all ranks count as equally full).
+    ``least_load`` (the rank with the fewest requests, as vLLM), ``round_robin`` (as SGLang), ``random``, or ``even``:
+    all ranks count as equally full.
 
     >>> uneven(lengths(1024, 128), "random").rank_imbalance
     'random'
     """
     if rank_imbalance not in RANK_IMBALANCES:
+        hint = nearest(rank_imbalance, RANK_IMBALANCES)
         known = ", ".join(RANK_IMBALANCES)
-        said = f"rank_imbalance {quoted(rank_imbalance)} is unknown{nearest(rank_imbalance, RANK_IMBALANCES)}"
-        raise InputError(f"{said}; allowed: {known}")
+        raise InputError(f"rank_imbalance {quoted(rank_imbalance)} is unknown{hint}; allowed: {known}")
     return replace(plain, rank_imbalance="" if rank_imbalance == EVEN_RANKS else rank_imbalance)
 
 
 def constant_lengths(isl: int, osl: int) -> Lengths:
-    """The distribution of one point. [token]"""
+    """Make constant lengths. [token]"""
     return lengths_at(whole_number("isl", isl), whole_number("osl", osl, 2, ": one output token is prefill only"))
 
 
 def lengths_at(isl: float, osl: float) -> Lengths:
-    """Make the distribution of one point that need not be whole, such as the means of another one.
-
-    Returns constant lengths; a decode step is timed at a cache of ``isl + osl/2`` [token].
+    """Make constant lengths that need not be whole, such as means; a decode step has ``isl + osl/2`` cached tokens.
 
     >>> lengths_at(1000.5, 101).context, lengths_at(1000.5, 101).gaps
     (1051.0, 100.0)
@@ -450,7 +441,7 @@ def lengths_at(isl: float, osl: float) -> Lengths:
 
 
 def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Lengths:
-    """Input and output length drawn independently; lengths below one token count as one."""
+    """Make independent input and output lengths; lengths below one token count as one."""
     inputs, weight = _carrier(isl)
     outputs, share = _carrier(osl)
     mean_osl = float(share @ outputs)
@@ -472,7 +463,7 @@ def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Len
 
 
 def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = None) -> Lengths:
-    """The empirical joint distribution of requests of these lengths and pasts; arrays of shape (requests,). [token]"""
+    """Make the empirical joint distribution of lengths and cached tokens; arrays of shape (requests,). [token]"""
     inputs, outputs = np.asarray(isl, dtype=np.float64), np.asarray(osl, dtype=np.float64)
     if inputs.ndim != 1 or inputs.shape != outputs.shape or not inputs.size:
         raise InputError(f"isl of shape {inputs.shape} and osl of shape {outputs.shape} are not a list of requests")
@@ -496,9 +487,7 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
 
 
 def nearest_power_of_two(tokens: float) -> int:
-    """Round a length to the power of two whose logarithm is nearest.
-
-    The result is at least 1 [token].
+    """Round a length to the power of two with the nearest logarithm, at least 1. [token]
 
     >>> nearest_power_of_two(1020), nearest_power_of_two(129)
     (1024, 128)
@@ -512,7 +501,7 @@ def _check_steps(mean_osl: float) -> None:
 
 
 def _carrier(law: LengthDistribution) -> tuple[Floats, Floats]:
-    """Ascending lengths and probabilities that represent a distribution: its quantiles at even normal scores."""
+    """Represent a distribution by ascending lengths and probabilities: its quantiles at even normal scores."""
     if isinstance(law, ConstantLength):
         return np.array([float(law.tokens)]), np.ones(1)
     score, normal = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, SCORES), NormalDist()

@@ -19,11 +19,11 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens, read_only
 
-#: A trace without a name is called so.
+#: Default name of a trace.
 UNNAMED = "trace"
-#: Most requests of a trace: held and drawn they take some 100 B each, simulated about 1 kB, 10 GB in all. [request]
+#: Most requests of a trace: each takes about 100 B in the trace and 1 kB in a simulation, so 10 GB in all. [request]
 MOST_REQUESTS = 10**7
-#: Latest arrival: 32 years, at which a double still tells 0.1 us apart. Later ones are clock times. [s]
+#: Latest arrival: 32 years, where a double resolves 0.1 us. Later ones are clock times. [s]
 LONGEST_S = 1e9
 #: A longer prompt or answer than this is a mistake. [token]
 MOST_TOKENS = 10**9
@@ -31,21 +31,21 @@ MOST_TOKENS = 10**9
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Trace:
-    """Requests in the order of their arrival; at least one, and none without a token to read or to write.
+    """Requests in order of arrival: at least one, each with input and output tokens.
 
-    Where there are sessions, later turns come when those before them have ended. Their ``arrival`` is that of a
-    recorded run, or of one that serves at once: it orders and counts, and no simulation replays it.
+    In sessions a turn starts after the previous turn has ended. The ``arrival`` of later turns is that of a recorded
+    run, or of a run with instant answers; simulations do not replay it.
     """
 
     arrival: Floats  # (requests,) ascending, from 0 on [s]
     input_tokens: Tokens  # (requests,) at least 1 [token]
     output_tokens: Tokens  # (requests,) at least 1, the first token included [token]
-    prefix: PrefixBlocks | None = None  # of every request, where the trace has them
-    sessions: Sessions | None = None  # of every request, where later turns wait for those before them
-    classes: Labels | None = None  # of every request, where they are promised different things
-    models: Labels | None = None  # that every request asks for, by their names; None = the only one there is
+    prefix: PrefixBlocks | None = None  # of every request, if known
+    sessions: Sessions | None = None  # of every request; later turns wait for earlier ones
+    classes: Labels | None = None  # service class of every request; None = one SLO for all
+    models: Labels | None = None  # model of every request, by name; None = a single model
     name: str = UNNAMED
-    notes: tuple[str, ...] = ()  # what a reader dropped, sorted or assumed
+    notes: tuple[str, ...] = ()  # about requests that a reader dropped, sorted or completed
     dropped: int = 0  # requests without input or output tokens that a reader left out [request]
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Trace:
         return f"Trace({self.name}: {len(self)} requests in {self.duration:g} s)"
 
     def windows(self) -> Iterator[Trace]:
-        """All requests at once, as they are held: of a ``TraceStream`` they come one window after another."""
+        """Yield the trace as one window; a ``TraceStream`` yields several."""
         yield self
 
     @property
@@ -129,9 +129,9 @@ class Trace:
         return len(self) / self.period if self.period > 0 else math.inf
 
     def scaled(self, rate: float) -> Trace:
-        """The same requests at ``rate`` times the request rate: time stamps are divided by it. [1]
+        """Scale the request rate: divide the arrivals, or the first arrivals of sessions, by ``rate``. [1]
 
-        Sessions begin at such times; what passes within each stays, since nobody thinks faster.
+        Times within a session stay, since users think no faster.
         """
         factor = above_zero("rate", rate)
         if not math.isfinite(factor):
@@ -143,11 +143,11 @@ class Trace:
         return replace(moved, notes=self.notes, dropped=self.dropped)
 
     def head(self, n: int) -> Trace:
-        """The first ``n`` requests, or all where there are fewer. [request]"""
+        """Take the first ``n`` requests, or all if there are fewer. [request]"""
         return self.take(np.arange(min(whole_number("n", n), len(self))))
 
     def between(self, t0: float, t1: float) -> Trace:
-        """Requests that arrive from ``t0`` on and before ``t1``; ``t0`` becomes 0. [s]"""
+        """Take the requests that arrive from ``t0`` to before ``t1``; ``t0`` becomes 0. [s]"""
         first, end = np.searchsorted(self.arrival, [t0, t1]).tolist()
         if first >= end:
             raise InputError(
@@ -158,7 +158,7 @@ class Trace:
         return replace(part, arrival=part.arrival - t0)
 
     def take(self, rows: NDArray[np.intp]) -> Trace:
-        """Some requests, by ascending row numbers; their times stay."""
+        """Take requests by ascending row numbers; their times stay."""
         return replace(
             self,
             arrival=self.arrival[rows],
@@ -171,7 +171,7 @@ class Trace:
         )
 
     def with_lengths(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Trace:
-        """The same arrivals, other lengths: numbers or arrays of shape (requests,); prefix blocks are lost. [token]"""
+        """Replace the lengths by numbers or arrays of shape (requests,), and drop prefix blocks. [token]"""
         return replace(
             self,
             input_tokens=np.broadcast_to(np.asarray(input_tokens), self.arrival.shape),
@@ -180,7 +180,7 @@ class Trace:
         )
 
     def frame(self) -> pd.DataFrame:
-        """A row a request: columns of the plain CSV form; ``session``, ``think_s``, ``class``, ``model`` if known."""
+        """Make a table of requests in the plain CSV form; ``session``, ``think_s``, ``class``, ``model`` if known."""
         columns = {"arrival_s": self.arrival, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         if self.sessions is not None:
             columns |= {"session": self.sessions.session, "think_s": self.sessions.think_s}
@@ -192,15 +192,15 @@ class Trace:
 
 
 def too_many(what: str, requests: float) -> str:
-    """The line for more requests than a trace may have."""
+    """Write the message for more requests than a trace may have."""
     return f"{what}: {requests:,.0f} requests are too many; allowed: up to {MOST_REQUESTS:,}"
 
 
 def concatenate(traces: Sequence[Trace]) -> Trace:
-    """One trace after another, each from its first arrival on, with the mean gap of a trace behind its last arrival.
+    """Play traces one after another, each from its first arrival on, with its mean gap after its last arrival.
 
-    Prefix blocks of different traces are different, even where the ids are equal. ``InputError`` where a trace that
-    others follow has a single request, and so no gap.
+    Prefix blocks of different traces are different, even with equal ids. ``InputError`` where a trace before the last
+    has a single request, and so no gap.
     """
     if not traces:
         raise InputError("nothing to concatenate; allowed: one trace or more")
@@ -215,14 +215,14 @@ def concatenate(traces: Sequence[Trace]) -> Trace:
 
 
 def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generator) -> Trace:
-    r"""Traces that run at the same time, thinned so that each gives its share of the requests.
+    r"""Mix traces that run at the same time, each thinned to its share of the requests.
 
     Over the common duration T trace i has n_i requests. Each is kept with probability
 
     .. math:: p_i = \frac{s_i / n_i}{\max_j s_j / n_j}
 
-    independently, a session as a whole, so that E[kept_i] is proportional to the share s_i, bursts stay where they are,
-    and as many requests are kept as the shares allow.
+    independently, sessions as a whole: E[kept_i] is proportional to the share s_i, bursts stay in place, and as many
+    requests are kept as the shares allow.
     """
     if len(traces) != len(shares) or not traces:
         raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share per trace")
@@ -238,17 +238,14 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 
 
 def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
-    """Put all requests of some traces at given times, sorted by them.
-
-    Takes ``arrival`` [s] of shape (requests of all traces,). Returns requests of one instant are in the order of the
-    traces.
+    """Join traces with new arrivals of shape (requests of all traces,), sorted; equal arrivals keep their order. [s]
 
     >>> one = Trace(arrival=[0.0, 2.0], input_tokens=[10, 20], output_tokens=[1, 1])
     >>> joined([one, one], np.array([0.0, 2.0, 1.0, 3.0])).input_tokens.tolist()
     [10, 10, 20, 20]
     """
     order = np.argsort(arrival, kind="stable")
-    ordered = np.array_equal(order, np.arange(order.size))  # then the blocks, which may be many, need no copy
+    ordered = np.array_equal(order, np.arange(order.size))  # then the many prefix blocks need no copy
     prefix, sessions = _joined_prefix(traces), _joined_sessions(traces)
     return Trace(
         arrival=arrival[order],
@@ -265,7 +262,7 @@ def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
 
 
 def _joined_labels(labels: Sequence[Labels | None], kind: str, order: NDArray[np.intp]) -> Labels | None:
-    """Labels of all traces by their names; ``InputError`` where only some traces have them."""
+    """Join labels by their names; ``InputError`` where only some traces have labels."""
     own = [each for each in labels if each is not None]
     if not own:
         return None
@@ -277,7 +274,7 @@ def _joined_labels(labels: Sequence[Labels | None], kind: str, order: NDArray[np
 
 
 def _joined_sessions(traces: Iterable[Trace]) -> Sessions | None:
-    """Sessions of all traces, of each behind those of the ones before; a request of a trace without is a session."""
+    """Join sessions, numbered on from trace to trace; without sessions each request is its own."""
     numbers, think, base, some = [], [], 0, False
     for trace in traces:
         own, some = trace.sessions, some or trace.sessions is not None
@@ -289,7 +286,7 @@ def _joined_sessions(traces: Iterable[Trace]) -> Sessions | None:
 
 
 def _joined_prefix(traces: Iterable[Trace]) -> PrefixBlocks | None:
-    """Blocks of all traces, ids of each moved past those of the ones before."""
+    """Join prefix blocks, with the ids of each trace after all earlier ids."""
     sizes = {trace.prefix.block_tokens for trace in traces if trace.prefix}
     if not sizes:
         return None
