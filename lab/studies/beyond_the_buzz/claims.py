@@ -8,11 +8,6 @@ near the paper's plots, where the acceptance names no other range.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pandas as pd
-
-from disagg_sim.errors import InputError
 from lab.studies import claims as judged
 from lab.studies.beyond_the_buzz import (
     claims_gain,
@@ -22,20 +17,10 @@ from lab.studies.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
+from lab.studies.beyond_the_buzz.evidence import Evidence
 
 PROFILES = ("ideal", "optimistic", "measured")
 #: Every claim, in order.
 CLAIMS: tuple[judged.Claim[Evidence], ...] = judged.claims_of(
     claims_gain, claims_limits, claims_ratio, claims_shape, claims_sharing, claims_transfer
 )
-
-
-def evaluate(source: FrontierSource, profiles: Sequence[str] = PROFILES) -> pd.DataFrame:
-    """Judge every claim under every profile.
-
-    Returns columns ``lab.studies.claims.COLUMNS``; one row a claim and profile, in order of claims.
-    """
-    if not profiles:
-        raise InputError(f"profiles is empty; allowed: one or more of {', '.join(PROFILES)}")
-    return judged.evaluate(CLAIMS, {profile: Evidence(source, profile) for profile in profiles})

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv
+from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
-from lab.studies.beyond_the_buzz.claims import evaluate
-from lab.studies.beyond_the_buzz.evidence import FrontierSource
+from lab.studies.as_authors import evaluate_as_authors, markdown
+from lab.studies.beyond_the_buzz.as_authors import CLAIMS as AS_AUTHORS
+from lab.studies.beyond_the_buzz.claims import CLAIMS
+from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
 from lab.studies.beyond_the_buzz.figures import figure_data, figure_names
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
+from lab.studies.claims import evaluate as judged_claims
 from lab.studies.papers import DIGITS, PaperResults, write_picture
 
 
@@ -38,7 +42,7 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
     frontiers.prepare(items or frontiers.names, profiles)
     shown = items or known
-    tasks: list[Callable[[], Path | pd.DataFrame]] = []
+    tasks: list[Callable[[], Path | Judged]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()
         if not items:
@@ -49,27 +53,41 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
             partial(_written, frontiers.tables([item], profile), item, profile, path) for item, path in places.items()
         ]
     done = list(run_tasks(in_workers(_call), tasks, jobs=frontiers.jobs))
-    claims = None
+    claims = as_authors = None
     if not items:
-        claims = _by_claim([each for each in done if isinstance(each, pd.DataFrame)], profiles)
+        judged = [each for each in done if isinstance(each, Judged)]
+        claims = _by_claim([each.claims for each in judged], profiles, "profile")
+        as_authors = _by_claim([each.as_authors for each in judged], profiles, "engine")
         write_csv(frontiers.root / "claims.csv", claims, digits=DIGITS)
+        write_csv(frontiers.root / "as_authors.csv", as_authors, digits=DIGITS)
+        write_text(frontiers.root / "as_authors.md", markdown(as_authors))
     pictures = tuple(sorted(each for each in done if isinstance(each, Path)))
-    return PaperResults(claims=claims, pictures=pictures, computed=frontiers.design_points)
+    return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=frontiers.design_points)
 
 
-def _call(task: Callable[[], Path | pd.DataFrame]) -> Path | pd.DataFrame:
+class Judged(NamedTuple):
+    """Verdicts under one profile."""
+
+    claims: pd.DataFrame
+    as_authors: pd.DataFrame  # its column ``engine`` has the profile, as the paper has no engine
+
+
+def _call(task: Callable[[], Path | Judged]) -> Path | Judged:
     return task()
 
 
-def _judged(tables: FrontierSource, profile: str) -> pd.DataFrame:
-    return evaluate(tables, [profile])
+def _judged(tables: FrontierSource, profile: str) -> Judged:
+    evidence = {profile: Evidence(tables, profile)}
+    claims = judged_claims(CLAIMS, evidence)
+    return Judged(claims, evaluate_as_authors(AS_AUTHORS, evidence, claims))
 
 
-def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str]) -> pd.DataFrame:
+def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: str) -> pd.DataFrame:
     """Claims under each profile as one table, in order of claims and, of each, in order of profiles."""
     table = pd.concat([part.assign(_claim=range(len(part))) for part in parts], ignore_index=True)
-    order = table.assign(_profile=table["profile"].map(list(profiles).index)).sort_values(["_claim", "_profile"])
-    return order.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
+    order = table.assign(_profile=table[column].map(["", *profiles].index)).sort_values(["_claim", "_profile"])
+    kept = order.drop_duplicates(["id", column])  # what is not judged has no profile
+    return kept.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
 
 
 def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path:

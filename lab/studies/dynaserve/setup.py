@@ -1,7 +1,7 @@
 """Set up the study of DynaServe: workloads, policies, and a bench that stores the result of each run.
 
 Setting of the paper: Qwen2.5 models in bf16 on A100-80GB, instances in pairs. Lengths are those of published
-traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, of which 80 % are reached here.
+traces, arrivals Poisson (section 6.1). Caches move over NVLink, of which 80 % are reached here.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 
 from lab.studies.arrow.as_authors import phases
 from lab.studies.as_authors import AsAuthors, evaluate_as_authors, markdown
+from lab.studies.beyond_the_buzz.as_authors import CLAIMS as BUZZ
 from lab.studies.claims import PAPER, Finding, Verdict, Without, claim
 from lab.studies.papers import HOMES, paper
 
@@ -62,6 +63,12 @@ def test_every_claim_is_judged_as_the_authors_set_it_up(name):
     assert [each.claim.id for each in about] == [each.id for each in paper(name).claims]
     assert all(each.place and each.setting and each.paper and each.acceptance for each in about)
     assert all(each.judged or each.why for each in about)
+
+
+def test_every_claim_of_frontiers_is_judged_as_the_text_has_it():
+    assert [each.claim.id for each in BUZZ] == [f"C{number}" for number in range(1, 33)]
+    assert [each.claim.id for each in BUZZ if not each.judged] == ["C28"]
+    assert all(each.place and each.setting and each.paper and each.acceptance for each in BUZZ)
 
 
 def test_phases_of_a_burst_by_hand():

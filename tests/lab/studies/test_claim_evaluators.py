@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
 from lab.studies.beyond_the_buzz import (
     claims,
@@ -21,7 +21,7 @@ from lab.studies.beyond_the_buzz import (
     claims_transfer,
 )
 from lab.studies.beyond_the_buzz.evidence import Evidence, Front, never_below, third
-from lab.studies.claims import COLUMNS, Finding, holding
+from lab.studies.claims import COLUMNS, Finding, evaluate, holding
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X = np.geomspace(20.0, 100.0, 9)
@@ -64,14 +64,13 @@ def test_there_are_32_claims_in_order_with_their_origin():
         assert claim.acceptance
 
 
-def test_one_row_a_claim_and_profile(monkeypatch):
+def test_one_row_a_claim_and_profile():
     first, second = claims.CLAIMS[:2]
     found = (
         replace(first, judge=lambda e: Finding("1", holds=True, note=e.profile)),
         replace(second, judge=lambda e: Finding("2", e.profile == "measured", "by profile")),
     )
-    monkeypatch.setattr(claims, "CLAIMS", found)
-    table = claims.evaluate(ByHand(), profiles=("ideal", "measured"))
+    table = evaluate(found, {name: Evidence(ByHand(), name) for name in ("ideal", "measured")})
     assert list(table.columns) == list(COLUMNS)
     assert table[["id", "profile", "verdict", "note"]].to_numpy().tolist() == [
         ["C1", "ideal", "holds", "ideal"],
@@ -80,11 +79,6 @@ def test_one_row_a_claim_and_profile(monkeypatch):
         ["C2", "measured", "holds", "by profile"],
     ]
     assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2", "", ""], ["measured", 2, 2, "", "", ""]]
-
-
-def test_evaluation_without_a_profile_is_refused():
-    with pytest.raises(InputError, match=r"^profiles is empty; allowed: one or more of ideal, optimistic, measured$"):
-        claims.evaluate(ByHand(), profiles=())
 
 
 def test_a_frontier_without_points_is_named():

@@ -199,9 +199,11 @@ def test_everything_is_the_figures_and_the_claims(
     (folder / "fig05.yaml").write_text(PIPELINE)
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
-    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.evaluate", lambda *_: claims)
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.AS_AUTHORS", ())
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png"]
+    assert (tmp_path / "as_authors.csv").read_text().startswith("id,statement,place,setting,paper,inferred,engine,")
     assert (tmp_path / "claims.csv").read_text() == "id,profile,verdict,value\nC1,ideal,holds,1.5\nC2,ideal,fails,2\n"
     monkeypatch.setattr(Frontiers, "names", ("fig05",))
     assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
