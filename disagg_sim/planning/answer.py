@@ -276,15 +276,21 @@ def designs_of_users(case: Candidates, users: int) -> list[Design]:
     work = case.work
     found: dict[ServingMode, list[Design]] = {ServingMode.DISAGGREGATED: [], ServingMode.COLOCATED: []}
     rate = users / (work.ttft.seconds + work.lengths.gaps * work.tpot.seconds) / 2  # a mean may exceed a median's limit
+    seen: dict[tuple[tuple[AnyChoice, int], ...], Design] = {}
     known: dict[tuple[tuple[AnyChoice, int], ...], float] = {}
     while math.isfinite(rate):
         faster = math.inf
         for design in designs_at(case, rate):
             kept, key = found[design.mode], tuple((pool.choice, pool.instances) for pool in design.pools)
-            own = known[key] if key in known else known.setdefault(key, own_rate(design, users))
+            seen.setdefault(key, design)
+            cheaper = design.cost < min((each.cost for each in kept), default=math.inf)
+            if key not in known and design.in_flight < users:  # its own rate is higher: is it the next?
+                if not cheaper or (math.isfinite(faster) and _with_rate(design, faster).in_flight < users):
+                    continue
+            own = known[key] if key in known else known.setdefault(key, own_rate(seen[key], users))
             if own <= rate:
                 kept.append(at_rate(case, design, own))
-            elif design.cost < min((each.cost for each in kept), default=math.inf):
+            elif cheaper:
                 faster = min(faster, own)
         rate = max(faster, rate * (1.0 + STEP))
     every = dict.fromkeys(each for kept in found.values() for each in kept)  # in the order of their rates
