@@ -284,9 +284,9 @@ def designs_of_users(case: Candidates, users: int) -> list[Design]:
             kept, key = found[design.mode], tuple((pool.choice, pool.instances) for pool in design.pools)
             seen.setdefault(key, design)
             cheaper = design.cost < min((each.cost for each in kept), default=math.inf)
-            if key not in known and design.in_flight < users:  # its own rate is higher: is it the next?
-                if not cheaper or (math.isfinite(faster) and _with_rate(design, faster).in_flight < users):
-                    continue
+            higher = key not in known and design.in_flight < users  # its own rate is above this one
+            if higher and not (cheaper and (math.isinf(faster) or _with_rate(design, faster).in_flight >= users)):
+                continue  # and not the next
             own = known[key] if key in known else known.setdefault(key, own_rate(seen[key], users))
             if own <= rate:
                 kept.append(at_rate(case, design, own))

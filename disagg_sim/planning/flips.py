@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
@@ -239,8 +240,9 @@ def _verified(plan: Plan, found: list[AnswerFlip], now: _Winner) -> AnswerFlip |
     return None
 
 
+@lru_cache(maxsize=8)
 def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
-    """The plan of the same question with one value changed."""
+    """The plan of the same question with one value changed; flips and costs of limits ask for some of them twice."""
     assert plan.ask is not None
     work, law = plan.work, plan.work.lengths
     if axis in ("ttft", "tpot"):

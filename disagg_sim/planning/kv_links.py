@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import accepted_length, cached_layers
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
@@ -66,14 +68,15 @@ def linked(
     leaves = kv_bytes if wire.inside else kv_bytes + cache.stored
     takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
     served = [each.most / gpus_of(each) for each in takers]
-    likely = [(each, _step(each)) for each, rate in zip(takers, served, strict=True) if rate * LIKELY >= max(served)]
+    best = max(served, default=0.0)
+    likely = [(each, _step(each)) for each, rate in zip(takers, served, strict=True) if rate * LIKELY >= best]
     posts: dict[tuple[int, ...], float] = {}  # by what they depend on [1]
 
     def posted(sender: PrefillChoice, taker: DecodeChoice) -> float:
         to = taker.mapping
         key = (sender.mapping.tp_attn, to.tp_attn, to.pp, to.dcp)
         if key not in posts:
-            posts[key] = float(post_share(sender.at.model, sender.mapping, to))
+            posts[key] = _posts(sender.at, sender.mapping, to)
         return cache.pieces * wire.descriptor_s * posts[key]
 
     senders = []
@@ -92,4 +95,14 @@ def _step(taker: DecodeChoice) -> float:
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:
     """What an instance moves of caches over the links of its GPUs with distinct parts. [B/s]"""
-    return bandwidth * float(unique_gpus(choice.at.model, choice.mapping))
+    return bandwidth * _apart(choice.at, choice.mapping)
+
+
+@lru_cache(maxsize=4096)
+def _apart(at: Setup, mapping: Sharding) -> float:
+    return float(unique_gpus(at.model, mapping))
+
+
+@lru_cache(maxsize=4096)
+def _posts(at: Setup, sender: Sharding, receiver: Sharding) -> float:
+    return float(post_share(at.model, sender, receiver))
