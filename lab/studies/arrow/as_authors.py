@@ -230,6 +230,8 @@ CLAIMS = (
         inferred=f"{ENGINE}; the rate: half and all of the capacity",
         acceptance="onset, peak and decline later than those of prefill at both rates",
         judge=decode_later,
+        why="at capacity decode is 10 to 16 s later in all three; at half of it prefill hardly queues, and both "
+        "loads peak in different bursts",
     ),
     AsAuthors(
         claims.a7_overload,
@@ -249,7 +251,8 @@ CLAIMS = (
         inferred=f"{ENGINE}; trace, rate and counts: Azure at what eight serve, 2 to 8",
         acceptance=f"above minimal load at each count, R2 of a line at least {LINEAR:g} below {BELOW:.0%}",
         judge=scaling,
-        why="attainment rises steeply over a narrow range of counts, which is no line",
+        why="attainment rises steeply over a narrow range of counts, which is no line, and with seven GPUs on "
+        "conversation minimal load is ahead",
     ),
     AsAuthors(claims_rules.a9_both_phases, place="5.5", setting=EIGHT, paper="one instance each at least"),
     AsAuthors(claims_rules.a10_staying, place="algorithm 2", setting=EIGHT, paper="no transfer"),
