@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, keys_of, validate
-from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, sourced_spec
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB
 
@@ -146,14 +145,5 @@ class EngineSpec(Shown):
         return ContextExchange(self.dcp_exchange, self.dcp_overlap, self.pcp_exchange)
 
 
-def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
-    """Read a serving engine from its file; every value needs a source.
-
-    Returns times [s], tokens [token], shares [1].
-    """
-    spec = EngineSpec(name=name, **dict(validate(keys_of(EngineSpec), data, path)))
-    told = [key for key in keys_of(EngineSpec).model_fields if key not in ("title", "sources", "memory")]
-    needed = [key for key in told if keys_of(EngineSpec).model_fields[key].is_required() or key in data]
-    if found := source_faults(spec.sources, told, needed=needed):
-        raise spec_error(path, found)
-    return spec
+#: Reads a serving engine from its file; every value needs a source.
+engine_of = partial(sourced_spec, EngineSpec, ("title", "memory"))

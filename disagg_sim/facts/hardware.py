@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.errors import quoted
-from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, keys_of, validate
+from disagg_sim.facts.schema import (
+    NOT_IN_FILE,
+    Line,
+    NotEmpty,
+    OneOf,
+    Quantity,
+    Range,
+    Span,
+    faults_of_sources,
+    spec_of,
+)
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB, GIB, KB, TB, TERA
@@ -134,14 +143,13 @@ class SystemSpec(Shown):
 #: Least cap, as a share of the TDP, at which ``physics.power.slowed`` was met by published runs. [1]
 LEAST_CAP = 0.7
 
-_WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
+_WORDS = ("title", "vendor", "architecture", "confidence")  # need no source
 
 
 def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
     """A system from its file; every figure must have a source."""
-    spec = SystemSpec(name=name, **dict(validate(keys_of(SystemSpec), data, path)))
-    figures = [field for field in keys_of(SystemSpec).model_fields if field not in _WORDS]
-    found = source_faults(spec.sources, figures, needed=[key for key in figures if data.get(key) is not None])
+    spec = spec_of(SystemSpec, path, data, name)
+    found = faults_of_sources(SystemSpec, spec.sources, data, _WORDS)
     if spec.hbm_reported > spec.hbm_capacity * BINARY_GB * ROUNDING:
         found.append(
             f"hbm_reported: {quoted(data['hbm_reported'])} is above hbm_capacity {quoted(data['hbm_capacity'])}, "

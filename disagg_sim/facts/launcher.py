@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from disagg_sim.errors import quoted
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, spec_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -101,7 +101,7 @@ def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: options.--fast: a switch has no choices
     """
-    spec = LauncherSpec(name=name, **dict(validate(keys_of(LauncherSpec), data, path)))
+    spec = spec_of(LauncherSpec, path, data, name)
     odd = [flag for flag, option in spec.options.items() if option.choices and option.takes != "text"]
     said = [f"options.{flag}: a {spec.options[flag].takes} has no choices" for flag in odd]
     for vendor, support in spec.vendors.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.kinds import ATTENTION_KINDS
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, spec_of
 from disagg_sim.facts.speculation import METHODS
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -95,7 +95,7 @@ def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
 
     Returns runs [1] and errors [1] of each kind.
     """
-    spec = EvidenceSpec(name=name, **dict(validate(keys_of(EvidenceSpec), data, path)))
+    spec = spec_of(EvidenceSpec, path, data, name)
     keys = [(kind.family, kind.systems, kind.layout) for kind in spec.kinds]
     if twice := sorted({", ".join(key) for key in keys if keys.count(key) > 1}):
         raise spec_error(path, [f"kinds: {each} stands there twice" for each in twice])

@@ -7,7 +7,7 @@ Past 400 lines: one function for each kind, with its type and example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,7 +20,7 @@ from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.failures import FailureSpec
-from disagg_sim.facts.faults import expected, source_faults
+from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
 from disagg_sim.facts.hub.files import is_config
 from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, launcher_of
@@ -28,11 +28,11 @@ from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.precision_recipe import PrecisionRecipe, recipe_of
+from disagg_sim.facts.precision_recipe import PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
-from disagg_sim.facts.schema import keys_of, validate
-from disagg_sim.facts.speculation import Speculation, speculation_in_words, speculation_of
+from disagg_sim.facts.schema import sourced_spec, spec_of
+from disagg_sim.facts.speculation import Speculation, speculation_in_words
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
@@ -351,35 +351,22 @@ def _load_file(read: Reader, path: Path, stamp: int) -> object:  # noqa: ARG001 
     return read(path, read_mapping(path), canonical_name(path.stem))
 
 
-def _fields(of: Any, path: Path, data: Mapping[str, Any], name: str) -> Any:
-    return of(name=name, **dict(validate(keys_of(of), data, path)))
-
-
-def _sourced(of: Any, words: tuple[str, ...], path: Path, data: Mapping[str, Any], name: str) -> Any:
-    """Make a spec whose values need sources, except ``words`` and nulls."""
-    spec = _fields(of, path, data, name)
-    keys = [key for key in keys_of(of).model_fields if key not in (*words, "sources")]
-    if faults := source_faults(spec.sources, keys, needed=[key for key in keys if data[key] is not None]):
-        raise spec_error(path, faults)
-    return spec
-
-
 #: Type of a spec -> the kind of its files, and their reader.
 _KINDS: dict[type, tuple[str, Reader]] = {
     SystemSpec: ("hardware", system_of),
     ModelSpec: ("model", model_of),
-    PrecisionRecipe: ("precision", recipe_of),
+    PrecisionRecipe: ("precision", partial(spec_of, PrecisionRecipe)),
     ProfileSpec: ("profile", profile_of),
     EngineSpec: ("engine", engine_of),
     SchedulerSpec: ("scheduler", scheduler_of),
-    TrafficSpec: ("traffic", partial(_fields, TrafficSpec)),
-    Speculation: ("speculation", speculation_of),
+    TrafficSpec: ("traffic", partial(spec_of, TrafficSpec)),
+    Speculation: ("speculation", partial(spec_of, Speculation)),
     UncertaintySpec: ("uncertainty", uncertainty_of),
-    LayoutRules: ("layout", partial(_sourced, LayoutRules, ("title", "version"))),
+    LayoutRules: ("layout", partial(sourced_spec, LayoutRules, ("title", "version"))),
     EvidenceSpec: ("evidence", evidence_of),
-    FailureSpec: ("failures", partial(_sourced, FailureSpec, ("title",))),
+    FailureSpec: ("failures", partial(sourced_spec, FailureSpec, ("title",))),
     LauncherSpec: ("launcher", launcher_of),
-    CheckpointSpec: ("checkpoint", partial(_fields, CheckpointSpec)),
+    CheckpointSpec: ("checkpoint", partial(spec_of, CheckpointSpec)),
     EfficiencySpec: (
         "efficiency",
         lambda path, data, _: efficiency_of(path, data, partial(_parent, EfficiencySpec, path)),

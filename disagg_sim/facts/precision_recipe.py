@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
@@ -13,7 +12,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, FP8, FP8_BLOCK, Format, Precision
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity
 from disagg_sim.notebook import Shown
 
 #: Kind of attention under which a recipe gives the format of all kinds that it does not name.
@@ -81,8 +80,3 @@ class PrecisionRecipe(Shown):
             combine_bytes=self.combine_bytes,
             source=self.source,
         )
-
-
-def recipe_of(path: Path, data: Mapping[str, Any], name: str) -> PrecisionRecipe:
-    """A precision recipe from its file."""
-    return PrecisionRecipe(name=name, **dict(validate(keys_of(PrecisionRecipe), data, path)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from disagg_sim.choices import MOST_SKEW
 from disagg_sim.errors import InputError, as_float
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, keys_of, spec_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB
@@ -109,7 +109,9 @@ def with_skew(spec: ProfileSpec, skew: float) -> ProfileSpec:
 
 def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:
     """A profile from its file."""
-    fields = dict(validate(keys_of(ProfileSpec), data, path))
-    if unknown := source_faults(dict(fields["sources"]), [key for key in fields if key != "sources"]):
+    spec = spec_of(ProfileSpec, path, data, name)
+    if unknown := source_faults(
+        dict(spec.sources), [key for key in keys_of(ProfileSpec).model_fields if key != "sources"]
+    ):
         raise spec_error(path, unknown)
-    return ProfileSpec(name=name, **fields)
+    return spec

@@ -12,9 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, faults_of_sources, spec_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import TB
@@ -87,9 +86,8 @@ def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpe
     disagg_sim.errors.SpecError: mine.yaml: admission: 'promt' is unknown, did you mean 'prompt'?; allowed: prompt, \
 first_chunk, prompt_fits, output_fits
     """
-    spec = SchedulerSpec(name=name, **dict(validate(keys_of(SchedulerSpec), data, path)))
-    told = [key for key in keys_of(SchedulerSpec).model_fields if key not in ("title", "sources")]
-    found = source_faults(spec.sources, told, needed=told)
+    spec = spec_of(SchedulerSpec, path, data, name)
+    found = faults_of_sources(SchedulerSpec, spec.sources, data, ("title",))
     rows = [each.memory for each in spec.defaults]
     if not rows or rows[0] != 0.0 or any(low >= high for low, high in pairwise(rows)):
         found.append("defaults: memory must rise from 0 GB on, one line each")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,15 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from disagg_sim.errors import LONGEST_SHOWN, printable, quoted, unknown_word
-from disagg_sim.facts.faults import NEITHER, SeveralFaultsError, fault_lines, message_of, out_of_range, value_text
+from disagg_sim.facts.faults import (
+    NEITHER,
+    SeveralFaultsError,
+    fault_lines,
+    message_of,
+    out_of_range,
+    source_faults,
+    value_text,
+)
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.units import GB, parse_quantity
 
@@ -410,6 +418,38 @@ def _form(hint: Any) -> Any:
     if isinstance(hint, UnionType) and type(None) in parts:
         return _Union[parts]
     return _Dict[parts] if get_origin(hint) is Mapping else hint
+
+
+def spec_of(of: Callable[..., T], path: Path, data: Mapping[str, Any], name: str) -> T:
+    """Read a spec from its file; a ``ValueError`` of its values is a fault of the file.
+
+    >>> from disagg_sim.facts.speculation import Speculation
+    >>> file = {"title": "mine", "model": "llama_3_1_8b", "method": "mtp", "acceptance": [0.6, 0.8], "source": "me"}
+    >>> spec_of(Speculation, Path("mine.yaml"), file, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: acceptance 0.6, 0.8 rises: position i counts only where all before ...
+    """
+    kind: Any = of
+    fields = dict(validate(keys_of(kind), data, path))
+    try:
+        return of(name=name, **fields)
+    except ValueError as error:
+        raise spec_error(path, [str(error)]) from None
+
+
+def faults_of_sources(of: type, sources: Mapping[str, str], data: Mapping[str, Any], words: Iterable[str]) -> list[str]:
+    """Find what the ``sources`` of a file lack or have too many; all values but ``words`` and null need one."""
+    told = [key for key in keys_of(of).model_fields if key not in (*words, "sources")]
+    return source_faults(sources, told, needed=[key for key in told if data.get(key) is not None])
+
+
+def sourced_spec(of: Callable[..., T], words: tuple[str, ...], path: Path, data: Mapping[str, Any], name: str) -> T:
+    """Read a spec whose values, but ``words`` and null, need a source."""
+    spec: Any = spec_of(of, path, data, name)
+    kind: Any = of
+    if found := faults_of_sources(kind, spec.sources, data, words):
+        raise spec_error(path, found)
+    return cast(T, spec)
 
 
 def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:

@@ -11,10 +11,9 @@ on model, drafter and text, so there is no default: ``speculation/`` holds measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
@@ -22,8 +21,7 @@ from disagg_sim.facts.kinds import Count
 from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, keys_of, validate
-from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range
 from disagg_sim.notebook import Shown
 
 #: A module of the model's own kind of layer that is trained with it, a small decoder layer on its hidden states, and
@@ -131,23 +129,6 @@ class Speculation(Shown):
         attending = [kind.attention for kind in model.layers if kind.attention.stores(1.0)]
         feeding = [kind.ffn for kind in model.layers if kind.ffn.kind != NONE]
         return (LayerKind(attending[-1], feeding[-1]),)
-
-
-def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculation:
-    """Read a drafter and its acceptance from a file.
-
-    Returns marginal acceptance by position [1].
-
-    >>> file = {"title": "mine", "model": "llama_3_1_8b", "method": "mtp", "acceptance": [0.6, 0.8], "source": "me"}
-    >>> speculation_of(Path("mine.yaml"), file, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: acceptance 0.6, 0.8 rises: position i counts only where all before ...
-    """
-    fields = dict(validate(keys_of(Speculation), data, path))
-    try:
-        return Speculation(name=name, **fields)
-    except ValueError as error:
-        raise spec_error(path, [str(error)]) from None
 
 
 def speculation_in_words(word: str, load_model: Callable[[str], ModelSpec]) -> Speculation:

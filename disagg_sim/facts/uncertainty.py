@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, Fit
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, spec_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -88,7 +88,7 @@ def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> Uncertaint
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: kinds: missing key 'gemm'
     """
-    spec = UncertaintySpec(name=name, **dict(validate(keys_of(UncertaintySpec), data, path)))
+    spec = spec_of(UncertaintySpec, path, data, name)
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
     faults += [f"served: missing key {name!r}" for name in SERVED if name not in spec.served]
     if faults:

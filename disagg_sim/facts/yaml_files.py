@@ -186,19 +186,25 @@ def spec_error(path: Path, faults: list[str]) -> SpecError:
     return SpecError("\n  - ".join([f"{shown(path)}:", *faults]))
 
 
+def text_of(path: Path, kind: str) -> str:
+    """Read the text of a file of a ``kind``, such as "YAML"."""
+    try:
+        return read_file(path, MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        raise spec_error(path, ["no such file"]) from None
+    except OSError as error:
+        raise spec_error(path, [f"cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise spec_error(path, [f"not a {kind} file: it is no UTF-8 text"]) from None
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is ``key: value`` lines.
 
     Returns its content, nothing converted.
     """
     try:
-        data = parse_yaml(read_file(path, MOST_BYTES).decode("utf-8"))
-    except FileNotFoundError:
-        raise spec_error(path, ["no such file"]) from None
-    except OSError as error:
-        raise spec_error(path, [f"cannot be read: {error.strerror}"]) from None
-    except UnicodeDecodeError:
-        raise spec_error(path, ["not a YAML file: it is no UTF-8 text"]) from None
+        data = parse_yaml(text_of(path, "YAML"))
     except ValueError as error:
         raise spec_error(path, [str(error)]) from None
     if data is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from disagg_sim.errors import InputError, MissingExtraError, SpecError, quoted
 from disagg_sim.extras import extra
-from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.facts.yaml_files import spec_error, text_of
 from disagg_sim.facts.yaml_text import MOST_BYTES
 from disagg_sim.reading import heard, is_readable, read_file
 
@@ -125,13 +125,7 @@ def _fetched(name: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The object of a JSON file."""
     try:
-        data = json.loads(read_file(path, MOST_BYTES).decode("utf-8"))
-    except FileNotFoundError:
-        raise spec_error(path, ["no such file"]) from None
-    except OSError as error:
-        raise spec_error(path, [f"cannot be read: {error.strerror}"]) from None
-    except UnicodeDecodeError:
-        raise spec_error(path, ["not a JSON file: it is no UTF-8 text"]) from None
+        data = json.loads(text_of(path, "JSON"))
     except json.JSONDecodeError as error:
         raise spec_error(path, [f"broken JSON: line {error.lineno}, column {error.colno}: {error.msg}"]) from None
     except RecursionError:

@@ -15,7 +15,8 @@ from typing import Any
 from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.precision_recipe import recipe_of
+from disagg_sim.facts.precision_recipe import PrecisionRecipe
+from disagg_sim.facts.schema import spec_of
 from disagg_sim.facts.yaml_files import read_mapping, spec_files
 
 #: Word of a quantisation algorithm -> format of its weights.
@@ -237,7 +238,7 @@ def nearest_recipe(quantisation: Quantisation, model: ModelSpec) -> tuple[str, l
         return "", [f"{quantisation.unknown} is no format of a recipe"]
     found = {}
     for name, path in spec_files("precision").items():
-        recipe = recipe_of(path, read_mapping(path), name).resolve(model)
+        recipe = spec_of(PrecisionRecipe, path, read_mapping(path), name).resolve(model)
         found[name] = _differences(quantisation.formats, recipe, model)
     best = min(found, key=lambda name: sum(_WORTH[group] for group in found[name]))
     most = "expert" if groups_of(model)["expert"] else "ffn"
