@@ -151,7 +151,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     heads: dict[ServingMode, Design] = {}
     for mode, case in product((ServingMode.DISAGGREGATED, ServingMode.COLOCATED), cases):
         most = most_rate(case, gpus, mode)
-        designs = ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
+        designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
         for each in designs:  # the first, unless it does not hold as planned
             made = most_of(case, each, gpus)
             checked = check(made)
@@ -172,10 +172,6 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     after = sorted(_runners_up(best, other, designs, others), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
-
-
-def _of_mode(case: Candidates, rate: float, gpus: int, mode: ServingMode) -> list[Design]:
-    return [each for each in designs_at(case, rate, gpus) if each.mode == mode]
 
 
 def _value(design: Design, *, drawn: bool) -> float:

@@ -205,12 +205,16 @@ def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
     return min((each.gpus for each in found), default=math.inf)
 
 
-def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
-    """Find designs of both modes that serve a rate within the limits, the best first (``planning.ranking``).
+def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: ServingMode | None = None) -> list[Design]:
+    """Find designs of one or both modes that serve a rate within the limits, the best first (``planning.ranking``).
 
     Takes ``rate`` [request/s]. Returns some designs of each mode, of different configurations; none where no
     deployment serves the rate.
     """
+    if mode == ServingMode.COLOCATED:
+        case = replace(case, inside=NO_PAIRS, across=NO_PAIRS)
+    elif mode == ServingMode.DISAGGREGATED:
+        case = replace(case, colocated=())
     alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
         Design(
@@ -234,6 +238,8 @@ def near_of(case: Candidates) -> float:
     return 1.0 if case.drawn else NEAR
 
 
+#: No choices of prefill and of decode.
+NO_PAIRS: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]] = (), ()
 #: Co-located pools, and pairs of a prefill and a decode pool, each after its cost.
 _Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, SizedPool, SizedPool]]]
 
@@ -313,7 +319,7 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
     Takes ``rate`` [request/s]. Returns infinity where none serves.
     """
     if case.drawn or case.availability is not None:
-        return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
+        return min((each.cost for each in designs_at(case, rate, most, mode)), default=math.inf)
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
     if mode == ServingMode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)
@@ -350,7 +356,7 @@ def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     rate = most_rate(own, gpus, design.mode)
     if rate <= design.rate:
         return design
-    return next((each for each in designs_at(own, rate, gpus) if each.mode == design.mode), design)
+    return next(iter(designs_at(own, rate, gpus, design.mode)), design)
 
 
 _Some = TypeVar("_Some", bound=AnyChoice)
