@@ -1,35 +1,34 @@
 r"""Compute error bars of latencies and throughput of designs, and of frontiers.
 
-**Model.** Every operator time of a design carries a factor, and so do the passes as a whole:
+**Model.** The time of every operator o, and of every whole pass p, has a random factor:
 
 .. math:: t_o \to t_o\,\exp\left(\sigma_o\left(\sqrt{\rho_k}\,z_{s,e,k} + \sqrt{1-\rho_k}\,\epsilon_{o,m}\right)\right),
           \qquad T_p \to T_p\,\exp\left(\tau_p\left(\sqrt{\rho}\,z_{e,p} + \sqrt{1-\rho}\,\epsilon_{p,m}\right)\right)
 
-* :math:`\sigma_o` is the spread of the fit behind operator o (``facts.uncertainty.spread_of``), wider where the fit is
-  of another system (``transfer``, ``transfer_across``), where a size leaves its range (``per_doubling``), or where
-  nobody measured;
-* z is **systematic**: one number for all operators of kind k of a (system s, engine e) in every design and mode.
-  :math:`\rho_k` is the share of the variance that whole groups of shapes have in common;
-* :math:`\epsilon` is **idiosyncratic**: its own for every operator o of a layer and mapping m, so that it partly
-  averages over the operators of a layer, and batches of one mapping share it;
-* :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), wider
-  for layouts, families of models and engines of which no run was fitted (``ServedSpread``). For decode steps and passes
-  of prefill it is that of the time of an output token, estimated from the served runs of the FITTED part alone. What
-  all configurations have in common cancels where two modes are compared.
+* :math:`\sigma_o` is the spread of the fit of operator o (``facts.uncertainty.spread_of``), wider for a fit of another
+  system (``transfer``, ``transfer_across``), a size outside its range (``per_doubling``), or an assumption;
+* z is **systematic**: one number for all operators of kind k on a (system s, engine e) in every design and mode.
+  :math:`\rho_k` is its share of the variance;
+* :math:`\epsilon` is **idiosyncratic**: one number for each operator o and mapping m. It partly averages out over the
+  operators of a layer; all batches of a mapping share it;
+* :math:`\tau_p` is the spread of served runs beyond their kernels (host, scheduling), wider for layouts, model families
+  and engines without a fitted run (``ServedSpread``). Decode steps and prefill passes both take the spread of the time
+  per output token, estimated from the FITTED part of the served runs. Errors that all configurations share cancel
+  where two modes are compared.
 
-What a request spends beside its pass before the first token (HTTP, tokenising, scheduling, hand-over) is no part of the
-FTL of a configuration. It is off by seconds, not by a factor (``ServedSpread`` of ``first_token``), and ``beside`` has
-draws of it for who adds it to a pass.
+The time of a request outside its pass before the first token (HTTP, tokenising, scheduling, hand-over) is not in the
+FTL of a configuration. Its error is in seconds, not a factor (``ServedSpread`` of ``first_token``); ``beside`` has
+draws of it, to add to a pass.
 
-All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
-table twice, see the same factors.
+All z and :math:`\epsilon` are standard normal and drawn by name from one seed, so that several tables have the same
+factors.
 
-**Propagation.** A pass is linear in the times of its operators where no overlap and no pipeline stage changes hands, so
-the contributions of its operators (``timed_contributions``) times the factors give its time in every sample; latencies
-and throughput follow as the mode puts them together. Designs stay as they were chosen (limits on latency act on the
-nominal values), but for the counts of instances, which follow unless ``rematch`` is off.
+**Propagation.** The time of a pass is linear in the times of its operators as long as the same operator is hidden and
+the same pipeline stage is slowest. So the contributions of its operators (``timed_contributions``) times the factors
+give its time in every sample; the mode then gives latencies and throughput. Designs stay as chosen at nominal values,
+except the counts of instances, which are matched anew unless ``rematch`` is off.
 
-Past 400 lines: the model stands above, and its spreads, draws and bands each have an example.
+Past 400 lines: the model above, its spreads, draws and bands.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ from disagg_sim.physics.rates import Rates
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
-#: Ends and middle of a band: 80 % of the samples lie between the ends.
+#: Quantiles of a band, which has 80 % of the samples.
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-#: A point may join a frontier in a sample when the nominal one beats it by no more than this; less where many could.
+#: A point is sampled if the nominal frontier beats it by no more than this margin; smaller where points are many. [1]
 MARGINS = (0.2, 0.1, 0.05, 0.02)
-#: Points of one mode that are sampled, unless the nominal frontier has more.
+#: Most sampled points of one mode, unless the nominal frontier has more.
 CANDIDATES = 400
-#: Section of the efficiency files that speaks of a kind of operators, where it has another name.
+#: Kind of operators -> its section in the efficiency files, where the names differ.
 _SECTION = {
     "attention_part": "attention_parts",
     "experts": "moe",
@@ -78,18 +77,18 @@ _SECTION = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Uncertainty:
-    """Designs with what they may turn out to be; two-dimensional arrays have shape (rows, samples)."""
+    """Designs with samples of their numbers; two-dimensional arrays have shape (rows, samples)."""
 
     points: pd.DataFrame  # the designs, nominal
-    column: str  # of their throughput
+    column: str  # of ``points`` with the throughput
     ttl: Floats  # [s]
     ftl: Floats  # [s]
     throughput: Floats  # of ``column`` [token/s, token/USD or token/J]
-    beside: Floats  # what a request spends beside its pass before its first token, over its forecast [s]
+    beside: Floats  # error of the time outside the pass before the first token [s]
     outside_calibration: tuple[str, ...]  # as ``calibrated.outside_calibration``
 
     def bands(self) -> pd.DataFrame:
-        """The designs with the 10 %, 50 % and 90 % quantiles of their numbers, and what they rest on.
+        """Add the 10 %, 50 % and 90 % quantiles of their numbers to the designs.
 
         Returns
         -------
@@ -105,7 +104,7 @@ class Uncertainty:
         return self.points.assign(**columns, outside_calibration=list(self.outside_calibration))
 
     def frontier(self, at: ArrayLike | None = None) -> pd.DataFrame:
-        """Band of the frontier of each mode: the best throughput at an interactivity, sample by sample.
+        """Compute the band of the frontier of each mode: the best throughput at an interactivity in every sample.
 
         Parameters
         ----------
@@ -116,7 +115,7 @@ class Uncertainty:
         -------
         DataFrame
             ``mode``, ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` (nominal) and its ``_p10``, ``_p50``, ``_p90``
-            [token/s]; 0 in samples in which no design is so fast.
+            [token/s]; 0 in samples without a design as fast.
         """
         parts = []
         for mode in self.modes:
@@ -131,9 +130,9 @@ class Uncertainty:
         return pd.concat(parts, ignore_index=True)
 
     def gain(self, at: ArrayLike) -> pd.DataFrame:
-        """Throughput of disaggregated over the best co-located serving, with its probability to be above 1.
+        """Divide disaggregated by the best co-located throughput; give the probability of a gain above 1.
 
-        Both modes see the same factors in a sample: what slows an operator of both cancels.
+        Both modes have the same factors in a sample, so that common errors cancel.
 
         Parameters
         ----------
@@ -144,12 +143,12 @@ class Uncertainty:
         -------
         DataFrame
             ``tokens_per_s_per_user`` [token/s], ``gain`` (nominal), ``gain_p10``, ``gain_p50``, ``gain_p90`` [1] and
-            ``probability`` of a gain above 1 [1]; infinite where only disaggregation reaches, NaN where neither does.
+            ``probability`` of a gain above 1 [1]; infinite where only disaggregation is as fast, NaN where neither is.
 
         Raises
         ------
         InputError
-            When a side is missing.
+            When one of both modes is missing.
         """
         shared = tuple(mode for mode in self.modes if mode != MODES[0])
         if MODES[0] not in self.modes or not shared:
@@ -161,7 +160,7 @@ class Uncertainty:
         with np.errstate(divide="ignore", invalid="ignore"):
             nominal = best_from(x[split], y[split], grid) / best_from(x[~split], y[~split], grid)
             sampled = self._best(grid, MODES[:1]) / self._best(grid, shared)
-        known = [row[~np.isnan(row)] for row in sampled]  # samples in which a mode is so fast
+        known = [row[~np.isnan(row)] for row in sampled]  # samples in which a mode is as fast
         columns = {f"gain_{q}": [_quantile(row, share) for row in known] for q, share in QUANTILES.items()}
         above = [float(np.mean(row > 1)) if row.size else np.nan for row in known]
         return pd.DataFrame({INTERACTIVITY: grid, "gain": nominal, **columns, "probability": above})
@@ -172,7 +171,7 @@ class Uncertainty:
         return tuple(dict.fromkeys(self.points["mode"].astype(str)))
 
     def _best(self, grid: Floats, modes: Sequence[str]) -> Floats:
-        """Best throughput of some modes at interactivities, (grid, samples). [token/s]"""
+        """Find the best throughput of some modes at interactivities, (grid, samples). [token/s]"""
         mine = self.points["mode"].astype(str).isin(list(modes)).to_numpy()
         x, y = 1.0 / self.ttl[mine], self.throughput[mine]
         columns = [best_from(x[:, s], y[:, s], grid) for s in range(x.shape[1])]
@@ -189,26 +188,26 @@ def uncertainty(
     throughput: str = THROUGHPUT,
     origin: Origin = SHIPPED,
 ) -> Uncertainty:
-    """Compute error bars of designs: of latencies and throughput, of the frontier, and of what disaggregation gains.
+    """Compute error bars of designs: latencies and throughput, the frontier, the gain of disaggregation.
 
     Parameters
     ----------
     points : DataFrame
-        Frontiers or whole tables of points of ONE case (``points.COLUMNS``), of one or more modes below one another.
-        Points far from the frontier of their mode are left out: no factor brings them there.
+        Frontiers or whole tables of points of ONE case (``points.COLUMNS``), of one or more modes. Points far from the
+        frontier of their mode are left out.
     samples : int
         Draws of the factors. [1]
     seed : int
-        Of the draws; the same seed gives the same bands.
+        Seed of the draws.
     rematch : bool
-        Whether the counts of prefill and decode instances are adapted to what the pools turn out to do; else the pair
-        stays as it was matched, and is out of balance wherever the two are off by different factors.
+        Whether the counts of prefill and decode instances are matched anew in every sample; otherwise pools with
+        different factors are out of balance.
     spreads : UncertaintySpec or str
-        How far operators and engines may be off: shipped ones by name, or a file's path.
+        Spreads of operators and engines: a shipped name, or the path of a file.
     throughput : str
-        Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs are taken as sure.
+        Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs have no error.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a distribution of lengths.
+        Inputs of the rows: own systems, interference, a distribution of lengths.
 
     Returns
     -------
@@ -225,8 +224,8 @@ def uncertainty(
     >>> import disagg_sim as ds
     >>> options = ds.Colocation(batch=(1, 4), prefill_batch=(1,))
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> found = uncertainty(ds.colocated(at, ds.Sharding(), ds.lengths(1000, 101), options=options), samples=8)
-    >>> found.ttl.shape, [name for name in found.bands() if name.startswith("ttl_p")]
+    >>> bars = uncertainty(ds.colocated(at, ds.Sharding(), ds.lengths(1000, 101), options=options), samples=8)
+    >>> bars.ttl.shape, [name for name in bars.bands() if name.startswith("ttl_p")]
     ((2, 8), ['ttl_p10_s', 'ttl_p50_s', 'ttl_p90_s'])
     """
     whole_number("samples", samples)
@@ -240,25 +239,23 @@ def uncertainty(
     draws = _Draws(samples, seed)
     columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
     for designs in designs_of(kept, origin):
-        found, told = _sampled(designs, spec, draws, rematch=rematch)
+        scores, outside = _sampled(designs, spec, draws, rematch=rematch)
         nominal = scores_of(designs, times_of(designs))
-        words[designs.rows] = told
+        words[designs.rows] = outside
         beside[designs.rows] = _beside(designs, spec, draws)
         for name, values in arrays.items():
             own = kept[columns[name]].to_numpy(dtype=float)[designs.rows]
-            values[designs.rows] = getattr(found, name) * (own / getattr(nominal, name))[:, None]
+            values[designs.rows] = getattr(scores, name) * (own / getattr(nominal, name))[:, None]
     return Uncertainty(points=kept, column=throughput, **arrays, beside=beside, outside_calibration=tuple(words))
 
 
 def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
-    """Keep the points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
+    """Keep the points of each mode on or near its frontier, with a new index.
 
-    All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
-    ``CANDIDATES`` of a mode. Takes ``points`` (with ``mode``, ``tokens_per_s_per_user`` and the column of the
-    throughput) and ``throughput`` (column of the throughput [token/s, token/USD or token/J]). Returns the rows that are
-    kept, modes one below another, with a new index.
+    A point is near if no other point beats it in both axes by a margin: the largest of ``MARGINS`` that leaves no more
+    than ``CANDIDATES`` points of a mode.
 
-    20 % more in both axes would bring the second point level with the first, not the third:
+    The first point beats the second by less than 20 %, the third by more:
 
     >>> points = pd.DataFrame({"mode": "colocated", INTERACTIVITY: [100.0, 90.0, 50.0], THROUGHPUT: [60.0, 55.0, 30.0]})
     >>> near_frontier(points)[THROUGHPUT].tolist()
@@ -278,12 +275,9 @@ def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.D
 
 
 def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
-    """Drop the points that no table joined with this one lets come near a frontier.
+    """Drop the points of one mode that ``near_frontier`` never keeps, whatever tables are joined with this one.
 
-    What ``near_frontier`` keeps of several tables below one another, it keeps of what is left of each, too: another
-    table can only raise the frontier, and no margin is wider than the first of ``MARGINS``. Takes ``points`` (of one
-    mode, with ``tokens_per_s_per_user`` and the column of the throughput) and ``throughput`` (column of the throughput
-    [token/s, token/USD or token/J]). Returns the rows that are left, in their order, with a new index.
+    Other tables can only raise the frontier, and no margin is larger than the first of ``MARGINS``.
     """
     x, y = (points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
     reach = 1.0 + MARGINS[0]
@@ -291,7 +285,7 @@ def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.Da
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """A quantile that is one of the values, infinite ones included; NaN of none."""
+    """Return a quantile that is one of the values, perhaps infinite; NaN without values."""
     return float(np.quantile(values, share, method="inverted_cdf")) if values.size else np.nan
 
 
@@ -303,23 +297,23 @@ class _Draws:
         self._known: dict[str, Floats] = {}
 
     def of(self, name: str) -> Floats:
-        """Shape (samples,)."""
+        """Draw numbers of shape (samples,)."""
         if name not in self._known:
             rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
             self._known[name] = rng.standard_normal(self.samples)
         return self._known[name]
 
     def mixed(self, common: str, own: Sequence[str], share: float) -> Floats:
-        """Shape (len(own), samples): a common and an own part, the common one with ``share`` of the variance."""
+        """Draw sums of a common and an own part, (len(own), samples); the common part has ``share`` of the variance."""
         index = {name: place for place, name in enumerate(dict.fromkeys(own))}
         apart = np.stack([self.of(name) for name in index])[[index[name] for name in own]]
         return np.asarray(np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart)
 
 
 def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool) -> tuple[Scores, list[str]]:
-    """Scores of designs in every sample, arrays of shape (rows, samples), and what they rest on."""
+    """Score designs in every sample, (rows, samples); also return ``outside_calibration`` of each."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
-        raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
+        raise InputError(f"profile {designs.at.profile.name!r} has no fits, so its errors are unknown")
     ((nominal, operators),) = timed_contributions([designs])
     places = {phase: _mapping_names(designs, phase) for phase in ("decode", "prefill")}
     sampled = [np.repeat(part[:, None], draws.samples, axis=1) for part in nominal]
@@ -329,20 +323,20 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
             if np.any(part):
                 sampled[index] += part[:, None] * moved
     for phase, passes in (("decode", (0,)), ("prefill", (1, 2, 3))):
-        # A mixed step is a decode step with prompts in it: it is off as decode is.
+        # A mixed step is a decode step with prompts in it, so it has the error of decode.
         kind = "decode" if designs.mode == "piggyback" else phase
         factor = _engine_factor(designs, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
         for index in passes:
             sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
-    found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
-    return found, words_of(operators, nominal)
+    scores = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
+    return scores, words_of(operators, nominal)
 
 
 def _engine_factor(
     designs: Designs, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
 ) -> Floats:
-    """What an engine adds to passes of a kind, (rows, samples). [1]"""
+    """Draw the factor of an engine on passes of a kind, (rows, samples). [1]"""
     at, mapping = (designs.at, designs.mapping) if kind == "decode" else (designs.prefill_at, designs.prefill_mapping)
     engine = engine_of(at.rates, at.engine, spec)
     sigma = _engine_sigma(designs, mapping, engine, spec.served["step"])
@@ -351,7 +345,7 @@ def _engine_factor(
 
 
 def _beside(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> Floats:
-    """What a request spends beside its pass before its first token, over its forecast, (rows, samples). [s]"""
+    """Draw errors of the time outside the pass before the first token, (rows, samples). [s]"""
     at = designs.prefill_at
     engine = engine_of(at.rates, at.engine, spec)
     sigma = _engine_sigma(designs, designs.prefill_mapping, engine, spec.served["first_token"])
@@ -359,7 +353,7 @@ def _beside(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> Floats:
 
 
 def _engine_sigma(designs: Designs, mapping: Sharding, engine: str, spread: ServedSpread) -> Floats:
-    """S.d. of what an engine adds, by how well designs of this kind are known, (rows,), in the unit of the spread."""
+    """Standard deviation of the error of an engine on designs like these, (rows,), in the unit of ``spread``."""
     kinds = layout_kinds(mapping)
     rows = len(designs.rows)
     same = {
@@ -368,14 +362,14 @@ def _engine_sigma(designs: Designs, mapping: Sharding, engine: str, spread: Serv
         "family": family_of(designs.at.model),
         "mode": "disaggregated" if designs.mode == MODES[0] else "aggregated",
     }
-    told = {kind: [level] * rows for kind, level in same.items()}
-    return served_sigma(spread, told | {"layout": np.broadcast_to(kinds, (rows,)).tolist()})
+    levels = {kind: [level] * rows for kind, level in same.items()}
+    return served_sigma(spread, levels | {"layout": np.broadcast_to(kinds, (rows,)).tolist()})
 
 
 def log_factor(
     operator: Contribution, designs: Designs, spec: UncertaintySpec, draws: _Draws, places: Sequence[str]
 ) -> Floats:
-    """Logarithm of the factor on an operator's time, (rows, samples)."""
+    """Draw the logarithm of the factor on an operator's time, (rows, samples)."""
     at = designs.at if operator.phase == "decode" else designs.prefill_at
     kind = kind_of(operator, spec)
     library = operator.fits[0].engine if operator.fits else ASSUMED
@@ -385,15 +379,12 @@ def log_factor(
 
 
 def kind_of(operator: Contribution, spec: UncertaintySpec) -> KindSpread:
-    """Find how the errors of the fits behind an operator are shared out.
-
-    Returns shares of the variance [1] and s.d. of the logarithm [1].
-    """
+    """Find the spread of the kind of an operator: shares of the variance, s.d. of the logarithm. [1]"""
     return spec.kinds[_SECTION.get(operator.kind, operator.kind)]
 
 
 def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
-    r"""Add up the s.d. of the logarithm of an operator's time: of its fit, of a transfer, and of leaving the range.
+    r"""Add up the s.d. of the logarithm of an operator's time: its fit, a transfer, sizes outside the range.
 
     .. math:: \sigma = \sqrt{\sigma_{fit}^2 + \sigma_{transfer}^2} + \sigma_{doubling} \sum |\log_2(size / end)|
 
@@ -414,23 +405,23 @@ def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
 
 
 def _transfer(origin: str, operator: Contribution, spec: UncertaintySpec) -> float:
-    """S.d. of the logarithm that a fit of another system adds. [1]"""
+    """Standard deviation of the logarithm added by a fit of another system. [1]"""
     kind = kind_of(operator, spec)
     alike = load_system(origin).architecture == operator.architecture
     return kind.transfer if alike else kind.transfer_across
 
 
 def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
-    """Engine whose discrepancy counts: the one asked for, else the first one known whose kernels were taken."""
-    taken = (fit.engine for each in rates.used for fit in each.fits)
-    known = [name for name in (engine, *taken) if name in spec.served["step"].levels.get("engine", {})]
+    """Choose the engine whose spread counts: ``engine``, else the first known one whose kernels are used."""
+    used = (fit.engine for each in rates.used for fit in each.fits)
+    known = [name for name in (engine, *used) if name in spec.served["step"].levels.get("engine", {})]
     return known[0] if known else engine
 
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:
     mapping = designs.mapping if phase == "decode" else designs.prefill_mapping
     named = {name: np.broadcast_to(getattr(mapping, name), (len(mapping),)) for name in SHARDING}
-    shared = {name: named.pop(name) for name in ("dcp", "pcp")}  # told where they are above 1: draws go by these names
+    shared = {name: named.pop(name) for name in ("dcp", "pcp")}  # named only above 1, since these names seed the draws
     names = [" ".join(f"{value:g}" for value in row) for row in zip(*named.values(), strict=True)]
     for name, degree in shared.items():
         names = [f"{each} {name} {n:g}" if n > 1 else each for each, n in zip(names, degree, strict=True)]

@@ -1,7 +1,7 @@
-"""What each engine is told of its workers: flags of vLLM and SGLang, the configuration file of TensorRT-LLM.
+"""Write the settings of each engine: flags of vLLM and SGLang, the configuration file of TensorRT-LLM.
 
-Limits of a step differ in what they count: vLLM and TensorRT-LLM take those of one attention rank, SGLang those of all
-ranks of an instance, but for ``--max-prefill-tokens``.
+Limits of a step are per attention rank in vLLM and TensorRT-LLM; in SGLang they are per instance, except
+``--max-prefill-tokens``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import NODE_GPUS, Workers
 from disagg_sim.units import GB, GIB
 
-#: Port of workers that bring the first caches of SGLang together, and those of NIXL in vLLM; a slot of a node each.
+#: Ports: SGLang's bootstrap server, NIXL in vLLM, then serving, head and router; one offset for each slot of a node.
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
-#: Largest step of decode that vLLM captures a graph of by default. [token]
+#: Largest decode step for which vLLM captures a CUDA graph by default. [token]
 VLLM_CAPTURED = 512
-#: How SGLang's encoders send embeddings to prefill.
+#: Transfer of embeddings from SGLang's encoders to prefill.
 ENCODER_TRANSFER = "zmq_to_scheduler"
-#: Where engines find the drives of a node, for prompts in SSD.
+#: Directory of the SSD tier on each node.
 CACHE_DIRECTORY = "/kv_cache"
 
 
 def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """Flags of ``vllm serve``, those that join nodes apart.
-
-    Returns flag -> value, as ``scripts.Flags``.
-    """
+    """Make the flags of ``vllm serve``, as ``scripts.Flags``, without those that join nodes."""
     mapping, at = workers.mapping, workers.setup
     flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}
     flags |= _above_one("--pipeline-parallel-size", mapping.pp) | _above_one("--data-parallel-size", mapping.dp_attn)
@@ -59,23 +56,23 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 def _vllm_graphs(workers: Workers) -> dict[str, Any]:
-    """Graphs of all decode steps of a plan: a step of more tokens than were captured is launched kernel by kernel."""
+    """Capture CUDA graphs of all planned decode steps; vLLM launches larger steps kernel by kernel."""
     tokens = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
     return {"--max-cudagraph-capture-size": tokens} if tokens > VLLM_CAPTURED else {}
 
 
 def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
-    """Its drafter; a draft model has the TP of the model, which vLLM asks for."""
+    """Configure the drafter; vLLM requires the TP of the model for a draft model."""
     assert workers.setup.speculation is not None
-    said: dict[str, Any] = {"method": workers.setup.speculation.method, "num_speculative_tokens": drafts}
+    config: dict[str, Any] = {"method": workers.setup.speculation.method, "num_speculative_tokens": drafts}
     if (own := weights.drafter) is not None:
-        said |= {"model": own.checkpoint, "draft_tensor_parallel_size": int(workers.mapping.tp_attn)}
-        said |= _given("quantization", own.quantised or None)
-    return said
+        config |= {"model": own.checkpoint, "draft_tensor_parallel_size": int(workers.mapping.tp_attn)}
+        config |= _given("quantization", own.quantised or None)
+    return config
 
 
 def _vllm_connectors(workers: Workers) -> dict[str, Any]:
-    """What sends caches to another pool, and what keeps prompts in DRAM; sizes are those of a data parallel rank."""
+    """Configure KV transfer to another pool and offloading to DRAM; sizes are per data parallel rank."""
     kept = int(tier_bytes(workers, "dram")) * workers.gpus // int(workers.mapping.dp_attn)
     if workers.role not in _KV_ROLES:
         return {"--kv-offloading-size": round(kept / GIB, 2), "--kv-offloading-backend": "native"} if kept else {}
@@ -89,20 +86,18 @@ def _vllm_connectors(workers: Workers) -> dict[str, Any]:
 
 
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-#: Tokens of a block of the cache under Helix.
+#: Tokens per KV block with Helix.
 HELIX_BLOCK = 32
 
 
 def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
-    """How GPUs that share cached tokens exchange outputs, where the plan counts on another way than the default."""
+    """Set how GPUs of a DCP group exchange outputs, unless the plan uses the default."""
     how = workers.setup.sharing.decode
     return {} if workers.mapping.dcp == 1 or how in (default, "helix") else {"--dcp-comm-backend": how}
 
 
 def drafts_of(workers: Workers) -> int:
-    """Count the draft tokens that workers are started with; in prefill one, for the cache of the drafter.
-
-    Returns 0 without a drafter [token].
+    """Count the draft tokens of workers: 1 in prefill, to fill the cache of the drafter; 0 without a drafter. [token]
 
     >>> from disagg_sim.domain import Sharding
     >>> from disagg_sim.physics.setup import setup
@@ -116,7 +111,7 @@ def drafts_of(workers: Workers) -> int:
 
 
 def _vllm_exchange(workers: Workers) -> str:
-    """Kernels of the exchange between experts: over NVLink where the ranks of a rack share it, else DeepEP's."""
+    """Choose the all-to-all kernels of experts: FlashInfer within a rack-scale NVLink domain, otherwise DeepEP."""
     domain = workers.setup.system.nvlink_domain
     if domain > NODE_GPUS and workers.mapping.stage_gpus <= domain:
         return "flashinfer_nvlink_one_sided"
@@ -124,7 +119,7 @@ def _vllm_exchange(workers: Workers) -> str:
 
 
 def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """Flags of ``sglang.launch_server``; arguments and result as in ``vllm_flags``."""
+    """Make the flags of ``sglang.launch_server``, as ``vllm_flags``."""
     mapping, at = workers.mapping, workers.setup
     if workers.role == "encode":
         return {"--tp-size": 1, "--encoder-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
@@ -163,7 +158,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """Its drafter, and the drafts of a step."""
+    """Configure the drafter and the draft tokens of a step."""
     drafts, speculation = drafts_of(workers), workers.setup.speculation
     if not drafts or speculation is None:
         return {}
@@ -175,13 +170,13 @@ def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
     return flags
 
 
-#: Kinds of drafters, as SGLang and TensorRT-LLM call them.
+#: Names of drafting methods in SGLang and TensorRT-LLM.
 _SGLANG_DRAFTERS = {MTP: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
 _TRTLLM_DRAFTERS = {EAGLE3: "Eagle3", DRAFT_MODEL: "Draft_Target"}
 
 
 def _hicache(workers: Workers) -> dict[str, Any]:
-    """What keeps prompts below HBM in SGLang: host memory of each GPU, and files behind it."""
+    """Configure HiCache, SGLang's tiers below HBM: host memory of each GPU, then files."""
     kept = tier_bytes(workers, "dram")
     if not kept:
         return {}
@@ -191,7 +186,7 @@ def _hicache(workers: Workers) -> dict[str, Any]:
 
 
 def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """The configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``."""
+    """Make the configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``."""
     mapping, at = workers.mapping, workers.setup
     config: dict[str, Any] = {
         "tensor_parallel_size": int(mapping.stage_gpus // mapping.dcp),
@@ -204,9 +199,9 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
     config |= hold_settings("trtllm", workers.hold_steps)
     config |= _given("max_seq_len", workers.context)
     config |= _given("max_batch_size", workers.sequences) | _given("max_num_tokens", workers.tokens)
-    if workers.role == "prefill":  # without chunks it refuses prompts above max_num_tokens
-        cut = bool(mapping.chunk_tokens) or (workers.context or math.inf) > (workers.tokens or 0)
-        config |= {"enable_chunked_prefill": cut, "disable_overlap_scheduler": True}
+    if workers.role == "prefill":  # without chunks TensorRT-LLM refuses prompts above max_num_tokens
+        chunked = bool(mapping.chunk_tokens) or (workers.context or math.inf) > (workers.tokens or 0)
+        config |= {"enable_chunked_prefill": chunked, "disable_overlap_scheduler": True}
     elif workers.role == "colocated":
         config["enable_chunked_prefill"] = True
     config["kv_cache_config"] = {"dtype": {"fp8": "fp8", "bf16": "auto"}[at.precision.cache.name]}
@@ -234,17 +229,17 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 def _trtllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
-    """Its drafter; documentation starts a draft model without the overlap scheduler."""
+    """Configure the drafter; the documentation starts draft models without the overlap scheduler."""
     assert workers.setup.speculation is not None
     method, own = workers.setup.speculation.method, weights.drafter
     if own is None:
         return {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": drafts}}
-    said = {"decoding_type": _TRTLLM_DRAFTERS[method], "max_draft_len": drafts, "speculative_model": own.checkpoint}
-    return {**({"disable_overlap_scheduler": True} if method == DRAFT_MODEL else {}), "speculative_config": said}
+    config = {"decoding_type": _TRTLLM_DRAFTERS[method], "max_draft_len": drafts, "speculative_model": own.checkpoint}
+    return {**({"disable_overlap_scheduler": True} if method == DRAFT_MODEL else {}), "speculative_config": config}
 
 
 def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
-    """Environment variables of all workers of an engine."""
+    """List environment variables of all workers of an engine."""
     tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
     heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
     found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
@@ -253,9 +248,7 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
 
 
 def tier_bytes(workers: Workers, tier: str) -> float:
-    """Share of a GPU in a tier that workers keep prompts in.
-
-    Returns 0 where they do not use it, or where its size is not stated [B].
+    """Size per GPU of a tier of cached prompts; 0 if workers do not use it or its size is unknown. [B]
 
     >>> from disagg_sim.domain import Sharding
     >>> from disagg_sim.physics.setup import setup
@@ -270,12 +263,12 @@ def tier_bytes(workers: Workers, tier: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCommand:
-    """How an engine is told what to start."""
+    """Settings of an engine, and what it can load and cache."""
 
     title: str
     settings: Callable[[Workers, Weights], dict[str, Any]]
-    quantises: bool  # whether it makes fp8 weights of bf16 ones as it loads them
-    tiers: tuple[str, ...]  # below HBM that it can keep prompts in, without a service beside it
+    quantises: bool  # whether it converts bf16 weights to fp8 as it loads them
+    tiers: tuple[str, ...]  # cache tiers below HBM, without a separate service
 
 
 ENGINES = {
@@ -286,15 +279,12 @@ ENGINES = {
 
 
 def _known(engine: str, workers: Workers, flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags without those that an engine lacks on the system."""
+    """Drop flags that the engine lacks on the system of the workers."""
     return {flag: value for flag, value in flags.items() if flag not in lacking(engine, workers)}
 
 
 def lacking(engine: str, workers: Workers) -> tuple[str, ...]:
-    """List the options that an engine has not on the system of workers.
-
-    Returns an empty text for most engines.
-    """
+    """List the options that an engine lacks on the system of workers."""
     support = load_launcher(engine).vendors.get(workers.setup.system.vendor)
     return () if support is None else support.lacks
 

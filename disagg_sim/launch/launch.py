@@ -1,4 +1,4 @@
-"""Write commands or manifests for a deployment, with a line for what the reader must know."""
+"""Write commands or manifests that start a deployment, with notes on differences from the plan."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from disagg_sim.launch.weights import Weights, weights_of
 from disagg_sim.launch.workers import Workers, longest_of, workers_of
 from disagg_sim.units import GB
 
-#: What is not known of prefill in chunks over the stages of a pipeline, by engine.
+#: Notes on untested chunked prefill over pipeline stages, by engine.
 _CHUNKS_OVER_STAGES = {
     "vllm": "vLLM starts the next chunk of a prompt while others are in the pipeline; no run has checked it",
     "trtllm": "chunked prefill over pipeline stages is untested in the feature matrix of TensorRT-LLM",
 }
-#: Stands in every file, so that one of somebody else is never replaced.
+#: Line in every written file; files without it are never replaced.
 _MARK = "Written by disagg-sim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Files that start a deployment, and what to know of them."""
+    """Files that start a deployment, with notes."""
 
     engine: str  # of ``LAUNCHERS``
-    version: str  # whose options the files use
+    version: str  # of the engine whose options the files use
     files: dict[str, str]  # name -> text
     notes: tuple[str, ...]  # a line each
 
     def require_own(self, directory: str | Path) -> None:
-        """``StoreError`` where a file is there that a launch did not write, or a link."""
+        """Raise ``StoreError`` if the directory has links, or files that a launch did not write."""
         require_own(Path(directory), [*self.files, "notes.txt"], _MARK)
 
     def write(self, directory: str | Path) -> tuple[Path, ...]:
@@ -79,7 +79,7 @@ def launch(
     backend : str
         Engine of the workers of Dynamo; empty = the one that the deployment was planned for, else vLLM.
     checkpoint : str
-        Name or path of the model; empty = a published one in the formats of the recipe.
+        Name or path of the model; empty = a published checkpoint in the formats of the recipe.
     node_gpus : int, optional
         GPUs of a node; None = 8, on racks of one NVLink domain 4. [1]
 
@@ -91,7 +91,7 @@ def launch(
     Raises
     ------
     InputError
-        What the engine cannot express, a line a reason, with the engines that can.
+        Reasons why the engine cannot start it, one per line, with the engines that can.
     UnknownNameError
         An engine that is not known.
 
@@ -115,8 +115,8 @@ def launch(
     reasons = expressible(workers, engine, backend=own)
     if reasons:
         able = [each for each in LAUNCHERS if not expressible(workers, each)]
-        told = [*reasons, f"engines that can: {', '.join(able) or 'none'}"]
-        raise InputError("; ".join(told) if len(reasons) == 1 else "\n".join(told))
+        lines = [*reasons, f"engines that can: {', '.join(able) or 'none'}"]
+        raise InputError("; ".join(lines) if len(reasons) == 1 else "\n".join(lines))
     weights = [weights_of(each.setup, checkpoint, quantises=ENGINES[own].quantises) for each in workers]
     spec, serves = load_launcher(name), load_launcher(own)
     if name == "dynamo":
@@ -127,13 +127,13 @@ def launch(
         files = scripts_of(own, workers, weights, spec.version)
     version = spec.version if name == own else f"{spec.version}, {serves.title} {serves.version}"
     notes = dict.fromkeys(_notes(workers, weights, own, name))
-    said = f"{_MARK}: options of {spec.title} {version}; other versions may name them differently"
+    versions = f"{_MARK}: options of {spec.title} {version}; other versions may name them differently"
     files = {name: _marked(text) for name, text in files.items()}
-    return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
+    return Launch(engine=engine, version=version, files=files, notes=(versions, *notes))
 
 
 def flags_of(deployment: Any) -> Iterator[tuple[str, str]]:
-    """Write what sets each pool as it was planned, by the names of its engine; or why the engine cannot be told."""
+    """Yield each pool with the settings of its engine that match the plan, or the reason why it cannot start."""
     workers = workers_of(deployment)
     name = backend_of("dynamo", workers)
     reasons = expressible(workers, name)
@@ -153,9 +153,7 @@ def _marked(text: str) -> str:
 
 
 def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
-    """Tell notes and files, for a screen.
-
-    Takes ``directory`` (None = they are told whole).
+    """Write notes and files for a screen: paths in ``directory``, or whole texts without one.
 
     >>> list(lines_of(Launch(engine="vllm", version="1", files={"a.sh": "true"}, notes=("b",)), Path("start")))
     ['# b', 'start/a.sh']
@@ -171,7 +169,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
         nodes = each.nodes()
         size = f"{each.gpus} GPU{'s' * (each.gpus > 1)}, {nodes} node{'s' * (nodes > 1)}"
         yield f"{each.label}: {each.instances} x {degrees_of(each)} ({size}) of {each.setup.system.name}"
-        yield from (said.note for said in (own, own.drafter) if said is not None and said.note)
+        yield from (some.note for some in (own, own.drafter) if some is not None and some.note)
         if each.role == "encode":
             yield "encode pools: options of SGLang's documentation; no run has checked them, or timed an encoder"
         if each.role == "colocated" and each.token_budget is not None and engine == "sglang" and each.setup.speculation:
@@ -204,7 +202,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
 
 
 def _exchange(workers: Workers, engine: str) -> Iterator[str]:
-    """How experts of several attention ranks are sent their tokens."""
+    """Note differences in the all-to-all of experts."""
     if lacks := lacking(engine, workers):
         yield (
             f"{ENGINES[engine].title} has no {' and no '.join(lacks)} on {workers.setup.system.name}: experts are sent "
@@ -215,7 +213,7 @@ def _exchange(workers: Workers, engine: str) -> Iterator[str]:
 
 
 def _accepted(workers: Sequence[Workers]) -> str:
-    """Up to which length requests are accepted; the last pool decodes."""
+    """Note the longest accepted request; the last pool decodes."""
     last = workers[-1]
     if last.lengths is None or last.context is None:
         most = last.setup.model.max_context
@@ -224,7 +222,7 @@ def _accepted(workers: Sequence[Workers]) -> str:
     return f"requests are accepted up to {last.context:,} tokens, input and output; the longest planned: {longest:,.0f}"
 
 
-#: Who asks for a key; the routers were tried.
+#: Which servers require the API key; tested with the routers.
 _KEYS = {
     "vllm": "API_KEY: instances ask for it on some routes, the router on none: put a proxy before it that does",
     "sglang": "API_KEY: instances and the router ask for it; all users of a machine see it in its list of processes",
@@ -233,7 +231,7 @@ _KEYS = {
 
 
 def _reached(workers: Sequence[Workers], engine: str, launcher: str) -> Iterator[str]:
-    """Which ports are opened, and what keeps others from them."""
+    """Note open ports and how they are protected."""
     scripts = launcher == engine
     apart = any(each.role in ("prefill", "decode") for each in workers)
     several = any(each.nodes() > 1 for each in workers)

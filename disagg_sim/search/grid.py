@@ -1,24 +1,22 @@
 """Score grids: rows are mappings (and CPP chunk sizes), columns are batch sizes.
 
-Grids are scored in blocks of rows that stay in cache; an infeasible point keeps its place, with its status and the
-bytes that it lacks. Lengths are a distribution (``workload.lengths``); constant lengths are one point of it:
+Grids are scored in blocks of rows that fit in cache; an infeasible point keeps its place, with its status and the bytes
+that it lacks. Lengths are a distribution (``workload.lengths``):
 
-* **Prefill.** The request rate is b/E[t], t the busy time of a pass, integrated over the distribution of ISL.
+* **Prefill.** The request rate is b/E[t], with the busy time t of a pass averaged over the distribution of ISL.
   Attention is convex in the length, so E[t] is at least t(E[ISL]). All prompts of a pass have the same length, as
-  if a scheduler grouped prompts by length. That is exact for one prompt per pass; for several it has the mean of
-  independent lengths wherever a pass is affine in its tokens and in its attention pairs (within 0.7 % for 2-16
-  prompts of a TP instance). With DP attention no rank waits for longer prompts of other ranks: without the grouping,
-  8 ranks with one prompt each would wait for 3.1 mean lengths under the log-normal distribution.
-* **FTL** is the mean over requests, or a quantile; limits act on the chosen one. As the prompts of a pass have one
-  length, the quantile is on the safe side: the 0.9 quantile lies 10-20 % above that of 2-4 prompts of independent
-  lengths per pass.
-* **Prefill memory** holds prompts of independent lengths: the mean of their sum plus 2 standard deviations of it
-  (``resident_deviations`` of the profile), both in the cache and in the live activations.
-* **Decode** runs at the length-biased mean context, holds length-biased residents and completes
-  B/(TTL*(E[OSL] - 1)) requests/s.
+  if a scheduler grouped prompts by length. That is exact for one prompt per pass. For several it has the mean of
+  independent lengths where the time is affine in tokens and query-key pairs (within 0.7 % for 2-16 prompts of a TP
+  instance). With DP attention no rank waits for longer prompts of other ranks; without the grouping 8 ranks with
+  one prompt each would wait for 3.1 mean lengths under the log-normal distribution (``rank_imbalance`` counts that).
+* **FTL** is the mean over requests, or a quantile; limits act on it. As the prompts of a pass have one length, the
+  quantile is conservative: at 0.9 it is 10-20 % above the quantile of 2-4 prompts of independent lengths.
+* **Prefill memory** has room for prompts of independent lengths, cache and live activations: the mean of their sum
+  plus 2 standard deviations (``resident_deviations`` of the profile).
+* **Decode** has the length-biased mean context and cache, and completes B/(TTL*(E[OSL] - 1)) requests/s.
 
-The mean request must lie within the context limit of the model; requests of the tail beyond it count as if there were
-no limit. Source: physics page, sections 2-8.
+The mean request must be within the context limit of the model; longer requests count as if there were no limit.
+Source: physics page, sections 2-8.
 """
 
 from __future__ import annotations
@@ -68,8 +66,8 @@ def decode_grid(
 ) -> PhaseGrid:
     """Score every decode configuration of ``mappings`` at every batch size.
 
-    With speculation every point takes the number of draft tokens of the lowest TTL that fits: at one batch that is also
-    the one of the highest throughput. A point without drafts holds no drafter.
+    With speculation every point takes the number of draft tokens with the lowest TTL that fits, which at one batch also
+    has the highest throughput. A point without draft tokens loads no drafter.
 
     Parameters
     ----------
@@ -80,9 +78,9 @@ def decode_grid(
     lengths : Lengths
         Of the requests, from ``lengths``.
     batch : array_like of int, optional
-        Batch sizes of an instance; by default four a doubling up to the memory limit. [request]
+        Batch sizes of an instance; by default four per doubling up to the memory limit. [request]
     mla_form : {"auto", "naive", "absorbed", "cached"}
-        Form of MLA; "auto" is absorbed.
+        Form of MLA; "auto" = "absorbed".
     allow_long_context : bool
         Score requests beyond the model's context limit instead of refusing them.
 
@@ -104,9 +102,9 @@ def decode_grid(
     >>> decode_grid(at, Sharding(), lengths(2048, 256), batch=[1, 64]).latency.shape
     (1, 2)
     """
-    asked = None if batch is None else [batch]
+    batches = None if batch is None else [batch]
     (grid,) = decode_grids(
-        at, mappings, [lengths], batches=asked, mla_form=mla_form, allow_long_context=allow_long_context
+        at, mappings, [lengths], batches=batches, mla_form=mla_form, allow_long_context=allow_long_context
     )
     return grid
 
@@ -120,10 +118,7 @@ def decode_grids(
     mla_form: str = "auto",
     allow_long_context: bool = False,
 ) -> list[PhaseGrid]:
-    """Score the grids of ``decode_grid`` for many lengths, small ones together: to the last digit as one by one.
-
-    Takes ``batches`` (by default as in ``decode_grid`` [request]). The result is in the order of ``cases``.
-    """
+    """Score ``decode_grid`` for many lengths, small grids in one call; results are equal to the last digit."""
     cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
     joins = [lengths.rank_loads is None for lengths in cases]
@@ -140,16 +135,16 @@ def _grids(
     joins: Sequence[bool],
     score: Callable[[StackedCases, Sharding, Any], GridPoints],
 ) -> list[PhaseGrid]:
-    """Grids of cases, each of its own rows and batches; those that join are scored together."""
+    """Score grids of cases with their own rows and batches; cases that join are scored in one call."""
     grids: dict[int, PhaseGrid] = {}
     for group in groups_of([len(table) for table in tables], axes, joins):
         several = StackedCases([cases[place] for place in group], tuple(len(tables[place]) for place in group))
         axis, end = axes[group[0]][None, :].astype(float), 0
-        found = score(several, Sharding.joined([tables[place] for place in group]), axis)
+        points = score(several, Sharding.joined([tables[place] for place in group]), axis)
         for place, rows in zip(group, several.rows, strict=True):
             start, end = end, end + rows
-            part, batch = found.part(slice(start, end), axes[place].size), axes[place][None, :].astype(float)
-            taken = part.busy if part.load is None else np.maximum(part.busy, part.load)
+            part, batch = points.part(slice(start, end), axes[place].size), axes[place][None, :].astype(float)
+            busy = part.busy if part.load is None else np.maximum(part.busy, part.load)
             grids[place] = PhaseGrid(
                 phase=phase,
                 setup=at,
@@ -157,7 +152,7 @@ def _grids(
                 lengths=cases[place],
                 batch=axes[place],
                 latency=part.latency,
-                request_rate=batch / taken if phase == "prefill" else cases[place].request_rate(batch, part.latency),
+                request_rate=batch / busy if phase == "prefill" else cases[place].request_rate(batch, part.latency),
                 memory_bytes=part.memory,
                 microbatches=part.microbatches,
                 bound=part.bound,
@@ -170,7 +165,7 @@ def _grids(
 
 
 def _decode_points(at: Setup, several: StackedCases, table: Sharding, axis: Any, mla_form: str) -> GridPoints:
-    """The points of all cases, one after the other: arrays of shape (rows, batches)."""
+    """Score the rows of all cases, one case after the other: arrays of shape (rows, batches)."""
     cases, shape = several.cases, (len(table), axis.size)
     cached, context = several.cached(lambda lengths: lengths.resident), several.number(lambda lengths: lengths.context)
     ttl, memory = np.empty(shape), np.empty(shape)
@@ -182,10 +177,10 @@ def _decode_points(at: Setup, several: StackedCases, table: Sharding, axis: Any,
             own, mapping = drafting(at, table[rows].for_grid(), tried)
             load = RankLoad(context) if len(cases) > 1 else cases[0].on_ranks(axis, mapping.dp_attn)
             step = decode_step(own, mapping, batch=axis, context=load.context, mla_form=mla_form, rank_batch=load.batch)
-            seats = load.room(axis, mapping.dp_attn)
-            held = decode_bytes(own, mapping, seats, cached=cached, mla_form=mla_form)
-            found = Drafted(step.ttl, held, step.microbatches, bound_codes(step.sums), np.int8(tried))
-            best = found if best is None else best.or_faster(found, at.memory_limit)
+            sequences = load.room(axis, mapping.dp_attn)
+            size = decode_bytes(own, mapping, sequences, cached=cached, mla_form=mla_form)
+            drafted = Drafted(step.ttl, size, step.microbatches, bound_codes(step.sums), np.int8(tried))
+            best = drafted if best is None else best.or_faster(drafted, at.memory_limit)
         assert best is not None
         ttl[rows], memory[rows], micro[rows], bound[rows], drafts[rows] = best
     form = np.full(shape, form_code(at, "absorbed" if mla_form == "auto" else mla_form))
@@ -205,23 +200,22 @@ def prefill_grid(
 ) -> PhaseGrid:
     """Score every prefill configuration: each mapping unchunked and, with a pipeline, at every CPP chunk size.
 
-    Where MLA's form is free, chunked rows keep up-projected keys and values (``cached``) wherever that
-    is faster and fits. A length distribution takes about ten times the work of constant lengths.
+    With ``mla_form`` "auto" chunked rows keep up-projected keys and values ("cached") where that is faster and fits.
+    A length distribution takes about ten times as long as constant lengths.
 
     Parameters
     ----------
     at, mappings, lengths, allow_long_context
         As in ``decode_grid``; output lengths count towards the context limit only.
     batch : array_like of int, optional
-        Prompts of a pass of an instance; by default four a doubling up to the memory limit. [request]
+        Prompts of a pass; by default four batch sizes per doubling up to the memory limit. [request]
     chunk_tokens : array_like of int, optional
-        Chunk sizes of CPP to try beside 0 (unchunked), where pp > 1 and below the longest prompt; by default
-        ``CHUNK_TOKENS``. [token]
+        Chunk sizes of CPP to try, where pp > 1 and below the longest prompt; by default ``CHUNK_TOKENS``. Unchunked
+        passes are always scored. [token]
     mla_form : {"auto", "naive", "absorbed", "cached"}
         Form of MLA; "auto" takes the fastest that fits.
     ftl_quantile : float, optional
-        Make the FTL that of the prompt which a share of this size, above 0 and below 1, does not exceed;
-        by default the mean over requests. [1]
+        Quantile of FTL over requests, between 0 and 1; by default the mean. [1]
 
     Returns
     -------
@@ -241,10 +235,10 @@ def prefill_grid(
     >>> prefill_grid(at, Sharding(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
     [0, 512]
     """
-    asked = None if batch is None else [batch]
+    batches = None if batch is None else [batch]
     more: dict[str, Any] = {"mla_form": mla_form, "ftl_quantile": ftl_quantile}
     more |= {"chunk_tokens": chunk_tokens, "allow_long_context": allow_long_context}
-    (grid,) = prefill_grids(at, mappings, [lengths], batches=asked, **more)
+    (grid,) = prefill_grids(at, mappings, [lengths], batches=batches, **more)
     return grid
 
 
@@ -259,10 +253,9 @@ def prefill_grids(
     ftl_quantile: float | None = None,
     allow_long_context: bool = False,
 ) -> list[PhaseGrid]:
-    """Score the grids of ``prefill_grid`` for many lengths, small ones together: to the last digit as one by one.
+    """Score ``prefill_grid`` for many lengths, small grids in one call; results are equal to the last digit.
 
-    Constant lengths with equal prompts are scored once. Takes ``batches`` (by default as in
-    ``prefill_grid`` [request]). The result is in the order of ``cases``.
+    Constant lengths with equal prompts are scored once.
 
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
@@ -275,7 +268,7 @@ def prefill_grids(
     sizes = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
     tried = given_sizes("chunk_tokens", sizes, least=0).tolist() if np.size(sizes) else []
     alone = overlaps(at, table.for_grid())
-    first: dict[Any, int] = {}  # of cases whose prompts and batches are equal
+    first: dict[Any, int] = {}  # of the cases with equal prompts and batches
     same = [
         first.setdefault((lengths.prompt, axis.tobytes()) if is_constant_uncached(lengths) else place, place)
         for place, (lengths, axis) in enumerate(zip(cases, axes, strict=True))
@@ -286,10 +279,10 @@ def prefill_grids(
     tables = {some: with_chunks(table, math.inf, some) for some in set(below)}
     joins = [is_constant_uncached(lengths) and not alone for lengths in own]
     points = partial(prefill_points, at, mla_form=mla_form, quantile=ftl_quantile)
-    found = _grids(
+    scores = _grids(
         "prefill", at, [tables[some] for some in below], own, [axes[place] for place in scored], joins, points
     )
-    grids = dict(zip(scored, found, strict=True))
+    grids = dict(zip(scored, scores, strict=True))
     return [
         replace(grids[place], lengths=cases[number], ftl_quantile=ftl_quantile) for number, place in enumerate(same)
     ]
@@ -304,7 +297,7 @@ def _axes(
     mla_form: str,
     allow_long_context: bool,
 ) -> tuple[Sharding, list[Ints]]:
-    """Check and return mappings and batch sizes of grids; ``InputError`` for faults common to both kinds."""
+    """Check and return mappings and batch sizes of grids of either phase."""
     table = mappings_for(at, mappings)
     table = without_pcp(table) if phase == "decode" else table
     for lengths in cases:

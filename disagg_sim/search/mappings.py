@@ -1,4 +1,4 @@
-"""Enumerate every way to shard a model over the GPUs of an instance, and the reasons for rejecting others.
+"""Enumerate the ways to shard a model over the GPUs of an instance; count rejected ways by reason.
 
 Inside a pipeline stage ``tp_attn*dp_attn = tp_ffn*ep``: TP, EP, TEP (tp_attn > 1 with ep > 1), DEP
 (dp_attn > 1 with ep > 1) and every mixture of them; dense models have TP x PP.
@@ -23,18 +23,17 @@ from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import Layouts, refusals
 
-#: Degrees other than powers of two, 3*2^k and 36*2^k, that a domain of a multiple of 36 GPUs invites.
+#: Degrees 3*2^k and 36*2^k, for NVLink domains of a multiple of 36 GPUs.
 ODD_DEGREES = (3, 6, 12, 24, 36, 48, 72, 96, 144, 192, 288, 384, 576)
 ODD_DOMAIN = 36
-#: Why a pipeline of single GPUs is left out where it was asked to be.
+#: Reason of rejection with ``one_gpu_stages: false``.
 ONE_GPU_STAGES = "pipeline stages of one GPU"
 
 
 def mappings_for(at: Setup, mappings: Sharding | list[Sharding]) -> Sharding:
-    """Stack mappings as columns; single ones are checked against model and system, tables are not.
+    """Stack mappings as columns of shape (rows,); check single ones against model and system.
 
-    Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths. TP may
-    leave the NVLink domain: who writes such a mapping asks for it. Returns columns of shape (rows,).
+    A pipeline that does not divide the layers has stages of two lengths. TP may leave the NVLink domain.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
@@ -52,7 +51,7 @@ def mappings_for(at: Setup, mappings: Sharding | list[Sharding]) -> Sharding:
 
 
 def _require(at: Setup, m: Sharding) -> None:
-    """``InputError`` unless the model can take a single mapping on the system."""
+    """Refuse a mapping that the model cannot have on the system."""
     if m.stage_gpus != m.tp_ffn * m.ep:
         shared = f" x pcp {m.pcp}" if m.pcp > 1 else ""
         raise InputError(
@@ -68,7 +67,7 @@ def _require(at: Setup, m: Sharding) -> None:
 
 
 def degrees(system: SystemSpec, limit: int) -> tuple[int, ...]:
-    """Degrees worth trying up to ``limit``: powers of two; 3*2^k and 36*2^k, too, in a domain of a multiple of 36."""
+    """List degrees to try up to ``limit``: powers of two, and ``ODD_DEGREES`` in domains of a multiple of 36 GPUs."""
     powers = [2**k for k in range(limit.bit_length()) if 2**k <= limit]
     domain = system.nvlink_domain
     odd = [d for d in ODD_DEGREES if d <= min(limit, domain)] if domain % ODD_DOMAIN == 0 else []
@@ -86,32 +85,31 @@ def enumerate_mappings(
     max_pcp: int = 1,
     max_redundant_experts: int = 0,
 ) -> Sharding:
-    """Mappings of one instance of a model on a system (physics page, section 3).
+    """Enumerate the mappings of one instance of a model on a system (physics page, section 3).
 
-    TP stays inside the NVLink domain unless asked otherwise; EP, DP attention and PP may leave it. Where EP over all
-    GPUs of a stage does not divide the experts, it gets the fewest redundant slots with which all hold equally many.
-    At most 64 GPUs an instance, one whole NVLink domain where that has 72 or more, 128 with PP. So the mappings of a
-    domain of 8, 16 or 36 GPUs are among those of one of 72, and these among those of 144 and 576.
+    TP stays inside the NVLink domain unless ``tp_over_nics``; EP, DP attention and PP may leave it. Where EP over all
+    GPUs of a stage does not divide the experts, it gets the fewest redundant slots that give all GPUs equally many.
+    An instance has at most 64 GPUs, or one NVLink domain of 72 or more, or 128 GPUs with PP.
 
     Parameters
     ----------
     at : Setup
-        Whose model is cut over the GPUs of whose system.
+        Model and system.
     max_gpus : int, optional
-        Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
+        Most GPUs of an instance, with and without PP, below the limits above. [1]
     layouts : {"launchable", "supported", "served", "all"}
-        Those that some engine of today can start, of these those that fill or divide hosts and domains, those of a
-        kind that was run, or every one (``search.layouts``).
+        Layouts that some engine can start; those that also fill or divide hosts and domains; those of a kind that
+        was run; or all (``search.layouts``).
     tp_over_nics : bool
         Whether TP groups may leave the NVLink domain: their all-reduce then crosses NICs.
     one_gpu_stages : bool
         Whether a pipeline may have stages of one GPU.
     max_dcp, max_pcp : int
-        Most GPUs that share the cached tokens of a KV head, of decode and of instances that do both phases; most
-        attention ranks that share a prompt, of prefill. [1]
+        Most GPUs that share the cached tokens of a KV head, in instances that decode; most attention ranks that
+        share a prompt, in prefill. [1]
     max_redundant_experts : int
-        Most slots over all EP ranks that hold copies of experts, to even out their loads: tried are one, two, four,
-        ... a rank beside the fewest. [1]
+        Most slots for copies of experts over all EP ranks, to balance their loads; one, two, four, ... slots per rank
+        are tried above the fewest. [1]
 
     Returns
     -------
@@ -121,7 +119,7 @@ def enumerate_mappings(
     Raises
     ------
     InputError
-        ``max_gpus`` that is no whole number from 1, ``layouts`` of another name.
+        Values out of range, an unknown word for ``layouts``.
 
     Examples
     --------
@@ -133,7 +131,7 @@ def enumerate_mappings(
     if max_gpus is not None:
         max_gpus = whole_number("max_gpus", max_gpus)
     check_word("layouts", layouts, Layouts)
-    rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
+    rows: list[tuple[int, ...]] = []  # values in the order of ``SHARDING``
     refused: Counter[str] = Counter()
     most = whole_number("max_dcp", max_dcp), whole_number("max_pcp", max_pcp)
     copies = whole_number("max_redundant_experts", max_redundant_experts, 0)
@@ -156,7 +154,7 @@ def enumerate_mappings(
 def _candidates(
     at: Setup, max_gpus: int | None, most: tuple[int, int], copies: int, *, tp_over_nics: bool
 ) -> Iterator[tuple[Sharding | None, str]]:
-    """Every mapping to be tried with the reason that refuses it, "" for none; None where its size or depth does."""
+    """Yield each mapping to try with the reason that rejects it, or ""; None for a depth or size that is too large."""
     model, system = at.model, at.system
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
     flat_limit = system.nvlink_domain if whole_domain else MAX_INSTANCE_GPUS
@@ -187,7 +185,7 @@ def _candidates(
 
 
 def _slots(model: ModelSpec, mapping: Sharding, most: int) -> tuple[int, ...]:
-    """Redundant slots to try: those of the mapping, and one, two, four, ... a rank above the least, up to ``most``."""
+    """List redundant slots to try: those of the mapping; one, two, four, ... per rank above the least, to ``most``."""
     ep, own = mapping.ep, mapping.redundant_slots
     least = least_redundant_slots(model, ep) if ep > 1 else None
     if least is None:
@@ -197,9 +195,7 @@ def _slots(model: ModelSpec, mapping: Sharding, most: int) -> tuple[int, ...]:
 
 
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:
-    """Find the fewest redundant slots with which ``ep`` ranks hold equally many experts. [1]
-
-    Returns 0 where EP divides the experts; None where no engine would have as many.
+    """Find the fewest redundant slots that give ``ep`` ranks equally many experts; None if no engine has as many. [1]
 
     256 experts on 24 ranks need 264 places, on 192 ranks 384:
 
@@ -243,12 +239,12 @@ def _stage_refusal(at: Setup, mapping: Sharding, *, tp_over_nics: bool) -> str |
 
 
 def without_pcp(table: Sharding) -> Sharding:
-    """Hand on mappings of instances that decode: no prompt is there to be shared.
+    """Refuse PCP in mappings of decode, where no prompt is shared.
 
     >>> without_pcp(Sharding(tp_attn=2, tp_ffn=4, pcp=2))
     Traceback (most recent call last):
-    disagg_sim.errors.InputError: pcp 2 in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache
+    disagg_sim.errors.InputError: pcp 2 in decode: PCP shares prompts only; allowed: 1, or dcp to share the cache
     """
     if (most := np.max(table.pcp, initial=1)) > 1:
-        raise InputError(f"pcp {most:g} in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache")
+        raise InputError(f"pcp {most:g} in decode: PCP shares prompts only; allowed: 1, or dcp to share the cache")
     return table

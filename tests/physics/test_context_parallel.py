@@ -318,7 +318,7 @@ def test_rules_of_sharing_are_told() -> None:
             mappings_for(at, mapping)
     with pytest.raises(InputError, match="tp_attn 4 x dp_attn 1 x pcp 2 != tp_ffn 4 x ep 1"):
         mappings_for(R1, ds.Sharding(tp_attn=4, tp_ffn=4, pcp=2))
-    with pytest.raises(InputError, match="pcp 2 in decode: ranks share prompts alone"):
+    with pytest.raises(InputError, match="pcp 2 in decode: PCP shares prompts only"):
         ds.decode_grid(R1, ds.Sharding(tp_attn=4, ep=8, pcp=2), ds.lengths(1024, 128), batch=[1])
 
 
