@@ -35,10 +35,10 @@ def test_no_wait_no_flag():
 
 def test_vllm_cannot_wait():
     (said,) = expressible(row((128,)), "vllm")
-    assert said.endswith("of vLLM: prompts held back for 128 steps at most until every rank can take one")
+    assert said.endswith("of vLLM: prefill delay of 128 steps at most, until every rank can take a prompt")
     assert expressible(row((128,)), "sglang") == expressible(row((128,)), "trtllm") == ()
 
 
 def test_words():
     (point,) = records(row((128,)))
-    assert prefill_text(point) == "up to 8 a pass, held back for up to 128 steps"
+    assert prefill_text(point) == "up to 8 a pass, prefill delay up to 128 steps"
