@@ -1,10 +1,12 @@
-"""Test the claims of DOPD on simulated runs: D4, D5, D9, D10, D12-D15.
+"""Test the claims of DOPD on simulated runs: D4, D5, D9, D10, D12-D15, D17.
 
 Where decode is full it takes as many requests as it holds to their end, a cap that this study adds: D4, D5, D9 and D15
 come with a second verdict, at the 256 of the largest CUDA graph. D14 has one with the rule on sizes as printed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -293,3 +295,24 @@ def d15_splits(bench: DopdBench) -> Finding:
         f"with the run, TPOT at {OPEN_LOAD:g} of the lowest",
         uncapped(*sentence(gains(capped=False)[0])),
     )
+
+
+@claim(
+    "D17",
+    kind=PAPER,
+    statement="under bursts DOPD needs less additional resources than the planners by SLA and by load",
+    acceptance="fewer GPU-hours than the best mode of each planner, at an attainment that is not below theirs",
+)
+def d17_resources(bench: DopdBench) -> Finding:
+    """GPU-hours and attainment over hours of bursts."""
+    best = [max(modes, key=lambda mode: float(bench.attainments(mode).mean())) for modes in MODES.values()]
+    return less_for_more(bench, "DOPD", best)
+
+
+def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding:
+    """GPU-hours and attainment of a planner against those of others."""
+    found = {name: (bench.gpu_hours(name), float(bench.attainments(name).mean())) for name in (ours, *others)}
+    hours, share = found[ours]
+    holds = all(hours < found[name][0] and share >= found[name][1] for name in others)
+    said = ", ".join(f"{name} {held:.1f} GPU-hours, {inside:.1%}" for name, (held, inside) in found.items())
+    return Finding(said, holds, f"an hour of eight GPUs, mean of {len(bench.hours)}")

@@ -317,6 +317,10 @@ class DopdBench(Bench):
         """Of every hour. [1]"""
         return np.array([summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours])
 
+    def gpu_hours(self, planner: str) -> float:
+        """GPU time held in an hour of bursts, on average. [GPU h]"""
+        return float(np.mean([summary(self.dynamic(planner, hour), SLO).gpu_hours for hour in self.hours]))
+
 
 def _second_pass(result: RunResult, count: int) -> Warm:
     """From the arrival of the first request of the second pass to that of the last."""

@@ -58,6 +58,19 @@ def test_d14_compares_with_the_best_mode_of_each_planner(latency, verdict):
     assert f"load-driven, low thresholds {latency:.1%}" in found.value
 
 
+@pytest.mark.parametrize(
+    ("hours", "share", "holds"), [(5.0, 0.8, True), (5.0, 0.6, False), (6.5, 0.8, False), (5.0, 0.7, True)]
+)
+def test_d17_asks_for_fewer_gpu_hours_at_an_attainment_that_is_not_lower(hours, share, holds):
+    """The best mode of each planner holds 6 GPU-hours and has 0.7 of the requests in time."""
+    bench = SimpleNamespace(
+        attainments=lambda name, *_: np.array([share if name == "DOPD" else 0.7]),
+        gpu_hours=lambda name: hours if name == "DOPD" else 6.0,
+        hours=range(1),
+    )
+    assert dopd.d17_resources(bench).holds == holds
+
+
 @pytest.mark.parametrize(("best", "holds"), [(2.9, True), (3.1, False)])
 def test_y10_compares_with_the_best_chunk(best, holds):
     """Code: 3.0 disaggregated; 2,048 tokens serve 0.9 of it, 384 tokens the number given."""
