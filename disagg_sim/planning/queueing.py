@@ -126,11 +126,17 @@ class Delay:
 
     def late(self, limit: float) -> float:
         """Share of the requests that take longer than a limit [s]. [1]"""
-        if math.isinf(self.wait) or math.isinf(self.calm.max()):
-            return 1.0
+        return 1.0 if self._endless else self._late(limit)
+
+    @property
+    def _endless(self) -> bool:
+        return math.isinf(self.wait) or math.isinf(self.calm.max())
+
+    def _late(self, limit: float) -> float:
+        """The same where all waits end."""
         left = limit - self.held
-        tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else np.zeros_like(left)
-        return _mean(self.calm_share, self.calm > limit) + _mean(self.held_share, np.where(left < 0, 1.0, tail))
+        tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else left < 0
+        return _mean(self.calm_share, self.calm > limit) + _mean(self.held_share, tail)
 
     @property
     def mean(self) -> float:
@@ -139,17 +145,19 @@ class Delay:
 
     def at(self, share: float) -> float:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
-        if math.isinf(self.wait) or math.isinf(self.calm.max()):
+        if self._endless:
             return math.inf
         low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.late(middle) <= 1.0 - share else (middle, high)
+            low, high = (low, middle) if self._late(middle) <= 1.0 - share else (middle, high)
         return high
 
 
 def _mean(shares: Floats, values: Floats | Mask) -> float:
     """Add up shares times values in pieces for one core of OpenBLAS: the sum is the same on any number of cores."""
+    if shares.size <= ONE_CORE:
+        return float(shares @ values)
     pieces = range(0, shares.size, ONE_CORE)
     return float(sum(shares[first : first + ONE_CORE] @ values[first : first + ONE_CORE] for first in pieces))
 
