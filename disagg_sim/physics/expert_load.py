@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.physics.tabulate import distinct
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, at_least_one
 
 #: Mean picks of a rank up to which the largest of Poisson counts is summed; above, counts are normal. [1]
 MOST_SUMMED = 400.0
@@ -140,19 +140,6 @@ def packed(share: NDArray[np.float64], slots: int, ranks: int) -> Placement:
     return Placement(loads[np.argsort(rank, kind="stable")], True, float(filled.max() * ranks))
 
 
-def hit_evenly(tokens: Numeric, experts: int, top_k: int) -> tuple[Numeric, Numeric]:
-    """Experts, all alike, that at least one of ``tokens`` tokens picks, and the variance of their number. [1]
-
-    ``E*P`` and ``E*P*(1-P)`` with ``P = 1-(1-k/E)^T``.
-
-    >>> round(float(hit_evenly(8, 256, 8)[0]), 1)
-    57.4
-    """
-    with np.errstate(divide="ignore"):
-        hit = -np.expm1(np.asarray(tokens) * np.log1p(-top_k / experts))
-    return experts * hit, experts * hit * (1.0 - hit)
-
-
 def hit_slots(tokens: Numeric, top_k: int, lie: Placement, ranks: int) -> Numeric:
     r"""Experts with at least one pick on the rank with most of them, some being popular. [1]
 
@@ -165,7 +152,7 @@ def hit_slots(tokens: Numeric, top_k: int, lie: Placement, ranks: int) -> Numeri
     """
     counts, place = np.unique(np.asarray(tokens, dtype=float), return_inverse=True)
     chance = np.minimum(top_k * lie.share, 1.0 - 1e-12)
-    hit, slots, z = -np.expm1(counts[:, None] * np.log1p(-chance)), chance.size, largest_normal(float(ranks))
+    hit, slots, z = at_least_one(counts[:, None], chance), chance.size, largest_normal(float(ranks))
     mean, varies = hit.sum(axis=-1) / ranks, (hit * (1.0 - hit)).sum(axis=-1) / ranks
     if lie.known:
         lasting = hit.reshape(counts.size, ranks, -1).sum(axis=-1).max(axis=-1) - mean
@@ -241,9 +228,9 @@ def fullest_load(
     most = np.minimum(np.minimum(top_k, slots) * ep / top_k, ep)
     lasting = lasting_imbalance(experts, ep, redundant, routing.rank_skew) - 1.0
     if routing.skew == 0.0:
-        number, variance = hit_evenly(tokens, experts, top_k)
-        copied = (experts + redundant) / experts
-        chances = normal_excess(ep) * np.sqrt(variance * copied / ep)
+        hit, copied = at_least_one(np.asarray(tokens), top_k / experts), (experts + redundant) / experts
+        number = experts * hit
+        chances = normal_excess(ep) * np.sqrt(number * (1.0 - hit) * copied / ep)
         distinct = np.minimum(number * copied, tokens * top_k) / ep + chances
     else:
         distinct = _popular_hit(tokens, experts, top_k, (ep, redundant), routing.skew)

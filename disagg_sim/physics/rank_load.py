@@ -35,7 +35,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.expert_load import fullest_of_random
 from disagg_sim.physics.rank_sums import RANDOM, RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, at_least_one
 
 #: A prompt that exceeds a chunk by less than this share of it is rounding. [1]
 NO_TOKEN = 1e-9
@@ -397,7 +397,7 @@ class PieceLoads:
             most = float((self.past + left).max())
             at = most * np.linspace(0.0, 1.0, PASTS) ** 2
             above = 1.0 - np.clip((at[:, None] - self.past) / left, 0.0, 1.0) @ self.tokens
-            some = -np.expm1(count * np.log1p(-share)) if share < 1.0 else 1.0
+            some = at_least_one(count, share)
             beyond = (1.0 - (1.0 - share * above) ** count) / some - above
             return (float((beyond[1:] + beyond[:-1]) @ np.diff(at)) / 2.0,)
 

@@ -178,6 +178,16 @@ class AttentionShape(NamedTuple):
         return np.minimum(self.past, self.window) if self.window else self.past
 
 
+def at_least_one(trials: Numeric, chance: Numeric) -> Numeric:
+    """Chance that something of ``chance`` happens in at least one of ``trials``: ``1-(1-p)^n``. [1]
+
+    >>> float(at_least_one(2, 0.5)), float(at_least_one(3, 1.0))
+    (0.75, 1.0)
+    """
+    with np.errstate(divide="ignore"):
+        return -np.expm1(trials * np.log1p(-chance))
+
+
 def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric) -> Numeric:
     """Experts that at least one of ``tokens`` tokens picks, each token choosing k of E at random. [1]
 
@@ -200,8 +210,7 @@ def expected_distinct_experts(tokens: Numeric, experts: Numeric, top_k: Numeric)
     >>> round(float(expected_distinct_experts(8, 256, 8)), 1)
     57.4
     """
-    with np.errstate(divide="ignore"):
-        return experts * -np.expm1(tokens * np.log1p(-top_k / experts))
+    return experts * at_least_one(tokens, top_k / experts)
 
 
 class ExpertRows(NamedTuple):
