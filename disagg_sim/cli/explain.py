@@ -1,4 +1,4 @@
-"""``disagg-sim explain``: take a row of results, or a configuration given by hand, apart to the fits behind it."""
+"""``disagg-sim explain``: break a row of results, or a design given by options, down to its fits."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.prefixes import reuse_text
 
-#: Fields that choose a row of a table, and those of rows and designs by hand alike.
+#: Fields that choose a row of a table, and fields for both rows and designs given by options.
 OF_ROWS = ("row", "case", "best", "at_interactivity")
 OF_BOTH = ("results", "traffic", "figure", "energy", "availability", "failures", "as_json")
 OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
-#: Why prompts of another phase are not held back.
+#: Why another phase has no prefill delay.
 _WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
-#: Characters of the longest bar.
+#: Length of the longest bar, in characters.
 BAR = 30
-#: Character of each resource, so that a bar is read without colours, too.
+#: Character of each resource in a bar, for screens without colours.
 MARKS = {"compute": "█", "hbm": "▓", "nvlink": "▒", "nic": "░", "latency": "─", "host": "h", "waiting": "·"}
 
 
 def explain(asked: ExplainQuestion) -> None:
-    """Take a design apart, print and draw it; exit code 2 where its memory is too small."""
+    """Break a design down, print and draw it; exit with code 2 if its memory is too small."""
     if asked.results is None and asked.phase in MORE_PHASES:
         explain_pool(asked, *design_by_hand(asked)[:3])
         return
@@ -109,26 +109,26 @@ def explain(asked: ExplainQuestion) -> None:
 
 
 class Apart(NamedTuple):
-    """A design and its parts."""
+    """A design and its breakdown."""
 
     one: Designs
     found: Breakdown
-    row: Any  # of the table; 0 of a design by hand
-    traffic: str  # in the heading; "" = that of the row
+    row: Any  # of the table; 0 for a design given by options
+    traffic: str  # in the heading; "" = the traffic of the row
     watts: pd.DataFrame | None  # of its passes; None where energy is not asked for
     uses: tuple[TierUse, ...]
     spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
-    held: PrefillDelayEffect | None  # None where prompts are not held back
-    handed: HandedOver | None  # None where no hand-over of caches was counted
+    held: PrefillDelayEffect | None  # None without prefill delay
+    handed: HandedOver | None  # None without a KV link in the sweep
 
     def json(self) -> ExplainJson:
-        """The document of ``--json``."""
+        """Make the document of ``--json``."""
         spares = None if self.spared is None else self.spared[1]
         return explain_json(self.found, self.watts, self.uses, spares, self.held, self.handed)
 
 
 def explained(asked: ExplainQuestion) -> Apart:
-    """Take the row of a table, or a design by hand, apart."""
+    """Break down the row of a table, or a design given by options."""
     row: Any = 0
     design: pd.DataFrame | PhaseGrid
     if asked.results is None:
@@ -163,13 +163,13 @@ def explained(asked: ExplainQuestion) -> Apart:
 
 
 def _require_one(asked: ExplainQuestion) -> None:
-    """``InputError`` unless a table of results is named, or a design by hand."""
+    """Refuse a question with neither or both of a table and a design given by options."""
     if (asked.results is None) == (not asked.model):
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
 
 
 def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, str]:
-    """Setup, mapping, lengths and name of the traffic of a design that is given by its parts."""
+    """Read setup, mapping, lengths and name of the traffic of a design given by options."""
     _require_one(asked)
     law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
     if flags := changed_flags(asked, *OF_ROWS):
@@ -194,7 +194,7 @@ def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, st
 
 
 def mapping_by_hand(at: Setup, attention: Sharding, ep: int) -> Sharding:
-    """Mapping whose FFN shards over what attention leaves of a stage, with the fewest copies of experts."""
+    """Shard the FFN over the GPUs of an attention stage, with the fewest redundant experts."""
     if attention.stage_gpus % ep:
         raise InputError(f"--ep {ep} does not divide the {attention.stage_gpus} GPUs of a stage (tp*dp*pcp)")
     slots = least_redundant_slots(at.model, ep) or 0
@@ -202,7 +202,7 @@ def mapping_by_hand(at: Setup, attention: Sharding, ep: int) -> Sharding:
 
 
 def _scored(asked: ExplainQuestion, at: Setup, mapping: Sharding, law: Lengths) -> pd.DataFrame | PhaseGrid:
-    """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
+    """Score one design; an instance of both phases gets the prefill batch with the lowest TTL."""
     phase = asked.phase
     if phase in MORE_PHASES:
         raise InputError(f"--phase {phase} is printed by disagg-sim explain alone; allowed: {', '.join(PHASES)}")
@@ -240,7 +240,7 @@ def read_points(path: Path, case: str) -> pd.DataFrame:
 
 
 def chosen_row(table: pd.DataFrame, asked: ExplainQuestion | LaunchQuestion) -> pd.DataFrame:
-    """The row that --row, --at-interactivity or --best means; ``InputError`` where it is none or several."""
+    """Choose the row by --row, --at-interactivity or --best; refuse none or several."""
     row, least = asked.row, asked.at_interactivity
     if len(changed_flags(asked, "row", "at_interactivity", "best")) > 1:
         raise InputError("--row, --best and --at-interactivity exclude each other")
@@ -307,7 +307,7 @@ def _print(apart: Apart) -> None:
 
 
 def _bar(line: Line, longest: float) -> Text:
-    """A bar as long as the part, in pieces as long as what its time goes by for."""
+    """Draw the bar of a part, in pieces by resource."""
     bar, done, drawn = Text(), 0.0, 0
     for name in RESOURCES:
         done += line.by[name]

@@ -1,7 +1,7 @@
 """``disagg-sim``: run a command and return its exit code.
 
-0: done. 1: a curve moved, of ``check`` alone. 2: one line on standard error says what the user can mend. 3: a fault of
-the program, with its traceback, or nobody reads the output any more. 130: interrupted.
+0: done. 1: a curve moved (``check`` only). 2: an error that the user can fix, in one line on standard error. 3: a bug,
+with its traceback, or the output was closed. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from disagg_sim.reading import last_read
 from disagg_sim.units import LEAST, MOST
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
-#: A disk, or its quota, has no room.
+#: Errors of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NUMBER = re.compile(r"\d+\.?\d*(?:[eE][-+]?\d+)?")
-UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
+UsageError: Any = typer.BadParameter.__bases__[0]  # click's class, which typer may bundle under another name
 
 
 app = typer.Typer(
@@ -70,8 +70,8 @@ def _root(
     """Design-space simulator for disaggregated LLM inference."""
     if memory:
         os.environ[VARIABLE] = f"{memory_limit(memory):.0f}"
-    allowed_memory()  # a fault of the variable is one of every command, too
-    spec_roots()  # a fault of the search path is a fault of every command
+    allowed_memory()  # every command refuses a wrong value of the variable
+    spec_roots()  # and of the search path
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -80,12 +80,12 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _require_values(arguments)
         code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
-        if sys.stdout is not None:  # closed from the beginning
+        if sys.stdout is not None:  # None if closed at the start
             sys.stdout.flush()
-    except (BrokenPipeError, SystemExit) as error:  # the command line library turns a closed pipe into an exit
+    except (BrokenPipeError, SystemExit) as error:  # click turns a closed pipe into an exit
         return _ended(error)
     except DisaggSimError as error:
-        if not completing():  # the command itself will say it
+        if not completing():  # the command itself prints it
             print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXPECTED
     except UsageError as error:
@@ -95,9 +95,9 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
         return EXPECTED
     except (ArithmeticError, RecursionError, MemoryError, UnicodeError, OSError) as error:
-        if (said := _beyond(error, arguments)) is None:
+        if (code := _beyond_limits(error, arguments)) is None:
             raise
-        return said
+        return code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -109,10 +109,10 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _beyond(error: Exception, arguments: Sequence[str]) -> int | None:
-    """Tell in one line what is beyond numbers, nesting, memory or the system, and where it was read; None of a bug.
+def _beyond_limits(error: Exception, arguments: Sequence[str]) -> int | None:
+    """Print in one line a limit of numbers, nesting, memory or the system, and its input; return None for a bug.
 
-    None of a full disk below the output, too: nothing was read that would have to be changed.
+    Also return None for a full disk under the output, since no input is at fault.
     """
     if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
         return None
@@ -138,12 +138,12 @@ def _beyond(error: Exception, arguments: Sequence[str]) -> int | None:
 
 
 def _is_extreme(word: str) -> bool:
-    """Whether an argument holds a number that nobody means."""
+    """Whether an argument has a number beyond any plausible value."""
     return any(not LEAST < abs(float(each)) < MOST for each in _NUMBER.findall(word) if float(each) != 0)
 
 
 def _ended(error: BrokenPipeError | SystemExit) -> int:
-    """The exit code where the library ended the process: the output was closed, or a shell has its words."""
+    """Return the exit code after click ended the process: the output was closed, or completion is done."""
     closed = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
     if not closed and isinstance(code := getattr(error, "code", None), int):
         return code
@@ -169,15 +169,15 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except Exception as error:
-        with suppress(OSError):  # nobody reads it
-            _tell_fault(error)
+        with suppress(OSError):  # the output is closed
+            _print_bug(error)
         code = FAULT
     if code == FAULT:
         _drop_output()
     sys.exit(code)
 
 
-def _tell_fault(error: Exception) -> None:
+def _print_bug(error: Exception) -> None:
     """Print a traceback and a line; for a full disk only the line."""
     if isinstance(error, OSError) and error.errno in FULL:
         print(f"error: {error.strerror}", file=sys.stderr)

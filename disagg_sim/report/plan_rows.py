@@ -1,4 +1,4 @@
-"""Write the parts of a plan for people: rows of its tables, and sentences."""
+"""Write the parts of a plan as rows of tables and sentences."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
 
 MODE_TEXT = {ServingMode.DISAGGREGATED: "disaggregated", ServingMode.COLOCATED: "co-located"}
-#: What binds a pass or step, in words.
+#: Bounds of a pass or step, in words.
 BOUND_TEXT = {
     "compute": "arithmetic",
     "memory": "memory bandwidth",
     "communication": "links between GPUs",
     "latency": "latencies",
 }
-#: Bounds that are many.
+#: Bounds in the plural.
 PLURAL = ("communication", "latency")
-#: What designs are compared by, where it is not their GPUs.
+#: Units of objectives other than GPUs.
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
-#: How requests find their rank in plans that name no other way.
+#: Default routing to DP ranks in plans.
 LEAST_LOAD = "least_load"
-#: Load from which a plan warns of bursts: 5 % more requests take a step to the TPOT limit, or prefill to a queue that
-#: grows. [1]
+#: Load from which a plan warns of bursts: 5 % more requests put TPOT at its limit, or let the prefill queue grow. [1]
 NEAR_FULL = 0.95
-#: Gains that are told as equal, and flips that are told at most. [1]
+#: Largest gain shown as equal, and most flips shown. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
 
@@ -117,7 +116,7 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
 
 
 def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
-    """How sure it is that the mode is the better one, and that the limits hold."""
+    """Write the probabilities that the mode is better and that the limits hold."""
     if sure is None:
         return
     if not math.isnan(sure.probability):
@@ -133,12 +132,12 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
 
 
 def percent(chance: float) -> str:
-    """A probability of finitely many samples: never 0 or 100 %."""
+    """Write a probability from finitely many samples, never as 0 or 100 %."""
     return f"{min(max(round(100 * chance), 1), 99)} %"
 
 
 def _why_first(plan: Plan, best: Design) -> str:
-    """Why one of two modes that are as good is named first."""
+    """Write why one of two equal modes is first."""
     if best.mode == ServingMode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
     if plan.gain < 1.0 + SAME:
@@ -149,7 +148,7 @@ def _why_first(plan: Plan, best: Design) -> str:
 
 
 def moved_line(best: Design, fewest: Design) -> str:
-    """Write how a design of fewest joules differs from that of fewest GPUs."""
+    """Compare the design of fewest joules with the design of fewest GPUs."""
     if best.pools == fewest.pools:
         return "the design of fewest GPUs draws least, too"
     own, small = (drawn(each).watts / each.tokens_per_s for each in (best, fewest))
@@ -195,7 +194,7 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
 
 
 def _counted(pool: PlannedPool) -> str:
-    """``4``, or ``4 + 1`` with a spare instance."""
+    """Write ``4``, or ``4 + 1`` with a spare instance."""
     return f"{pool.instances} + {pool.spares}" if pool.spares else f"{pool.instances}"
 
 
@@ -253,7 +252,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
 
 
 def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
-    """What so few instances would miss."""
+    """Write the limit that fewer instances would miss."""
     choice, rate, work = pool.choice, pool.rate, plan.work
     if not isinstance(choice, PrefillChoice):
         tpot = choice.tpot(rate, instances, work.tpot.share) if rate / instances < choice.most else math.inf
@@ -299,7 +298,7 @@ AXES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def change_lines(plan: Plan, changes: Changes) -> list[str]:
-    """Write what would change the answer, nearest first; what a looser limit would save; what was set aside."""
+    """Write changes of the answer, nearest first; savings of looser limits; designs set aside."""
     lines = flip_lines(plan, changes.flips)
     best = plan.best
     assert best is not None
@@ -322,7 +321,7 @@ def change_lines(plan: Plan, changes: Changes) -> list[str]:
 
 
 def _why_aside(best: Design, design: Design) -> str:
-    """Why a design that would cost less is not the answer."""
+    """Write why a cheaper design is not the answer."""
     for pool in design.pools:
         if (rule := unsupported(pool.setup, pool.mapping)[0]) != "":
             return str(rule)
@@ -330,7 +329,7 @@ def _why_aside(best: Design, design: Design) -> str:
 
 
 def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
-    """Write what would change the answer, nearest first."""
+    """Write changes of the answer, nearest first."""
     if not changes:
         return [f"nothing within {LADDER[-1]:g} times the limits and lengths changes the answer"]
     several = len({case.at.system.name for case in plan.cases}) > 1
@@ -349,7 +348,7 @@ def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
 
 
 def proof_lines(plan: Plan, proof: Proof) -> list[str]:
-    """Write what simulation found."""
+    """Write the result of the simulation."""
     run, work = proof.final, plan.work
     held = "holds" if run.holds else "MISSES"
     trace = plan.options.trace.name if plan.options.trace is not None else "Poisson arrivals"
@@ -379,7 +378,7 @@ def proof_lines(plan: Plan, proof: Proof) -> list[str]:
 
 
 def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Write a row for each design that comes after the best; where some were simulated, which were not."""
+    """Write a row for each runner-up, marked ``planned`` if only other designs were simulated."""
     mixed = plan.best is not None and plan.best.simulated is not None
     for design in plan.runners_up:
         planned = ", planned" * (mixed and design.simulated is None)

@@ -1,6 +1,6 @@
-"""Lead each request through its life: arrival, segments on instances, transfers between them, end.
+"""Run each request from arrival through segments on instances and transfers between them to its end.
 
-Past 400 lines: every step of that life, whoever asks for it, stands here once.
+Past 400 lines: all steps of a request in one place.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, W
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
-HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
+HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # flags of a last segment with a report, and of others
 
 
 class LinkFailures(Protocol):
-    """What fails in a run, as one of its clusters sees it."""
+    """Failures of a run, as seen by one of its clusters."""
 
-    restarts: dict[int, int]  # of instances that have failed, to come, by ``id`` of their cluster [1]
+    restarts: dict[int, int]  # pending restarts of failed instances, by ``id`` of their cluster [1]
 
     def links_lost(self, cluster: Cluster) -> bool:
-        """Whether a link of a cluster is down for good, and none of its links is to come up again."""
+        """Whether a link of a cluster is down for good, and no other link will recover."""
         ...
 
 
 class Cluster:
-    """Requests, policy and kernel at work; the source of the engine.
+    """Requests, policy and kernel of one cluster; a source of events.
 
-    A request is placed ``Site.request_host_s`` after it has arrived; its TTFT counts from its arrival.
+    A request is placed ``Site.request_host_s`` after its arrival; its TTFT counts from the arrival.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Cluster:
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
         self.going: dict[int, ActiveLeg] = {}
-        self._late: dict[int, int] = {}  # segments that are over, by requests that take their next leg later
+        self._late: dict[int, int] = {}  # ended segments, by requests with a delayed next leg
         self._told = -1
         self._clients = clients
         self.outages: LinkFailures | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
-        self._feed: RoutingQueue | None = None  # where the kernel places requests by itself
-        self._due = len(clients.timed) + len(clients.at_once)  # requests that have come or are sure to come [request]
-        self._looks = 0  # of the policy, so far
-        self._idle_looks = 0  # the last of them, at which prompts in the shared queue were all that was left
+        self._feed: RoutingQueue | None = None  # set if the kernel places requests itself
+        self._due = len(clients.timed) + len(clients.at_once)  # requests that have arrived or will arrive [request]
+        self._looks = 0  # ticks of the policy, so far
+        self._idle_looks = 0  # latest ticks with nothing but prompts in the shared queue
         self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
-        self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
+        self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and the memory of the largest [token]
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
         self._notify_all = clients.hears or parts.listener is not None or failures is not None
         self._emits_late = first_token == "decode"
@@ -100,7 +100,7 @@ class Cluster:
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._admit, request)
-        timed, reach = state.arrival_s, None  # of an open loop: a copy takes as much again
+        timed, reach = state.arrival_s, None  # of an open loop; not copied, to save memory
         if clients.timed != range(self.requests):
             timed = timed[np.asarray(clients.timed, dtype=np.intp)]
         if state.coming is not None:
@@ -118,7 +118,7 @@ class Cluster:
             self._every(parts.scaling.period_s, parts.scaling.resize)
 
     def _route(self) -> Route | None:
-        """How the kernel places requests by itself, and hands them over; None: it cannot."""
+        """Make the rules by which the kernel places and hands over requests; None if only Python can."""
         parts, roster = self.parts, self.roster
         if any(
             each is not None for each in (parts.admission, parts.forming, parts.listener, parts.scaling, self.prefix)
@@ -143,7 +143,7 @@ class Cluster:
         return Ranked(choosing.load, choosing.own_tokens, ranking(among, getattr(self.view, choosing.served)))
 
     def _feed_kernel(self, times: Floats, route: Route) -> None:
-        """Let the kernel place requests by itself."""
+        """Let the kernel place requests."""
         state, most = self.state, min(*self._tokens, self._largest)
         inputs, _ = state.lengths
         emits = self._emits_late
@@ -162,7 +162,7 @@ class Cluster:
 
     @property
     def _moves(self) -> bool:
-        """Whether anything can happen to a request but that an instance takes it from the shared queue."""
+        """Whether anything can still happen, except that an instance takes a prompt of the shared queue."""
         return (
             self.view.arrived < self._due
             or (
@@ -177,7 +177,7 @@ class Cluster:
     # --- source of the engine -----------------------------------------------------------------------------------
 
     def advance(self, until: float) -> float:
-        """Let the instances work; see ``engine.Source``."""
+        """Run the instances; see ``engine.Source``."""
         segment, time = self.fleet.run_until(until)
         if segment == -1:
             return math.inf
@@ -185,7 +185,7 @@ class Cluster:
         return time
 
     def deliver(self) -> None:
-        """A segment has ended or has the blocks for its cache, or an instance is empty or has stalled."""
+        """Handle the report of ``advance``: a segment, an instance, a transfer or an arrival."""
         segment = self._told
         if segment < 0:
             instance, there = -2 - segment, len(self.fleet)
@@ -214,7 +214,7 @@ class Cluster:
             self._finish(request, instance)
 
     def start_next_leg(self, segment: int, going: ActiveLeg) -> None:
-        """A request has done its leg on an instance, and takes the next."""
+        """Start the next leg of a request after a leg has ended."""
         request, instance, until, then, _ = going
         if then != LATER and self.roster.state[then] == READY:
             leg, pushed = Leg(then), True
@@ -237,7 +237,7 @@ class Cluster:
             self._continue_leg(segment, going, leg, pushed, now)
 
     def forget(self, gone: Mask, begin: int) -> None:
-        """Requests before ``begin`` have left the run, and with them segments: those which are ``gone``."""
+        """Forget requests before ``begin``, and the segments that are ``gone``."""
         state, transfers = self.state, self.transfers
         first = state.first_number
         self.refused[:] = [each for each in self.refused if first.get(each, each) >= begin]
@@ -256,7 +256,7 @@ class Cluster:
     # --- arrival and end ----------------------------------------------------------------------------------------
 
     def arrive(self, request: int, known: bool = False) -> None:
-        """The host has taken a request in; only now do policies know of it, unless it was ``known`` before."""
+        """Place a request, which policies learn of now unless it was ``known`` before."""
         view = self.view
         if not known:
             self._order.append(request)
@@ -293,7 +293,7 @@ class Cluster:
         self.roster.arrived(leg.instance)
 
     def _loaded(self, request: int, leg: Leg, last_token_s: float, rest: int) -> None:
-        """The past of a prompt has come from the tiers below HBM; ``rest`` is computed."""
+        """Submit a prompt whose cached tokens are loaded from tiers below HBM; ``rest`` tokens are computed."""
         self.fleet.expect(leg.instance, -1, -rest)
         if self.roster.state[leg.instance] >= STOPPED:
             self.roster.arrived(leg.instance)
@@ -303,7 +303,7 @@ class Cluster:
         self.roster.arrived(leg.instance)
 
     def _share(self, request: int, leg: Leg) -> None:
-        """A new prompt waits for whichever prefill instance takes it, if any can hold it."""
+        """Put a new prompt into the shared queue of prefill instances, if any has the memory for it."""
         if self.batches.forming is None:
             self.roster.refuse(leg, "nothing takes prompts of the shared queue: it forms no batches", self._place)
         if self._pool is not self.roster.prefill:
@@ -317,31 +317,31 @@ class Cluster:
             self.batches.share(request, (*lengths, until, leg.then, last_token_s, more))
 
     def refuse(self, request: int) -> None:
-        """A request ends without being served."""
+        """End a request without service."""
         self._end_early(request, self.refused)
 
     def lose(self, request: int) -> None:
-        """A request ends with its instance."""
+        """End a request that is lost with its instance."""
         self._end_early(request, self.lost)
 
     def leave(self, request: int) -> None:
-        """The instance is gone to which a request was to go."""
+        """Recover a request whose next instance is gone."""
         self.recovery.leave((request,))
 
     def _end_early(self, request: int, among: list[int]) -> None:
-        """A request ends without its last token, and so do those that never come because of it."""
+        """End a request without its last token, and later requests that depend on it."""
         first = self.state.first_number.get(request, request)
         among += [request, *self._clients.dropped(first)]
         self._over(request)
 
     def _finish(self, request: int, instance: int) -> None:
-        """A request has its last token."""
+        """End a request after its last token."""
         if self.parts.listener is not None:
             self.parts.listener.finished(self.view, request, instance)
         self._over(request)
 
     def _over(self, request: int) -> None:
-        """A request has ended, which may bring another."""
+        """End a request; its client may send another."""
         request = self.state.first_number.get(request, request)
         if (coming := self._clients.following(request)) is not None:
             self._due += 1
@@ -355,7 +355,7 @@ class Cluster:
             self.arrive(request)
 
     def discard_first_token(self, segment: int, going: ActiveLeg) -> int:
-        """Tokens that exist for the next instance where a leg has ended; a first one that it emits is dropped here."""
+        """Count tokens that exist for the next instance after a leg; drop a first token that the next one emits."""
         request, _, until, _, _ = going
         have = self._handed(request, until)
         if have < until:
@@ -365,19 +365,19 @@ class Cluster:
     # --- segments -----------------------------------------------------------------------------------------------
 
     def work(self, request: int, leg: Leg, have: int) -> Work | None:
-        """What a leg is for its instance, from ``have`` existing tokens on; None: more than that can hold."""
+        """Make the work of a leg from ``have`` existing tokens on; None if the instance lacks the memory."""
         work = self._shape(request, leg.until, have)
         context, new, generate = work[0]
         return None if context + new + generate > self._tokens[leg.instance] else work
 
     def _shape(self, request: int, until: int, have: int) -> Work:
-        """What an instance does for a request from ``have`` existing tokens to ``until``."""
+        """Make the work of an instance for a request from ``have`` existing tokens to ``until``."""
         prompt, total = self.prompts[request], self._totals[request]
         if until == prompt:  # the pass that completes a prompt emits a token
             until += 1
         more = until < total or (until == prompt + 1 and self._emits_late)
         until = min(until, total)
-        if have >= prompt:  # the token emitted last is not in the cache yet
+        if have >= prompt:  # the last emitted token is not cached yet
             lengths = have - 1, 0, until - have
         elif until >= prompt:
             lengths = have, prompt - have, until - prompt
@@ -387,7 +387,7 @@ class Cluster:
         return lengths, until, flags, more
 
     def submit(self, request: int, leg: Leg, have: int, last_token_s: float, *, loaded: bool = False) -> None:
-        """Give an instance the part of a request from ``have`` existing tokens on, when its past has been loaded."""
+        """Submit the leg of a request from ``have`` existing tokens on, after loading its cached tokens."""
         work, instance = self.work(request, leg, have), leg.instance
         if work is None:
             self.refuse(request)
@@ -409,7 +409,7 @@ class Cluster:
         self.track_leg(segment, request, leg, work)
 
     def track_leg(self, segment: int, request: int, leg: Leg, work: Work) -> None:
-        """An instance has a leg of a request, the first or after a transfer."""
+        """Track a leg that an instance has started to serve."""
         _, until, flags, more = work
         if flags & NOTIFY:
             then = leg.then
@@ -418,12 +418,12 @@ class Cluster:
                 self._promise(request, leg, until)
 
     def _promise(self, request: int, leg: Leg, until: int) -> None:
-        """The instance after a leg that begins is known."""
+        """Announce the next instance of a leg, so that its cache can be pushed during the leg."""
         if self.transfers.way == "push" and self.roster.state[leg.then] == READY and leg.then != leg.instance:
             self.transfers.promise(request, leg.instance, Leg(leg.then), self._handed(request, until))
 
     def _handed(self, request: int, until: int) -> int:
-        """Tokens that exist for the next instance where a leg ends at ``until``: it may emit the first. [token]"""
+        """Count tokens that exist for the next instance after a leg up to ``until``. [token]"""
         return until - 1 if self._emits_late and until == self.prompts[request] + 1 else until
 
     def _submit_batch(self, instance: int, batch: Sequence[tuple[int, Waiting]]) -> None:
@@ -439,7 +439,7 @@ class Cluster:
             self.roster.arrived(instance)
 
     def _begin(self, instance: int, request: int, lengths: Lengths, flags: int, last_token_s: float) -> int:
-        """Queue a segment. The start of a prompt that is remembered needs no prefill, but for its last token."""
+        """Queue a segment; a cached start of its prompt needs no prefill, except the last token of the prompt."""
         now, prefix, submit = self.engine.now, self.prefix, self.fleet.submit
         if prefix is None or lengths[0] > 0 or lengths[1] == 0:
             return submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s)
@@ -459,9 +459,7 @@ class Cluster:
         self.roster.arrived(leg.instance)
 
     def _continue_leg(self, segment: int, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
-        """Continue on the instance of the leg: this one, or another after a transfer; the segment ``ended`` then.
-        [s]
-        """
+        """Continue on the same instance, or on another after a transfer; the segment ended at ``ended``. [s]"""
         request, origin, until, _, _ = going
         if leg.instance != origin:
             have = self.discard_first_token(segment, going)
@@ -476,7 +474,7 @@ class Cluster:
             self.submit(request, leg, until, last)
 
     def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
-        """Refuse a leg that cannot be; ``asked`` is the method that gave it."""
+        """Refuse an invalid leg; ``asked`` is the method of the policy that returned it."""
         instance, until, then, _, delay_s = leg
         states = self.roster.state
         try:
@@ -503,12 +501,12 @@ class Cluster:
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
     def _serves(self, instance: int) -> None:
-        """An instance serves, or serves in another role."""
+        """Note that an instance serves, perhaps in another role."""
         self.batches.ask(instance)
         self.recovery.serves()
 
     def _move(self, wish: Move) -> None:
-        """A prompt that waits goes to another instance, which the roster has found ready."""
+        """Move a waiting prompt to another instance, which the roster has checked to be ready."""
         request, origin, instance, _ = wish
         refuse = self.roster.refuse
         if self.prefix is not None:
@@ -518,7 +516,7 @@ class Cluster:
         if not found.size:
             refuse(wish, f"no prompt of it waits on instance {origin} with nothing computed")
         segment = int(found[0])
-        whole = request, origin, END, LATER, False  # which is not kept there
+        whole = request, origin, END, LATER, False  # of a leg that is not tracked
         _, _, until, then, more = self.going.pop(segment, whole)
         until = until if more else END
         tokens, most = min(self._totals[request], until), self._tokens[instance]

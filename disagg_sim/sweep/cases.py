@@ -1,7 +1,7 @@
 """Expand a sweep into cases: one combination of its axes each, with a unique name.
 
-A name holds model, system, recipe, profile and traffic, and every other axis that varies in the sweep
-or is not at its default; ``axis_columns`` are the same values as columns of the frontier.
+A name has model, system, recipe, profile and traffic, and every other axis that varies in the sweep or differs from its
+default. ``axis_columns`` are the same values as columns of the frontier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
-#: Traffic that stands for any.
+#: Placeholder where results do not depend on traffic.
 _ANY = Traffic(isl=1, osl=2)
 
 
@@ -43,7 +43,7 @@ _ANY = Traffic(isl=1, osl=2)
 class Case:
     """One combination of model, systems, precisions, profile, traffic, limits and assumptions."""
 
-    tags: tuple[str, ...]  # ``ftl1``, ``cap16``: axes that vary in the sweep or are not at their default
+    tags: tuple[str, ...]  # ``ftl1``, ``cap16``: axes that vary in the sweep or differ from the default
     model: str
     pools: PoolSystems
     profile: str
@@ -57,16 +57,16 @@ class Case:
     sharing: ColocatedOptions
     per: str
     prices: tuple[tuple[str, float], ...]  # [USD/h]
-    pool_names: tuple[str, ...] = TWO  # that a request passes
+    pool_names: tuple[str, ...] = TWO  # pools of a request in order
     images: Images | None = None  # of a request
     speculation: str = ""  # curve, or method and acceptance; "" = none
-    draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all [token]
-    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
-    served: ServingOptions = NOTHING  # what counts beside steps and passes
+    draft_tokens: tuple[int, ...] = ()  # to try; () = all [token]
+    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of the tiers of the systems
+    served: ServingOptions = NOTHING  # KV link, spares, energy ... of the deployment
 
     @property
     def name(self) -> str:
-        """Unique in a sweep; the same for the same values of the axes that it names."""
+        """Name, unique in a sweep and determined by the values of its axes."""
         sides = [self.pools.system, self.pools.precision]
         if not self.pools.alike:
             sides = [self.pools.prefill_system, self.pools.prefill_precision, "to", *sides]
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def throughput(self) -> str:
-        """Column that its frontiers are taken in."""
+        """Column of the throughput of its frontiers."""
         return throughput_column(self.per, spares=self.served.columns_of_spares)
 
     @property
@@ -86,17 +86,17 @@ class Case:
 
     @property
     def isl(self) -> int:
-        """Prompt length, the mean where it varies. [token]"""
+        """Prompt length, or its mean. [token]"""
         return self.traffic.isl
 
     @property
     def osl(self) -> int:
-        """Output length, the mean where it varies. [token]"""
+        """Output length, or its mean. [token]"""
         return self.traffic.osl
 
     @property
     def lengths(self) -> Lengths:
-        """Of the requests."""
+        """Lengths of the requests."""
         return _lengths(self.traffic)
 
     @property
@@ -116,12 +116,12 @@ class Case:
 
     @property
     def prefill_setup(self) -> Setup:
-        """Setup of prefill, which remembers prompts."""
+        """Setup of prefill, with memory for cached prompts."""
         return self._remembering(self.setup_of(self.prefill_system, self.pools.prefill_precision))
 
     @property
     def shared(self) -> SharedCase:
-        """Search space of the co-located modes; lengths beyond the limits were rejected when the sweep was read."""
+        """Search space of the co-located modes; reading the sweep has rejected lengths beyond the context limit."""
         return SharedCase(
             at=self._remembering(self.decode_setup),
             lengths=self.lengths,
@@ -147,17 +147,17 @@ class Case:
         return decode, prefill
 
     def setup_of(self, system: SystemSpec, precision: str) -> Setup:
-        """Setup of the case on a system in a recipe."""
+        """Make the setup of the case on a system with a recipe."""
         drafter = load.load_speculation(self.speculation).trying(self.draft_tokens) if self.speculation else None
         return setup(self.model, system, precision, self.profile, self.engine or None, drafter)
 
     def _remembering(self, at: Setup) -> Setup:
-        """The setup with the HBM that it sets aside for prompts between requests."""
+        """Set HBM aside for cached prompts between requests."""
         cache = None if self.traffic.turns is None else self.traffic.turns.cache
         return at if cache is None or not cache.hbm else replace(at, set_aside=cache.hbm)
 
     def counted(self) -> Case:
-        """The case with the caches of its turns in tokens of its model, and the bandwidth of its link as a limit."""
+        """Compute the cached share of its turns for the model, and limit KV bandwidth to the bandwidth of its link."""
         traffic, limits, link = self.traffic, self.limits, self.served.kv_link
         if link is not None and link.path:
             most = min(limits.nic_limit, link.bandwidth(self.prefill_setup, self.decode_setup))
@@ -180,24 +180,24 @@ def _lengths(traffic: Traffic) -> Lengths:
 
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
-    """The modes that can serve the case."""
+    """List the modes that can serve the case."""
     return tuple(mode for mode in modes if mode == ServingMode.DISAGGREGATED or not why_not_shared(case))
 
 
 def why_not_shared(case: Case) -> str:
-    """Why no instance can do both phases of the case; empty where one can."""
+    """Give the reason why no instance can do both phases of the case, or ""."""
     return "" if case.pools.alike else "pools that differ share no instance"
 
 
 def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
-    """Every combination of the axes, in the order of the file; MLA forms count for models with MLA alone."""
+    """List all combinations of the axes in the order of the file; MLA forms vary only for models with MLA."""
     return tuple(case for model in spec.models for case in _cases_of_model(spec, model))
 
 
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
-    drafts = any(spec.draft_tokens) or not spec.draft_tokens  # 0 alone: nobody holds a drafter
+    drafts = any(spec.draft_tokens) or not spec.draft_tokens  # only 0 = no drafter
     drafters = spec.speculations if drafts else ("",)
     counted = tuple(product(skews, spec.served))
     varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, counted)
@@ -227,13 +227,13 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
         ).counted()
         for traffic, pools, limits, ratio, domain, form, drafter, (skew, served) in product(*axes)
     ]
-    told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
-    shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
-    return [replace(case, tags=tuple(texts[axis] for axis in shown)) for case, texts in zip(cases, told, strict=True)]
+    texts, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
+    shown = [axis for axis in usual if {each[axis] for each in texts} != {usual[axis]}]
+    return [replace(case, tags=tuple(each[axis] for axis in shown)) for case, each in zip(cases, texts, strict=True)]
 
 
 def _axis_texts(case: Case) -> dict[str, str]:
-    """Text of every axis, by axis."""
+    """Write the tag of every axis."""
     limits, sharing = case.limits, case.sharing
     return {
         "ftl_s": f"ftl{_number(limits.ftl_s)}",
@@ -271,18 +271,17 @@ def _number(value: float) -> str:
 
 
 def ratio_text(ratio: Fraction | None) -> str:
-    """``optimal``, ``3.5``, or ``1to3`` where no short decimal number is exact."""
+    """Write ``optimal``, ``3.5``, or ``1to3`` if no short decimal number is exact."""
     if ratio is None:
         return "optimal"
     return f"{float(ratio):g}" if Fraction(f"{float(ratio):g}") == ratio else f"{ratio.numerator}to{ratio.denominator}"
 
 
 def axis_columns(case: Case) -> dict[str, Any]:
-    """Limits and assumptions of the case as columns of the frontier, SI units.
+    """Make columns of the limits and assumptions of the case, in SI units.
 
-    No cell is empty, so a table reads back as it was written. ``ttl_limit_s`` and ``nic_limit_bytes_per_s``
-    are ``inf`` where there is no such limit: a number that compares as it should, in a column that stays one
-    of numbers. ``max_instance_gpus`` is the limit in force, the system's own where the sweep sets none.
+    No cell is empty, so a table reads back as it was written: a missing limit is ``inf``. ``max_instance_gpus`` is the
+    effective limit.
     """
     limits, sharing = case.limits, case.sharing
     largest = max(MAX_PIPELINE_GPUS, case.decode_system.nvlink_domain)  # with pipeline stages, or one large domain
@@ -310,15 +309,15 @@ def axis_columns(case: Case) -> dict[str, Any]:
 
 
 def _link_columns(case: Case) -> dict[str, Any]:
-    """What the link of a case is, in a sweep that counts links."""
-    wire = case.served.kv_link
-    if wire is None:
+    """Make columns of the KV link, if the sweep has one."""
+    link = case.served.kv_link
+    if link is None:
         return {}
-    return {LINK: str(wire), LINK_BANDWIDTH: wire.bandwidth(case.prefill_setup, case.decode_setup)}
+    return {LINK: str(link), LINK_BANDWIDTH: link.bandwidth(case.prefill_setup, case.decode_setup)}
 
 
 def assumed_columns(case: Case) -> dict[str, Any]:
-    """Of ``axis_columns`` those that rows of the case need beside their specs to be timed again."""
+    """Select the ``axis_columns`` that are needed to compute the times of a row again."""
     return {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
 
 
@@ -340,24 +339,21 @@ _DEFAULTS = Case(
 )
 
 
-def kin(case: Case) -> Case:
-    """The case without what none of its setups depends on; equal of cases whose setups are."""
+def setup_case(case: Case) -> Case:
+    """Reset the fields that setups do not depend on: cases with equal setups become equal."""
     traffic = case.traffic if case.traffic.turns else _ANY
-    apart: dict[str, Any] = {"tags": (), "matching": "", "ctx_gen_ratio": None, "per": "", "prices": ()}
-    return replace(case, **apart, traffic=traffic, limits=PointLimits(), served=NOTHING)
+    unused: dict[str, Any] = {"tags": (), "matching": "", "ctx_gen_ratio": None, "per": "", "prices": ()}
+    return replace(case, **unused, traffic=traffic, limits=PointLimits(), served=NOTHING)
 
 
 def origin_of(case: Case) -> Origin:
-    """What the points of a case were made with."""
+    """Make the ``Origin`` of the points of a case."""
     systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
     return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
 
 
 def throughput_column(per: str, *, spares: bool = False) -> str:
-    """Name the column that a frontier is taken in.
-
-    Takes ``per`` (``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``). Returns column of output tokens per GPU and second,
-    per USD, or per joule at the TDP or as drawn.
+    """Name the throughput column of frontiers: per GPU, per USD, or per joule at the TDP or as drawn.
 
     >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
     ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']

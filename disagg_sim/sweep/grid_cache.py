@@ -19,7 +19,7 @@ from disagg_sim.search.axes import CHUNK_TOKENS, with_chunks
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.grid import decode_grids, prefill_grids
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.sweep.cases import kin
+from disagg_sim.sweep.cases import setup_case
 from disagg_sim.sweep.plan import PREFILL, Block
 
 #: Grids whose rows further blocks may take: those of both phases of a case or two. [1]
@@ -62,7 +62,7 @@ def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
     open_groups: dict[Hashable, list[Block]] = {}
     for block in blocks:
         with_others = block.batch is not None and block.points <= BLOCK_POINTS
-        kind = (block.key.table, kin(block.case), block.mappings) if with_others else None
+        kind = (block.key.table, setup_case(block.case), block.mappings) if with_others else None
         group = open_groups.get(kind)
         if kind is None or group is None or len(group) >= most:
             group = []

@@ -29,7 +29,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import Case, axis_columns, kin, origin_of
+from disagg_sim.sweep.cases import Case, axis_columns, origin_of, setup_case
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def kin_of(fronts: Fronts) -> list[Kin]:
     """
     alike: dict[Hashable, list[tuple[str, str]]] = {}
     for key, (case, table) in fronts.items():
-        alike.setdefault((kin(case), *table), []).append(key)
+        alike.setdefault((setup_case(case), *table), []).append(key)
     found = []
     for keys in alike.values():
         cases, tables = zip(*(fronts[key] for key in keys), strict=True)

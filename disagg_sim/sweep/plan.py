@@ -27,7 +27,7 @@ from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.piggyback import count_piggyback
-from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
+from disagg_sim.sweep.cases import Case, cases_of, modes_of, setup_case, why_not_shared
 from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
 from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.spec import SweepSpec
@@ -43,7 +43,7 @@ class Common:
 
     def specs(self, case: Case) -> dict[str, Any]:
         """Every spec that the case depends on, by ``kind/name``; None where there is none of the kind."""
-        return self.once(("specs", kin(case), case.traffic.law, case.per, case.served), lambda: _specs(case))
+        return self.once(("specs", setup_case(case), case.traffic.law, case.per, case.served), lambda: _specs(case))
 
     def digests(self, case: Case) -> dict[str, str]:
         """Digest of each of these."""
@@ -52,7 +52,7 @@ class Common:
     def mappings(self, case: Case, *, prefill: bool = False) -> Sharding:
         """Mappings of an instance within the limits: of prefill, or of what decodes."""
         at = self._setup(case, prefill=prefill)
-        same = replace(kin(case), profile="")  # which mappings there are does not depend on how fast they are
+        same = replace(setup_case(case), profile="")  # which mappings there are does not depend on how fast they are
         key = ("mappings", same, *_space(case, prefill=prefill))
         return self.once(key, lambda: case.limits.mappings(at, prefill=prefill))
 
@@ -61,12 +61,14 @@ class Common:
         at, table = self._setup(case, prefill=prefill), self.mappings(case, prefill=prefill)
         phase = "prefill" if prefill else "decode"
         return self.once(
-            ("batch", phase, case.traffic, kin(case), *_space(case, prefill=prefill)),
+            ("batch", phase, case.traffic, setup_case(case), *_space(case, prefill=prefill)),
             lambda: batch_axis(at, table, case.lengths, phase=phase),
         )
 
     def _setup(self, case: Case, *, prefill: bool) -> Setup:
-        return self.once(("setup", prefill, kin(case)), lambda: case.prefill_setup if prefill else case.decode_setup)
+        return self.once(
+            ("setup", prefill, setup_case(case)), lambda: case.prefill_setup if prefill else case.decode_setup
+        )
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return what was made under a key; make it the first time."""
@@ -268,8 +270,8 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
     prefill_table, prefill_batch = common.mappings(case, prefill=True), common.batch(case, prefill=True)
     table, batch = common.mappings(case), common.batch(case)
     scored_as = common.once(
-        ("scored", kin(case), case.traffic),
-        lambda: digest_of((kin(case), case.traffic, common.digests(case), _version(), code_digest(ROOMS))),
+        ("scored", setup_case(case), case.traffic),
+        lambda: digest_of((setup_case(case), case.traffic, common.digests(case), _version(), code_digest(ROOMS))),
     )
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(

@@ -1,7 +1,7 @@
 """Compiled entry points of the kernel; ``Fleet`` is their Python interface.
 
-Only ``run_until`` forms steps. What comes from outside changes a queue and wakes the instance: an idle one gets an
-event at once, a run of decode steps ends with the step in progress. Arrays come by their addresses, see ``home``.
+Only ``run_until`` forms steps. Other calls change a queue and wake the instance: an idle instance gets an event at
+once, a run of decode steps ends with the current step. ``home`` has the addresses of all arrays.
 """
 
 from __future__ import annotations
@@ -53,22 +53,21 @@ from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
 RESERVED = int(SegmentStatus.RESERVED)
 
-#: What ``run_until`` reports where a request of the feed comes that has to be looked at; where the next thing needs
-#: more room for segments or transfers, or requests that are not at hand; and, less its number, a transfer whose last
-#: byte has arrived.
+#: Reports of ``run_until``: a request of the feed arrives that Python must place; arrays of segments, transfers or
+#: requests must grow; the last byte of a transfer has arrived (less the number of the transfer).
 COMES, ROOM, ARRIVES = -(2**62), -(2**62) + 1, -(2**61)
 
-#: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
-#: context is elsewhere: nothing comes, the sender is done, compute all of it here.
+#: Actions of ``control``: free kept blocks, withdraw a segment, apply new limits; for segments with their context
+#: elsewhere: cancel, the sender is done, recompute the context here.
 RELEASE, WITHDRAW, WAKE, CANCEL, SENDER_DONE, RECOMPUTE = range(6)
 
-#: Questions of ``look_up``: time of a step, of a pass through a pipeline, most prefill within a limit.
+#: Actions of ``look_up``: time of a step, time of a pipelined pass, most prefill tokens within a limit.
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
 @inner
 def _next_report(st: Queues, links: Links) -> int:
-    """What is to be reported: a segment, an instance, or ``ROOM``; -1 = nothing. What goes on by itself does."""
+    """Start pending hand-overs; return the next report: a segment, an instance or ``ROOM``; -1 = none."""
     inst, seg, here = st.inst, st.seg, st.world[0]
     while here.pending_head >= 0:
         s = here.pending_head
@@ -99,7 +98,7 @@ def _next_report(st: Queues, links: Links) -> int:
 
 @inner
 def _step(st: FleetState, i: int, now: float) -> None:
-    """An instance ends what it does, and begins what comes next."""
+    """End the current run of an instance and begin the next."""
     st.world[0].now_s = now
     if st.inst[i].ranks > 1:
         if settle_all_ranks(st, i, now):
@@ -112,10 +111,10 @@ def _step(st: FleetState, i: int, now: float) -> None:
 
 @entry
 def run_until(home: Ints, limit: float) -> tuple[int, float]:
-    """Process events up to ``limit`` in the order of time, or up to the first one to report.
+    """Process events in order of time, up to ``limit`` or the first report.
 
-    At one time instances come first, then transfers that end, then requests of the feed; links are shared anew when
-    all has happened, so that what happens at ``limit`` itself is not shared yet.
+    Events at one time: instances, ends of transfers, requests of the feed, then new rates of links. At ``limit`` itself
+    rates do not change yet.
     """
     st, queues = state_at(home), queues_at(home)
     here = st.world[0]
@@ -123,9 +122,9 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
     here.soonest_s = -math.inf
     while True:
         if here.pending_head >= 0 or here.pending_events > 0:
-            told = _next_report(queues, links)
-            if told != -1:
-                return told, here.now_s
+            report = _next_report(queues, links)
+            if report != -1:
+                return report, here.now_s
         step, end, due, share_s = st.soon[1], next_end(links), next_due(here.feed), links.head[0].share_s
         now = min(step, end, due, share_s)
         if now > limit or now == math.inf or (now == limit and min(step, end, due) > limit):
@@ -151,16 +150,16 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
 def submit(
     home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
 ) -> int:
-    """Queue segment ``s``: instance, request, context, prompt, tokens to generate, tokens found, flags.
+    """Queue segment ``s``: instance, request, context, prompt, output, cached tokens, flags.
 
-    Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
+    Returns 0, or an error: ``IMPOSSIBLE``, ``LATE``.
     """
     return submitted(queues_at(home), s, wanted, last_token_s, now)
 
 
 @inner
 def _withdraw(st: Queues, s: int, row: int) -> bool:
-    """Take a waiting segment that holds no blocks out of its queue."""
+    """Take a waiting segment without blocks out of its queue; return whether it was."""
     inst, one = st.inst[row], st.seg[s]
     if one.status != QUEUED or one.blocks > 0 or not math.isnan(one.start_s):
         return False
@@ -184,7 +183,7 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
 
 @entry
 def refresh(home: Ints, only: int, now: float) -> None:
-    """Count the decode steps that have ended by ``now`` of all instances (``only`` = -1), or of one."""
+    """Count decode steps that have ended by ``now``, of all instances (``only`` = -1) or of one."""
     st = state_at(home)
     later = np.nextafter(now, math.inf)
     i = first_up_to(st.due, now) if only < 0 else only
@@ -202,7 +201,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
 
 @entry
 def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
-    """Everything that is called seldom, by its number; whether it was done."""
+    """Run one of the rare actions by its number; return whether it was done."""
     st, done = queues_at(home), True
     row = row_of(st, s) if action != WAKE else i
     if action == RELEASE:
@@ -225,7 +224,7 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
 
 @entry
 def expect(home: Ints, i: int, requests: int, tokens: int) -> None:
-    """Count prompts that an instance loads the past of, or no longer: see ``Fleet.expect``."""
+    """Count prompts whose cached tokens an instance loads, or stops loading: see ``Fleet.expect``."""
     st = queues_at(home)
     st.inst[i].loading_requests += requests
     st.inst[i].loading_prompt_tokens += tokens
@@ -234,7 +233,7 @@ def expect(home: Ints, i: int, requests: int, tokens: int) -> None:
 
 @entry
 def hand_over(home: Ints, held: int, s: int, now: float) -> None:
-    """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
+    """Note that the cache of a kept segment has arrived in the blocks of ``s``; free the blocks of the sender."""
     hand_over_to(queues_at(home), held, s, now)
 
 
@@ -242,21 +241,21 @@ def hand_over(home: Ints, held: int, s: int, now: float) -> None:
 def ask(
     home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, cache: Moving, now: float
 ) -> int:
-    """Queue segment ``s``, which pulls its cache as soon as it has blocks: 0, or why not."""
+    """Queue segment ``s``, which pulls its cache as soon as it has blocks; return 0 or an error."""
     st = queues_at(home)
     return asked(st, links_at(st.world[0].network), s, wanted, last_token_s, cache, now)
 
 
 @entry
 def move(home: Ints, receiver: int, cache: Moving, now: float) -> int:
-    """Begin a transfer to an instance, whose end is reported: its number; -1 = there is no room for it."""
+    """Begin a transfer to an instance and report its end; return its number, -1 = arrays are full."""
     st = queues_at(home)
     return moved(st, links_at(st.world[0].network), receiver, cache, now)
 
 
 @entry
 def limit_link(home: Ints, i: int, bandwidth: float, now: float) -> None:
-    """The links of an instance have another bandwidth from now on. [B/s]"""
+    """Change the bandwidth of the links of an instance. [B/s]"""
     st = queues_at(home)
     links = links_at(st.world[0].network)
     links.ports[4 * i + OUT].bandwidth = links.ports[4 * i + IN].bandwidth = bandwidth
@@ -266,7 +265,7 @@ def limit_link(home: Ints, i: int, bandwidth: float, now: float) -> None:
 
 @entry
 def drop(home: Ints, k: int) -> None:
-    """Nothing moves for a segment that waits."""
+    """Drop the hand-over of a waiting segment."""
     st = queues_at(home)
     links = links_at(st.world[0].network)
     st.seg[links.transfers[k].segment].handed = NOT_HANDED
@@ -276,13 +275,13 @@ def drop(home: Ints, k: int) -> None:
 
 @entry
 def next_rank(home: Ints, i: int) -> int:
-    """The rank of an instance that would take a request now."""
+    """Find the rank of an instance that takes the next request."""
     return choose_rank(queues_at(home), i)
 
 
 @entry
 def waiting(home: Ints, i: int, found: Ints) -> int:
-    """Fill in the segments that wait in an instance's queue of prompts, none of it computed; how many there are."""
+    """Fill in the waiting segments of an instance with nothing computed; return their number."""
     st, count = queues_at(home), 0
     inst, seg = st.inst, st.seg
     for row in range(inst[i].rank_at, inst[i].rank_at + inst[i].ranks):
@@ -299,9 +298,9 @@ def waiting(home: Ints, i: int, found: Ints) -> int:
 def look_up(
     table: Sequence[TableRecord], values: Floats, action: int, step: tuple[int, float, int, int, float, float]
 ) -> tuple[float, float]:
-    """Look up a value in a step table, by the number of the question.
+    """Look up a value in a step table, by the number of the action.
 
-    ``step``: decodes, their mean context, pieces of prefill, its tokens, its past, and a limit [s].
+    ``step``: decodes, their mean context; prefill pieces, their tokens, their cached tokens; a limit [s].
     """
     head = table[0]
     decodes, context, pieces, prefill, past, limit = step

@@ -4,7 +4,7 @@ A *segment* is the part of a request that one instance does: ``context`` tokens 
 ``prompt`` tokens to prefill and ``generate`` tokens to emit. A prefill that completes emits a token, so a
 co-located request is (0, P, D), plain disaggregation (0, P, 1) and then (P, 0, D - 1).
 
-Past 400 lines: every call of the kernel goes through one object, which says what it takes and what it changes.
+Past 400 lines: one object has every call of the kernel.
 """
 
 from __future__ import annotations
@@ -41,20 +41,17 @@ from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, distinct_bl
 from disagg_sim.simulation.kernel.step_table import pack_tables
 from disagg_sim.simulation.kernel.submission import LATE
 
-#: What the kernel computes, as Python calls it.
+#: Python version of ``itl_bin``.
 gap_bin: Callable[[float], int] = getattr(itl_bin, "py_func", itl_bin)
 #: Looked up once: an enum's members are slow to find.
 HELD = int(SegmentStatus.HELD)
 COMES, ARRIVES = kernel.COMES, kernel.ARRIVES
-#: Limits that hold over all attention ranks of an instance, each of which has its share.
+#: Limits over all attention ranks of an instance, shared out evenly.
 SHARED_LIMITS = ("token_budget", "max_sequences")
 
 
 class Fleet:
-    """Instances and their segments.
-
-    Takes ``shared`` (None = none) and ``itl_counts`` and ``itl_edges`` [s].
-    """
+    """Instances and their segments."""
 
     def __init__(
         self,
@@ -91,13 +88,13 @@ class Fleet:
 
     @property
     def itl_counts(self) -> Ints:
-        """Gaps between tokens a bin of ``itl_edges``. [token]"""
+        """Number of gaps between tokens in each bin of ``itl_edges``. [1]"""
         counts: Ints = self._itl[0].astype(np.int64)
         return counts
 
     @property
     def arrays(self) -> Arrays:
-        """The kernel's own arrays, for compiled predictors; none of them can be written."""
+        """Read-only arrays of the kernel, for compiled predictors."""
         inst, seg, sets, values = self._seen
         return Arrays(inst, seg, sets, values, self._count)
 
@@ -115,7 +112,7 @@ class Fleet:
         return self._request.item(segment), self._instance.item(segment)
 
     def status_of(self, segment: int) -> SegmentStatus:
-        """Where a segment is in its life."""
+        """State of a segment."""
         return SegmentStatus(int(self._status[segment]))
 
     def submit(
@@ -131,8 +128,8 @@ class Fleet:
     ) -> int:
         """Queue a segment and return its number (0, 1, 2, ...).
 
-        Takes ``lengths`` (tokens of context that are cached there already, of the prompt to prefill, and to emit
-        [token]), ``now`` [s] and ``last_token_s`` (nan = this one emits the first).
+        ``lengths``: context already cached there, prompt to prefill, output to emit [token]. ``last_token_s``: time of
+        the last token on another instance, nan = none.
         """
         segment = self._count
         if segment == len(self._seg):
@@ -164,7 +161,7 @@ class Fleet:
         last_token_s: float,
         cache: Moving,
     ) -> int:
-        """Queue a segment that pulls its cache as soon as it has blocks: nothing of it is reported; see ``submit``."""
+        """Queue a segment that pulls its cache as soon as it has blocks, without reports; see ``submit``."""
         segment = self._count
         if segment == len(self._seg):
             self._grow()
@@ -180,7 +177,7 @@ class Fleet:
         return segment
 
     def move(self, instance: int, cache: Moving, now: float) -> int:
-        """Begin a transfer to an instance, whose end ``run_until`` reports by the number that is returned."""
+        """Begin a transfer to an instance; return its number, by which ``run_until`` reports its end."""
         number: int = kernel.move(self.home, instance, cache, now)
         if number < 0:
             self.wires.grow()
@@ -188,23 +185,24 @@ class Fleet:
         return number
 
     def limit_link(self, instance: int, bandwidth: float, now: float) -> None:
-        """Give the links of an instance another bandwidth, each way. [B/s]"""
+        """Set the bandwidth of the links of an instance, each way. [B/s]"""
         kernel.limit_link(self.home, instance, bandwidth, float(now))
 
     def drop(self, transfer: int) -> None:
-        """Nothing moves for a segment of ``ask`` that waits for blocks."""
+        """Drop the transfer of a segment of ``ask`` that waits for blocks."""
         kernel.drop(self.home, transfer)
 
     def run_until(self, limit: float) -> tuple[int, float]:
-        """Work up to ``limit`` [s], that instant included, or to the first notice: (segment, time).
+        """Process events up to and including ``limit`` [s], or to the first report: (report, time).
 
-        (-1, limit): nothing to report. (-2 - instance, time): a draining instance is empty and now inactive.
-        (-2 - instances - instance, time): where caches come from elsewhere, work waits there for memory, and nothing
-        runs that would free some. A
-        segment is reported when it has finished (``NOTIFY``), and when its blocks are reserved (``RESERVE``). Call
-        again with the same limit after a notice. (``COMES``, time): a request of the feed comes that has to be placed
-        from outside, since it comes at the limit itself, or is larger than every instance holds. (``ARRIVES`` -
-        transfer, time): the last byte of a transfer of ``move`` has arrived.
+        Call again with the same limit after a report:
+
+        * -1: none, at the limit;
+        * segment: it has finished (``NOTIFY``), or its blocks are reserved (``RESERVE``);
+        * -2 - instance: a draining instance is empty and now inactive;
+        * -2 - instances - instance: work waits for memory, and nothing runs that frees memory;
+        * ``COMES``: a request of the feed arrives at the limit, or is too large for some instance, so Python places it;
+        * ``ARRIVES`` - transfer: the last byte of a transfer of ``move`` has arrived.
         """
         if self._soonest_s.item() > limit:
             return -1, limit
@@ -227,7 +225,7 @@ class Fleet:
                 self.wires.grow()
 
     def take(self, feed: RoutingQueue) -> None:
-        """Place the requests of a feed as they come, besides those that are submitted."""
+        """Let the kernel place the requests of a feed, beside submitted ones."""
         self._feed = feed
         self._world["feed"] = feed.row.ctypes.data
         self._world["soonest_s"] = -np.inf
@@ -251,51 +249,51 @@ class Fleet:
         self._control(kernel.RELEASE, segment, self._instance.item(segment), now)
 
     def withdraw(self, segment: int, now: float) -> bool:
-        """Take a waiting segment back if it holds no blocks yet; whether it was."""
+        """Withdraw a waiting segment without blocks; return whether it was withdrawn."""
         return self._control(kernel.WITHDRAW, segment, self._instance.item(segment), now)
 
     def expect(self, instance: int, prompts: int, tokens: int) -> None:
-        """Count prompts whose past an instance loads as its load, with the tokens left to compute; minus: no more."""
+        """Add prompts that load cached tokens, and the tokens left to compute, to the load of an instance."""
         kernel.expect(self.home, instance, prompts, tokens)
 
     def hand_over(self, held: int, segment: int, now: float) -> None:
-        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
+        """Note that the cache of a kept segment has arrived in the blocks of another; free the blocks of the sender."""
         kernel.hand_over(self.home, held, segment, float(now))
 
     def arrived(self, held: int, tokens: int, exposed_s: float, transfer_s: float, blocked_s: float) -> None:
-        """Write down what has left when a segment had ended; see ``layout.Segment``. [token], [s]"""
+        """Record the transfer after the end of a segment; see ``layout.Segment``. [token], [s]"""
         self._seg[["moved", "exposed_s", "transfer_s", "blocked_s"]][held] = tokens, exposed_s, transfer_s, blocked_s
 
     def cancel(self, segment: int, now: float) -> None:
-        """Take a segment back that waits for a reservation or for its cache."""
+        """Cancel a segment that waits for blocks or for its cache."""
         self._control(kernel.CANCEL, segment, self._instance.item(segment), now)
 
     def sender_done(self, segment: int, now: float, last_token_s: float) -> None:
-        """The sender of a segment, submitted ``AHEAD``, has done its part; its last token came then, nan = none. [s]"""
+        """Note that the sender of an ``AHEAD`` segment is done, with its last token then; nan = none. [s]"""
         self._last_s[segment] = last_token_s
         self._control(kernel.SENDER_DONE, segment, self._instance.item(segment), now)
 
     def recompute(self, segment: int, now: float) -> None:
-        """Let a segment that waits for a reservation compute its context itself: its cache never comes."""
+        """Let a segment that waits for blocks recompute its context, since its cache never arrives."""
         self._control(kernel.RECOMPUTE, segment, self._instance.item(segment), now)
 
     def drop_first_token(self, segment: int, before_s: float = np.nan) -> None:
-        """Forget when a finished prefill emitted its token: the next instance computes it again, for the user.
+        """Drop the token of a finished prefill, which the next instance computes again and emits.
 
-        Where another has emitted tokens of the request, the last at ``before_s`` [s], the gap is forgotten, too.
+        Also drop the gap since ``before_s``, the last token of another instance, if any. [s]
         """
         if not math.isnan(before_s):
             self._itl[0, gap_bin(self._last_s.item(segment) - before_s)] -= 1
         self._first_token_s[segment] = np.nan
 
     def waiting(self, instance: int) -> Ints:
-        """Segments of whole prompts that wait on an instance, the next first, nothing of them computed yet."""
+        """List waiting segments of whole prompts on an instance, in queue order, with nothing computed yet."""
         found = np.empty(int(self._inst["queued_requests"][instance]), np.int64)
         found = found[: kernel.waiting(self.home, instance, found)]
         return np.sort(found) if self._ranks[instance] > 1 else found
 
     def next_rank(self, instance: int) -> int:
-        """The attention rank of an instance that would take a request now, from 0 on."""
+        """Find the attention rank of an instance that takes the next request, from 0 on."""
         return kernel.next_rank(self.home, instance) if self._ranks[instance] > 1 else 0
 
     def rank_of(self, segment: int) -> int:

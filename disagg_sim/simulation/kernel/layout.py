@@ -58,132 +58,131 @@ class RankChoice(IntEnum):
 
 
 class SegmentStatus(IntEnum):
-    """Where a segment is in its life."""
+    """State of a segment."""
 
-    QUEUED = 0  # waits, or its prompt is in prefill
-    RUNNING = 1  # decodes
-    LEAVING = 2  # its pass has left the first stage of a pipeline and not yet the last
-    HELD = 3  # finished; its KV blocks wait for ``release``
-    DONE = 4  # finished, and its blocks are free
+    QUEUED = 0  # waiting, or in prefill
+    RUNNING = 1  # decoding
+    LEAVING = 2  # its prefill pass has left the first pipeline stage, but not the last
+    HELD = 3  # finished; its KV blocks are kept until ``release``
+    DONE = 4  # finished, blocks free
     WITHDRAWN = 5  # taken back before it started
     LOST = 6  # its instance was aborted
-    RESERVED = 7  # holds blocks for a cache that is not there yet
+    RESERVED = 7  # has blocks for a cache that has not arrived
 
 
-#: What is asked of a segment when it is submitted: ``run_until`` returns when it has finished; its blocks stay taken
-#: until ``release``; it is the last of its batch (manual mode); its context is on another instance, blocks are reserved
-#: before it comes; and that instance still works on it.
+#: Flags of a submitted segment: ``run_until`` returns at its end; it keeps its blocks until ``release``; it is the last
+#: of its batch (manual mode); it reserves blocks for a context on another instance; that instance still works on it.
 NOTIFY, HOLD, CLOSES, RESERVE, AHEAD = 1, 2, 4, 8, 16
-#: Ends of the links that a transfer takes: out of its sender, into its receiver, out of a leaf, into a leaf.
+#: Link ends of a transfer: out of the sender, into the receiver, out of a leaf switch, into a leaf switch.
 OUT, IN, UP, DOWN = range(4)
-#: Where a segment is not handed over (yet); and where it is one of a feed, which the kernel hands over by itself.
+#: Values of ``Segment.handed``: no hand-over (yet); a segment of a feed, which the kernel hands over itself.
 NOT_HANDED, FED = -1, -2
-#: What a place for a hand-over has: nothing, one that waits for blocks of the receiver, one whose cache is on its way.
+#: States of a ``TransferRecord``: unused, waiting for blocks of the receiver, in transfer.
 FREE, WAITS, MOVES = range(3)
-#: Queues of an instance: prompts; segments without a prompt here, and all that wait for a reservation; those that leave
-#: its pipeline; those whose cache has landed in reserved blocks.
+#: Queues of an instance: prompts; segments that only decode or wait for reserved blocks; segments leaving its pipeline;
+#: segments whose cache has arrived in reserved blocks.
 PROMPTS, COMING, AWAY, LANDED = range(4)
-#: Kinds of a run.
+#: Kinds of a run of steps.
 IDLE, DECODING, MIXED, PASS = range(4)
 
 
 class TableRecord:
-    """A step table: its sizes, and where (``_at``) its parts begin in ``values``; see ``step_table``."""
+    """A step table: sizes, and start positions (``_at``) of its parts in ``values``; see ``step_table``."""
 
     sequences: int  # largest number of decodes
     knots: int  # contexts of the decode axis
     knots_at: int
     decode_at: int  # (sequences + 1, knots) whole decode steps [s]
-    scores_at: int  # (sequences + 1, knots) their scores and values alone [s]
-    row_at: int  # (sequences + 1) position of a number of decodes among the rows of the linear part
+    scores_at: int  # (sequences + 1, knots) attention scores and values alone [s]
+    row_at: int  # (sequences + 1) row of the linear part for a number of decodes
     tokens: int  # points of the token axis
-    linear_at: int  # (2, rows, tokens) everything but scores and values, in the kernels of prefill and of decode [s]
+    linear_at: int  # (2, rows, tokens) all but scores and values, in prefill and in decode kernels [s]
     rows: int
     pasts: int  # past tokens of prefill attention
     pasts_at: int
     prompts: int  # prompts of a step: half powers of two from 1
-    lengths: int  # tokens of each: so many a doubling from 1, and both sides of every stair
+    lengths: int  # token counts of a prompt: several per doubling from 1, and both sides of every step
     lengths_at: int
-    attention_at: int  # (stages + 1, prompts, lengths, pasts) scores and values of a token of prefill [s/token]
+    attention_at: int  # (stages + 1, prompts, lengths, pasts) scores and values per prefill token [s/token]
     stage_at: int  # (tokens) slowest pipeline stage of a prompt, without scores and values [s]
     pipeline: int  # stages
     ranks: int  # DP ranks of attention
     chunk: int  # tokens of a chunk of CPP, 0 = whole prompts
-    host_at: int  # host time of a pass, of each of its micro-batches or chunks, launches of a stage [s]
+    host_at: int  # host time of a pass, of a micro-batch or chunk, launch time of a stage [s]
     floor_at: int  # (sequences + 1) least time of a step with prefill [s]
-    experts_at: int  # (2, tokens) routed experts on tokens of all ranks, as ``linear_at``, but for a constant [s]
-    passed_at: int  # (2, tokens) those of a pass through a pipeline: in its slowest stage, and in all of them [s]
-    drafts: int  # that a decode step verifies of each sequence; 0 = no speculation [token]
-    accepted_at: int  # (drafts) marginal acceptance: share of steps in which the first drafts are all accepted [1]
+    experts_at: int  # (2, tokens) routed experts for tokens of all ranks, as ``linear_at``, up to a constant [s]
+    passed_at: int  # (2, tokens) routed experts of a pipelined pass: slowest stage, all stages [s]
+    drafts: int  # draft tokens per sequence in a decode step; 0 = no speculation [token]
+    accepted_at: int  # (drafts) share of steps that accept all drafts up to a position [1]
 
 
 class InstanceRecord:
     """One instance, or one of several attention ranks of an instance; its columns are current up to its last event.
 
-    An instance of several ranks has its run and its counters of time in its own row, queues and memory in theirs
-    (``lockstep``); what is a sum over the ranks stands in its row, too.
+    An instance of several ranks has runs, times and sums over ranks in its own row; each rank has queues and memory in
+    another row (``lockstep``).
     """
 
-    ranks: int  # attention ranks, each with queues, memory and a running set of its own [1]
-    rank_at: int  # the first of their rows; that of an instance with one rank is its own
-    rank_choice: int  # which of them takes a request, see ``RankChoice``
-    turn: int  # the rank whose turn it is to take a request
-    begins: int  # the rank whose turn it is to take prompts first, where a step has a most number of them
-    rank_blocks: int  # of one rank: no request holds more [block]
+    ranks: int  # attention ranks, each with its own queues, memory and running set [1]
+    rank_at: int  # row of the first rank; with one rank, the row of the instance
+    rank_choice: int  # routing to ranks, see ``RankChoice``
+    turn: int  # next rank for a request, round robin
+    begins: int  # next rank to take prompts first, where ``max_prompts`` limits a step
+    rank_blocks: int  # of one rank, so the most of one request [block]
     active: int  # 1 = forms steps
-    draining: int  # 1 = reports when empty, 2 = to be reported
-    stalled: int  # 1 = to be reported: work waits for memory, and nothing runs that would free some
+    draining: int  # 1 = reports when empty, 2 = report pending
+    stalled: int  # 1 = report pending: work waits for memory, and nothing runs that frees memory
     mode: int
     table: TableRecord
     token_budget: int  # tokens of a step: decodes and prefill [token]
     max_sequences: int  # running and in prefill together [1]
     max_prompts: int  # prompts of one pass [1]
-    hold_steps: int  # most decode steps that prompts wait until every rank can take one; 0 = they do not wait [1]
-    held: int  # decode steps that they have waited so far [1]
-    holds: int  # 1 = they wait while the current run lasts
+    hold_steps: int  # prefill delay: most decode steps until every rank has a prompt; 0 = none [1]
+    held: int  # decode steps delayed so far [1]
+    holds: int  # 1 = prompts are delayed during the current run
     step_limit_s: float  # of a SLO_AWARE step [s]
-    least_prefill: int  # of a SLO_AWARE step whose limit the past of the prompt exceeds by itself [token]
+    least_prefill: int  # of a SLO_AWARE step that misses its limit without prefill [token]
     total_blocks: int
     free_blocks: int
-    watermark: int  # blocks that an admission leaves free, unless the instance is empty
-    admission: int  # what a prompt needs to be admitted, see ``AdmissionRule``
-    scheduling: int  # the order of its queues, and what gives way, see ``Scheduling``
-    keeps: int  # 1 = blocks of a preempted segment stay cached until others take them
-    late: int  # 1 = others find the blocks of a prompt when they are computed, 0 = when they are taken
-    taken: int  # blocks taken so far, the clock of what is still cached [block]
-    promised: int  # blocks that those admitted will still take, where admission counts outputs [block]
+    watermark: int  # blocks to leave free at admission, unless the instance is empty
+    admission: int  # condition for admission of a prompt, see ``AdmissionRule``
+    scheduling: int  # order of queues and of preemption, see ``Scheduling``
+    keeps: int  # 1 = blocks of a preempted segment stay cached until overwritten
+    late: int  # 1 = blocks of a prompt can be reused once computed, 0 = once allocated
+    taken: int  # blocks allocated so far, the clock of cached blocks [block]
+    promised: int  # blocks that admitted segments will still need, where admission counts outputs [block]
     preempted: int  # 1 = a segment was preempted in this step: no prompt is admitted
     running_requests: int  # sequences in decode [1]
-    running_tokens: int  # their cached tokens [token]
-    queued_requests: int  # segments that wait or are in prefill [1]
-    queued_prompt_tokens: int  # prompt tokens of theirs that are not yet in the cache [token]
-    queued_context_tokens: int  # that they came with, computed elsewhere; of preempted ones too [token]
+    running_tokens: int  # cached tokens of running sequences [token]
+    queued_requests: int  # segments waiting or in prefill [1]
+    queued_prompt_tokens: int  # prompt tokens of queued segments that are not yet cached [token]
+    queued_context_tokens: int  # context of queued segments, computed elsewhere or before preemption [token]
     coming_tokens: int  # cache in transfer to it [token]
-    coming_requests: int  # transfers to it of which Python does not hear [1]
-    loading_requests: int  # prompts given to it whose past comes from tiers below HBM: not in a queue yet [1]
-    loading_prompt_tokens: int  # what they compute then [token]
-    admitted: int  # first segments of the queue of prompts that already hold blocks [1]
-    last_admitted: int  # last of them
-    requests: int  # segments that were given to it and have not ended [1]
-    request_tokens: int  # their contexts and prompts [token]
-    first: Annotated[MutableSequence[int], 4]  # ends of its queues, by PROMPTS, COMING, AWAY, LANDED; -1 = empty
+    coming_requests: int  # transfers to it that are not reported to Python [1]
+    loading_requests: int  # prompts loading cached tokens from tiers below HBM, not queued yet [1]
+    loading_prompt_tokens: int  # tokens that these prompts will compute [token]
+    admitted: int  # segments at the head of the queue of prompts that have blocks [1]
+    last_admitted: int  # last of these segments
+    requests: int  # active segments [1]
+    request_tokens: int  # contexts and prompts of active segments [token]
+    first: Annotated[MutableSequence[int], 4]  # heads of its queues, by PROMPTS, COMING, AWAY, LANDED; -1 = empty
     last: Annotated[MutableSequence[int], 4]
-    first_free: int  # run that is taken first, where blocks are shared; -1 = none
+    first_free: int  # run of blocks to allocate first, where blocks are shared; -1 = none
     last_free: int
     closed: int  # batches of the queue that a policy has closed (manual mode)
     counter: int  # decode steps since the start, the clock of the running set
     residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
-    growing: int  # blocks that the running set takes for its next step, where it drafts: it has no residues [block]
-    groups: int  # segments that joined the running set since its last step: row 1 of ``sets``
-    run_kind: int  # what the instance does, IDLE to PASS
-    run_steps: int  # decode steps of the current run that are not yet counted
-    pieces: int  # first segments of the queue that are in the current step
-    next_s: float  # next event: end of the run, or a pass that leaves its pipeline; inf = none [s]
-    run_start_s: float  # start of the part of the run that is not yet counted [s]
+    growing: int  # blocks for the next step of the running set, with speculation [block]
+    groups: int  # segments that joined the running set since its last step, in row 1 of ``sets``
+    run_kind: int  # IDLE to PASS
+    run_steps: int  # decode steps of the current run, not yet counted
+    pieces: int  # segments at the head of the queue that are in the current step
+    next_s: float  # next event: end of the run, or a pass leaves the pipeline; inf = none [s]
+    run_start_s: float  # start of the uncounted part of the run [s]
     run_end_s: float  # end of the run; inf = idle [s]
-    leave_s: float  # when the first of the leaving segments leaves; inf = none [s]
+    leave_s: float  # when the first segment leaves the pipeline; inf = none [s]
     last_step_s: float  # end of the last step with decodes [s]
-    latency_s: float  # of the pass in progress: its tokens come this long after its start [s]
+    latency_s: float  # from the start of the current pass to its tokens [s]
     decode_steps: int  # steps with at least one decode [1]
     passes: int  # steps with prefill [1]
     prefill_tokens: int  # computed, recomputation included [token]
@@ -202,81 +201,81 @@ class Segment:
     request: int
     instance: int
     rank: int  # of the instance
-    priority: int  # higher ones go first, where its instance schedules by it; else 0 [1]
-    context: int  # tokens that were in the cache when it came (transferred) [token]
+    priority: int  # higher first, with priority scheduling; else 0 [1]
+    context: int  # tokens cached on arrival (transferred) [token]
     prompt: int  # to prefill here [token]
     generate: int  # to emit here [token]
     notify: int  # flags of its submission
     hold: int
     closes: int
-    reserve: int  # 1 = its context is on another instance, 2 = and that one still works on it; 0 = it is here
+    reserve: int  # 1 = its context is on another instance, 2 = which still works on it, 0 = it is here
     status: int
     left: int  # prompt tokens still to prefill [token]
     cached: int  # tokens in the cache when it joined the running set, or so far in prefill [token]
-    emitted: int  # tokens emitted when it joined the running set; both up to date where an instance drafts [token]
+    emitted: int  # tokens emitted when it joined the running set; with speculation both are current [token]
     joined: int  # counter of its instance when it joined
-    blocks: int  # held; while it runs, those that it held when it joined, unless its instance drafts
+    blocks: int  # KV blocks; while it runs, blocks when it joined (current with speculation)
     next: int  # in its queue, -1 = last
     preemptions: int
-    hit: int  # prompt tokens found in the prefix cache, and never computed by it [token]
-    reached: int  # tokens that it had in the cache when it was preempted, where it shares blocks [token]
-    expected: int  # of it while it waits, as its load counts them: looked up when it came [token]
-    ready: int  # tokens that were loaded for it from tiers below HBM [token]
-    shared: int  # names of its prompt whose runs it holds [1]
-    lent: int  # KV blocks in them [block]
-    tail: int  # free run of what it had computed when it was preempted; -1 = none
+    hit: int  # prompt tokens found in the prefix cache [token]
+    reached: int  # tokens cached at its preemption, where blocks are shared [token]
+    expected: int  # cached tokens looked up on arrival, for the load of waiting segments [token]
+    ready: int  # tokens loaded from tiers below HBM [token]
+    shared: int  # prefix names of its prompt whose blocks it uses [1]
+    lent: int  # KV blocks under these names [block]
+    tail: int  # free run of blocks computed before its preemption; -1 = none
     piece: int  # tokens of it in the current step [token]
-    kept: int  # tokens whose blocks were cached when it was preempted; those before ``tail`` where it shares [token]
-    lost_from: int  # blocks taken (``taken``) from which on those that it gave back are overwritten, the last first
-    handed: int  # its place among ``TransferRecord`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
-    moved: int  # what left for the next instance when it had ended [token]
+    kept: int  # tokens still cached at its preemption; where blocks are shared, before ``tail`` [token]
+    lost_from: int  # value of ``taken`` from which on its freed blocks are overwritten, the last first
+    handed: int  # index of its ``TransferRecord`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
+    moved: int  # sent to the next instance after its end [token]
     submit_s: float
-    start_s: float  # start of the first step or pass that worked on it; nan = never [s]
+    start_s: float  # start of its first step or pass; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]
     finish_s: float  # its last token; nan = not finished [s]
     last_s: float  # last token before it joined the running set, maybe on another instance; nan = none [s]
     leaves_s: float  # when a pass in a pipeline emits its token [s]
-    exposed_s: float  # from its end until what left has arrived, without the wait for blocks [s]
-    transfer_s: float  # the same, with what left before its end [s]
+    exposed_s: float  # from its end to the arrival of ``moved``, without the wait for blocks [s]
+    transfer_s: float  # the same, including tokens sent before its end [s]
     blocked_s: float  # wait for blocks of the next instance [s]
 
 
 class World:
-    """What the whole fleet has in common."""
+    """State of the whole fleet."""
 
     instances: int  # of the fleet [1]
     now_s: float  # time of the last event; instances have none before it [s]
-    soonest_s: float  # nothing happens or is to be reported before it [s]
+    soonest_s: float  # no event or report before it [s]
     pending_head: int  # segments to report, linked by ``next``
     pending_tail: int
-    pending_events: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
-    reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
-    shared: int  # address of the ``Shared``; 0 = what is found of a prompt is not in the blocks of its instance
+    pending_events: int  # instances to report, with ``draining`` 2 or ``stalled`` 1
+    reserves: int  # 1 = stalls are reported, since some segment has its context elsewhere
+    shared: int  # address of the ``Shared``; 0 = instances share no blocks of prefixes
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
-    stream: int  # that drafts are accepted by: each request and place in it has a draw of its own
+    stream: int  # random stream of accepted drafts: one draw for each request and position
     feed: int  # address of the ``Feed``; 0 = none
     network: int  # address of the ``Network``
-    home: int  # address of the array that says where all arrays are
+    home: int  # address of the array with the addresses of all arrays
 
 
 class Feed:
-    """Requests that come at known times and go where a load is least: nobody outside has to be asked.
+    """Requests with known arrivals that the kernel places itself, where a load is least.
 
-    The arrays of requests and of the ranking are named by their addresses (``_at``).
+    Arrays are given by their addresses (``_at``).
     """
 
     times_at: int  # (requests) ascending [s]
     prompts_at: int  # (requests) [token]
     totals_at: int  # (requests) prompt and output [token]
-    requests: int  # how many are at hand [1]
-    more: int  # 1 = others follow these
-    next: int  # the first that has not come
-    most: int  # larger ones are reported instead: a place may lack the memory [token]
-    whole: int  # 1 = they stay where they are placed, 0 = they go on after the first token
-    kept: int  # 1 = those with one output token go on, too
-    hold: int  # flags of a segment whose request goes on
-    closes: int  # of one that stays
+    requests: int  # in the arrays [1]
+    more: int  # 1 = more requests follow
+    next: int  # first request that has not arrived
+    most: int  # larger requests are reported, not placed [token]
+    whole: int  # 1 = one instance serves a request, 0 = another one decodes
+    kept: int  # 1 = requests of one output token are handed over, too
+    hold: int  # flags of a segment with a hand-over
+    closes: int  # flags of a segment without one
     submitted: int  # segments so far [1]
     load: int  # see ``ranking``
     own_tokens: int  # 1 = its prompt is added to the load, 0 = one request is
@@ -285,47 +284,47 @@ class Feed:
     width: int
     group_at: int  # (instances + 1)
     present_at: int  # (instances)
-    onward: int  # 1 = those that go on are handed over by the kernel: what follows says where and at what cost
+    onward: int  # 1 = the kernel hands requests over, by the fields below
     next_load: int  # see ``ranking``
     next_own_tokens: int
     next_trees_at: int
     next_groups: int
     next_group_at: int
     next_present_at: int
-    place_at: int  # function of a policy that places requests, in place of a ranking; 0 = none
-    next_at: int  # the one that says where they go on
-    context_at: int  # what these work on
-    cache_bytes: float  # of any cache [B]
-    token_bytes: float  # of a token [B]
-    descriptors: int  # of a block of a cache [1]
+    place_at: int  # function of a policy that places requests, instead of a ranking; 0 = none
+    next_at: int  # function of a policy that chooses the decode instance; 0 = none
+    context_at: int  # argument of both functions
+    cache_bytes: float  # fixed part of a cache [B]
+    token_bytes: float  # cache per token [B]
+    descriptors: int  # per cache block [1]
     kinds: int  # of instances
     kind_at: int  # (instances) kind of each
-    post_at: int  # (kinds, kinds) time of a descriptor from one kind to another [s]
+    post_at: int  # (kinds, kinds) time per descriptor from one kind to another [s]
 
 
 class TransferRecord:
-    """A cache that leaves one instance for another; before that, a hand-over that waits for blocks of the receiver."""
+    """A KV transfer, or a hand-over that waits for blocks of the receiver."""
 
     state: int  # FREE, WAITS, MOVES
-    told: int  # 1 = its end is reported, and nothing else happens then
-    gone: int  # 1 = one of its instances has died since it left
-    held: int  # segment of the sender, whose blocks are held until the end; -1 = not known here
-    segment: int  # of the receiver, with blocks reserved; -1 = not known here
+    told: int  # 1 = its end is only reported
+    gone: int  # 1 = the sender or receiver has failed since its start
+    held: int  # segment of the sender, which keeps its blocks until the end; -1 = unknown to the kernel
+    segment: int  # segment of the receiver, with reserved blocks; -1 = unknown to the kernel
     sender: int  # instance
     receiver: int
     tokens: int  # [token]
     ended_s: float  # end of the sender's segment [s]
-    asked_s: float  # when it could have begun, but for blocks of the receiver [s]
+    asked_s: float  # when it started to wait for blocks of the receiver [s]
     began_s: float  # [s]
     post_s: float  # time of its descriptors, before its first byte [s]
-    left: float  # what was to move at ``since_s`` [B]
-    rate: float  # since then [B/s]
+    left: float  # bytes left at ``since_s`` [B]
+    rate: float  # since ``since_s`` [B/s]
     since_s: float
     end_s: float  # at that rate; inf = never [s]
-    serial: int  # of equal ends the one comes first that was known first
-    place: int  # in the heap of ends
-    port: Annotated[MutableSequence[int], 4]  # what it takes, by OUT to DOWN; -1 = nothing
-    before: Annotated[MutableSequence[int], 4]  # neighbours in the lists of these; -1 = none
+    serial: int  # order of equal ends
+    place: int  # index in the heap of ends
+    port: Annotated[MutableSequence[int], 4]  # ports, by OUT to DOWN; -1 = none
+    before: Annotated[MutableSequence[int], 4]  # neighbours in the list of each port; -1 = none
     after: Annotated[MutableSequence[int], 4]
 
 

@@ -1,9 +1,9 @@
 """Compiled: form the next step of an instance, and end a step.
 
-A step is formed at the end of the one before. Running segments get a block where they need one (if none is free, the
-newest are preempted), segments whose context has arrived join, then the mode of the scheduler admits prompts.
+A step is formed when the previous step ends. Running segments get the blocks that they need (the newest segments are
+preempted if no block is free), segments with an arrived context join, then the scheduler mode admits prompts.
 
-Past 400 lines: a step may have whole prompts, pieces of them and decodes, whose times depend on each other.
+Past 400 lines: times of whole prompts, chunks and decodes in a step depend on each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEAVING = int(SegmentStatus.LEAVING)
 
 @inner
 def admit_transferred(st: FleetState, i: int, now: float) -> None:
-    """Give blocks, in queue order, to segments that only decode or whose context is on another instance."""
+    """Admit, in queue order, segments that only decode or have their context on another instance."""
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
@@ -71,7 +71,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
 
 @inner
 def may_admit(st: FleetState, i: int, s: int) -> bool:
-    """Whether a sequence slot is free for a waiting prompt, and nothing goes before the prompt."""
+    """Whether a sequence slot is free for a waiting prompt, and no other segment has precedence."""
     inst = st.inst[i]
     if inst.running_requests + inst.admitted >= inst.max_sequences:
         return False
@@ -84,7 +84,7 @@ def may_admit(st: FleetState, i: int, s: int) -> bool:
 
 @inner
 def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool:
-    """Start prefill of the next waiting prompt, of at most ``piece`` tokens, if a sequence slot and blocks are free."""
+    """Start prefill of at most ``piece`` tokens of the next prompt, if a sequence slot and blocks are free."""
     inst, seg = st.inst[i], st.seg[s]
     if not may_admit(st, i, s) or not take_blocks(st, i, s, piece):
         return False
@@ -99,7 +99,7 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
 
 @inner
 def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
-    """Set how many tokens of a prompt a step computes; their blocks are taken already."""
+    """Set how many tokens of a prompt a step computes, in blocks already allocated."""
     seg = st.seg[s]
     seg.piece = piece
     if st.world[0].shared != 0 and st.inst[i].late == 0:
@@ -108,7 +108,7 @@ def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
 
 @inner
 def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
-    """Prefill tokens that a step takes beside its decodes: the rest of the budget, or fewer for the step limit."""
+    """Prefill tokens beside the decodes of a step: the rest of the token budget, or fewer for the step limit."""
     inst = st.inst[i]
     running = inst.running_requests
     budget: int = inst.token_budget - running * (1 + head.drafts)
@@ -123,7 +123,7 @@ def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
 
 @inner
 def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
-    """Take pieces of prompts, up to ``budget`` tokens together, into a step with all decodes; return how many."""
+    """Add chunks of prompts, up to ``budget`` tokens in total, to a step of all decodes; return their number."""
     inst = st.inst[i]
     s = inst.first[PROMPTS]
     pieces = 0
@@ -143,7 +143,7 @@ def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
 
 @inner
 def take_prompts(st: FleetState, i: int, now: float) -> int:
-    """Take whole prompts into one pass; return how many."""
+    """Put whole prompts into one pass; return their number."""
     inst = st.inst[i]
     mode = inst.mode
     if mode == MANUAL and inst.closed == 0:
@@ -173,7 +173,7 @@ def take_prompts(st: FleetState, i: int, now: float) -> int:
 
 @inner
 def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float]:
-    """Tokens of the first pieces of the queue, of the longest of them, and query-key pairs."""
+    """Sum tokens and query-key pairs of the first pieces of the queue, and find the longest: tokens, longest, pairs."""
     tokens, longest, pairs = 0, 0, 0.0
     s = st.inst[i].first[PROMPTS]
     for _ in range(pieces):
@@ -189,8 +189,8 @@ def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float
 def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -> float:
     """Time scores and values of the first pieces of the queue, each with its own length and past. [s]
 
-    A piece takes its share of the time of a batch of equal pieces that has ``pairs`` query-key pairs, as all pieces
-    have together. The sum is at least the time of the piece with the most pairs alone.
+    Each piece is timed as its share of a batch of copies of it that has the query-key ``pairs`` of all pieces. The sum
+    is at least the time of the piece with the most pairs alone.
     """
     head, values = st.inst[i].table, st.values
     total, most, longest = 0.0, 0.0, -1
@@ -211,7 +211,7 @@ def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -
 
 @inner
 def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: float) -> float:
-    """Time a step of the running segments at a mean context and the first pieces of the queue. [s]"""
+    """Time a step of running segments (at their mean context) and the first pieces of the queue. [s]"""
     head = st.inst[i].table
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
     micro = min(head.pipeline, max(running, 1))
@@ -223,8 +223,8 @@ def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: floa
 def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tuple[float, float]:
     """Time a pass of prompts through a pipeline: until its last token leaves, and until the next pass may start. [s]
 
-    The prompts form as many micro-batches as there are stages, or one that is cut into chunks; prompts of one
-    micro-batch are timed as equal prompts with as many query-key pairs.
+    Prompts form one micro-batch per stage, or one micro-batch in chunks; prompts of a micro-batch are timed as equal
+    prompts with the same number of query-key pairs.
     """
     busy = st.values[head.host_at]
     others = 0.0
@@ -249,7 +249,7 @@ def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tu
 
 @inner
 def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
-    """Whether nothing decodes here now, nor after the pass."""
+    """Whether nothing decodes on the instance now or after the pass."""
     inst = st.inst[i]
     if inst.running_requests > 0:
         return False
@@ -311,7 +311,7 @@ def form(st: FleetState, i: int, now: float) -> None:
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
     begin(st, i, now, IDLE, math.inf)
-    if inst.preempted == 1:  # what was preempted made room: what waits may begin at once
+    if inst.preempted == 1:  # preemption freed blocks, so waiting segments may start at once
         inst.next_s = now
     if inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
         inst.stalled = 1
@@ -320,7 +320,7 @@ def form(st: FleetState, i: int, now: float) -> None:
 
 @inner
 def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
-    """Settle the pieces of a step: prompts that are complete emit their token at ``emitted``, maybe later."""
+    """Settle the pieces of a step; complete prompts emit their token at ``emitted``, which may be after ``now``."""
     inst = st.inst[i]
     pieces = inst.pieces
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
@@ -358,7 +358,7 @@ def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
 
 @inner
 def next_leaving(st: FleetState, i: int) -> None:
-    """Note when the first segment of the pipeline's last stage leaves."""
+    """Set ``leave_s`` to the time when the next segment leaves the pipeline."""
     inst = st.inst[i]
     s = inst.first[AWAY]
     inst.leave_s = math.inf if s < 0 else st.seg[s].leaves_s
@@ -366,7 +366,7 @@ def next_leaving(st: FleetState, i: int) -> None:
 
 @inner
 def end_run(st: FleetState, i: int, now: float) -> None:
-    """Settle the run of an instance that ends."""
+    """Settle the run of an instance at its end."""
     inst = st.inst[i]
     kind = inst.run_kind
     if kind == DECODING:
@@ -391,7 +391,7 @@ def end_run(st: FleetState, i: int, now: float) -> None:
 
 @inner
 def settle(st: FleetState, i: int, now: float) -> bool:
-    """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
+    """Settle events of an instance: segments leave its pipeline, or its run ends; return whether it forms a step."""
     inst = st.inst[i]
     if inst.leave_s > now:
         end_run(st, i, now)
@@ -402,6 +402,6 @@ def settle(st: FleetState, i: int, now: float) -> bool:
         complete_prompt(st, i, s, now)
         next_leaving(st, i)
     inst.next_s = min(inst.run_end_s, inst.leave_s)
-    if inst.run_kind == DECODING and waits(st, i):  # for blocks that are free now
+    if inst.run_kind == DECODING and waits(st, i):  # for blocks just freed
         wake(st, i, now)
     return bool(inst.run_kind == IDLE)
