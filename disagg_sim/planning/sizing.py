@@ -184,7 +184,8 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
     far = [each for each in layouts.values() if each[0].gpus > NEAR * order[0].gpus]
 
     def first(alike: list[SizedPool]) -> tuple[Standing, SizedPool]:
-        return min(((_standing(role, each, rate), each) for each in alike), key=lambda pair: pair[0])
+        planned = (PlannedPool(role=role, choice=each.choice, instances=each.instances, rate=rate) for each in alike)
+        return min(zip(map(standing_of_pool, planned), alike, strict=True), key=lambda pair: pair[0])
 
     best = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
     return [each for _, each in best] + [first(each)[1] for each in far[: _others(len(close))]]
@@ -193,10 +194,6 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
 def _others(close: int) -> int:
     """Count the larger layouts that are kept beside those of nearly the fewest GPUs. [1]"""
     return max(BEST - min(close, CLOSE), 1)
-
-
-def _standing(role: str, sized: SizedPool, rate: float) -> Standing:
-    return standing_of_pool(PlannedPool(role=role, choice=sized.choice, instances=sized.instances, rate=rate))
 
 
 def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
@@ -212,7 +209,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: Ser
     deployment serves the rate.
     """
     if mode == ServingMode.COLOCATED:
-        case = replace(case, inside=NO_PAIRS, across=NO_PAIRS)
+        case = replace(case, inside=((), ()), across=((), ()))
     elif mode == ServingMode.DISAGGREGATED:
         case = replace(case, colocated=())
     alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
@@ -238,8 +235,6 @@ def near_of(case: Candidates) -> float:
     return 1.0 if case.drawn else NEAR
 
 
-#: No choices of prefill and of decode.
-NO_PAIRS: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]] = (), ()
 #: Co-located pools, and pairs of a prefill and a decode pool, each after its cost.
 _Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, SizedPool, SizedPool]]]
 
