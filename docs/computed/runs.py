@@ -25,8 +25,10 @@ from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import log_normal
 from docs.computed import plain_fits, slow, table
-from lab.studies.beyond_the_buzz.claims import evaluate
+from lab.studies.beyond_the_buzz.claims import CLAIMS
+from lab.studies.beyond_the_buzz.evidence import Evidence
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
+from lab.studies.claims import evaluate
 from lab.studies.claims import holding as counted
 from tests.simulation.plans import holding, plans
 
@@ -172,7 +174,8 @@ def verdicts(jobs: int) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         frontiers = Frontiers(Path(folder), jobs=jobs)
         frontiers.prepare(frontiers.names, PROFILES)
-        return counted(evaluate(frontiers, PROFILES)).to_dict("records")
+        evidence = {profile: Evidence(frontiers, profile) for profile in PROFILES}
+        return counted(evaluate(CLAIMS, evidence)).to_dict("records")
 
 
 @slow

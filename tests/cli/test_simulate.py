@@ -312,11 +312,11 @@ class Mine(Vllm):
         return replace(Vllm.build(self, site), routing=Router())
 """
 FAILS = {
-    "raises": ("1 // 0", "policy 'own_raises' at 1.301 s: ZeroDivisionError: integer division or modulo by zero"),
-    "exits": ("sys.exit()", "policy 'own_exits' at 1.301 s: it called sys.exit()"),
-    "interrupts": ("raise KeyboardInterrupt", "policy 'own_interrupts' at 1.301 s: KeyboardInterrupt"),
-    "recurs": ("self.again()", "policy 'own_recurs' at 1.301 s: RecursionError: maximum recursion depth exceeded"),
-    "errs": ("return Leg(0.5)", "policy 'own_errs' at 1.301 s: request 5 on instance 0.5 is impossible"),
+    "raises": ("1 // 0", "policy 'own_raises' at 1.288 s: ZeroDivisionError: integer division or modulo by zero"),
+    "exits": ("sys.exit()", "policy 'own_exits' at 1.288 s: it called sys.exit()"),
+    "interrupts": ("raise KeyboardInterrupt", "policy 'own_interrupts' at 1.288 s: KeyboardInterrupt"),
+    "recurs": ("self.again()", "policy 'own_recurs' at 1.288 s: RecursionError: maximum recursion depth exceeded"),
+    "errs": ("return Leg(0.5)", "policy 'own_errs' at 1.288 s: request 5 on instance 0.5 is impossible"),
 }
 
 
