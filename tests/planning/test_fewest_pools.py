@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
+from disagg_sim.planning.design import PlannedPool
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.mixed_steps import HALVINGS
 from disagg_sim.planning.pools import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
-from disagg_sim.planning.ranking import NEAR, first_mode
-from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _standing, _worth_pairing, fewest
+from disagg_sim.planning.ranking import NEAR, first_mode, standing_of_pool
+from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _worth_pairing, fewest
 
 QUESTIONS = {
     "experts": ("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), "2 s"),
@@ -93,6 +94,10 @@ def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
         assert best_rate(case.colocated) == max(each.most / gpus_of(each) for each in case.colocated)
 
 
+def standing(role, pool, rate):
+    return standing_of_pool(PlannedPool(role=role, choice=pool.choice, instances=pool.instances, rate=rate))
+
+
 @pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
 def test_larger_pools_than_the_next_best_layout_change_nothing(plan, rate):
     for case in plan.cases:
@@ -102,9 +107,9 @@ def test_larger_pools_than_the_next_best_layout_change_nothing(plan, rate):
                 alike = layouts.setdefault(replace(each.choice.mapping, chunk_tokens=0), [])
                 if not alike or each.gpus == alike[0].gpus:
                     alike.append(each)
-            best = [min(alike, key=lambda each: _standing(role, each, rate)) for alike in layouts.values()]
+            best = [min(alike, key=lambda each: standing(role, each, rate)) for alike in layouts.values()]
             near = [each for each in best if each.gpus <= NEAR * best[0].gpus]
-            order = sorted(near, key=lambda each: _standing(role, each, rate))[:CLOSE]
+            order = sorted(near, key=lambda each: standing(role, each, rate))[:CLOSE]
             found = [*order, *best[len(near) :][: max(BEST - len(order), 1)]]
             assert _worth_pairing(role, choices, rate, 1000) == found
 
