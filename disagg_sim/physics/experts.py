@@ -98,7 +98,7 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
 
 def _padded(rows: ExpertRows, rate: MoeRate) -> Numeric:
     """Elements of the matrices of an expert, padded to the multiples of a kernel, over those that the model has. [1]"""
-    if np.all(rate.multiple == 1.0):
+    if np.all(np.maximum(rate.multiple, rate.input_multiple) == 1.0):
         return 1.0
     width, output = (np.ceil(size / rate.multiple) * rate.multiple for size in (rows.width, rows.hidden))
     read = np.ceil(rows.hidden / rate.input_multiple) * rate.input_multiple
