@@ -92,7 +92,9 @@ def predictor(bench: ArrowBench) -> Finding:
 def phases(load: Ints, step: float) -> tuple[float, float, float]:
     """Onset, peak and decline of a load: where it crosses halfway between its median and its peak. [s]"""
     window = max(load.size // WINDOWS, 1)
-    smooth: Floats = np.convolve(load, np.ones(window) / window, mode="same")
+    total = np.concatenate(([0], np.cumsum(load)))
+    last = np.arange(load.size) + (window + 1) // 2  # of a window, exclusive; there is no load outside
+    smooth: Floats = (total[np.minimum(last, load.size)] - total[np.maximum(last - window, 0)]) / window
     peak = int(smooth.argmax())
     half = (float(np.median(smooth)) + float(smooth[peak])) / 2
     before, after = np.flatnonzero(smooth[:peak] < half), np.flatnonzero(smooth[peak:] < half)
