@@ -90,14 +90,7 @@ def in_time_at_saturation(bench: DynaServeBench) -> Finding:
 def imbalance_at_saturation(bench: DynaServeBench) -> Finding:
     """Use of compute and memory of both instances."""
     long, answers = (saturated(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
-    holds = holds and answers.mfu[1] > answers.mfu[0] and answers.memory[1] > answers.memory[0]
-    said = [
-        f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
-        f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
-        for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
-    ]
-    return Finding("; ".join(said), holds, "")
+    return Finding(*claims_equal.imbalance(long, answers), "")
 
 
 def _best(bench: DynaServeBench, workload: str) -> str:

@@ -141,6 +141,18 @@ def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
     )
 
 
+def imbalance(long: DynaServeMeasures, answers: DynaServeMeasures) -> tuple[str, bool]:
+    """Use of both instances with the longest prompts and with the longest answers, and whether each phase uses one."""
+    holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
+    holds = holds and answers.mfu[1] > answers.mfu[0] and answers.memory[1] > answers.memory[0]
+    said = [
+        f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
+        f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
+        for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
+    ]
+    return "; ".join(said), holds
+
+
 @claim(
     "Y4",
     kind=PAPER,
@@ -150,16 +162,8 @@ def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
 def y4_imbalance(bench: DynaServeBench) -> Finding:
     """Use of compute and memory of both instances."""
     long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
-    holds = holds and answers.mfu[1] > answers.mfu[0] and answers.memory[1] > answers.memory[0]
-    said = [
-        f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
-        f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
-        for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
-    ]
     return Finding(
-        "; ".join(said),
-        holds,
+        *imbalance(long, answers),
         "prefill and decode instance, at the paper's rates; its MFU "
         "is 1.5 times lower at the same rates in all of table 1, so it divides by another peak or counts fewer FLOP",
     )
