@@ -1,6 +1,7 @@
 """Dynamo's planners and what they share with DOPD: forecasts, knapsack, budgets, sizes by hand."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
 from disagg_sim.simulation.policies.dopd.batches import greedy
+from disagg_sim.simulation.policies.dynamo import load_2025
 from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, stepping
+from disagg_sim.simulation.policies.dynamo.load_2025 import Planner2025
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
@@ -267,6 +270,69 @@ def test_thresholds_grow_and_shrink(mode):
     assert served(IDLE, policy, WIDE, table=TABLE).decisions[0].kind == "stop"
 
 
+def planner_of_2025():
+    """With at least one instance of each pool."""
+    return Planner2025(site(Engine(), ROOM, table=TABLE), look_s=10.0, between_s=180.0, least=1, drain=True)
+
+
+EIGHT_GPUS = SimpleNamespace(gpus_for=lambda mapping: 8)
+
+
+@pytest.mark.parametrize(
+    ("there", "prompts", "use", "wanted"),
+    [
+        (Sizes(2, 2), [0, 0, 0, 0, 0], 0.7, Sizes(1, 2)),  # 0 is below 0.2
+        (Sizes(2, 2), [0, 1, 0, 0, 0], 0.7, Sizes(2, 2)),  # 0.2 is not
+        (Sizes(2, 2), [6, 6, 6], 0.7, Sizes(3, 2)),  # above 5, and 6 + 3 x 0 as well
+        (Sizes(2, 2), [9, 7, 8], 0.7, Sizes(2, 2)),  # 8 + 3 x (8 - 9) = 5 is not above 5
+        (Sizes(2, 2), [1] * 3, 0.49, Sizes(2, 1)),
+        (Sizes(2, 2), [1] * 3, 0.5, Sizes(2, 2)),
+        (Sizes(2, 2), [1] * 3, 0.91, Sizes(2, 3)),
+        (Sizes(2, 2), [0] * 3, 0.91, Sizes(1, 3)),  # each pool by itself
+        (Sizes(4, 3), [9] * 3, 0.91, Sizes(5, 3)),  # prefill takes the last GPU
+        (Sizes(6, 2), [9] * 3, 0.3, Sizes(7, 1)),  # one that decode gives up
+        (Sizes(1, 1), [0] * 3, 0.1, Sizes(1, 1)),  # at least one of each
+    ],
+)
+def test_thresholds_of_2025_by_hand(there, prompts, use, wanted):
+    assert planner_of_2025()._decide(EIGHT_GPUS, there, prompts, float(np.mean(prompts)), use) == wanted
+
+
+def test_the_planner_of_2025_keeps_a_new_decode_worker_for_three_decisions():
+    planner = planner_of_2025()
+    sizes = [Sizes(1, 1)]
+    for use in (0.95, 0.1, 0.1, 0.1, 0.1):
+        sizes.append(planner._decide(EIGHT_GPUS, sizes[-1], [1], 1.0, use))
+    assert [each.decode for each in sizes] == [1, 2, 2, 2, 2, 1]
+
+
+def test_the_planner_of_2025_looks_at_means_and_waits_for_its_starts():
+    """20 prompts/s, of which an instance serves 11.1: the queue grows by 8.9 a second, until two serve from 12.5 s on.
+
+    A tick later, at 13 s, the planner looks again, and decides at 23 s: still more than 80 wait, about 20 fewer than at
+    the first look, 80 - 3 x 20 > 5. With the third, from 25.5 s on, the queue falls by 13 a second until it is empty:
+    at 36 s its projection is negative, and its mean is above 0.2.
+    """
+    policy = policy_named("dynamo_load", mode="v2025", look_s=1.0, period_s=10.0, queue_threshold=0.0)
+    result = served(BUSY, policy, ROOM, table=TABLE, options=RunOptions(start_up_s=2.5))
+    found = [(each.time_s, each.reason.rpartition(": ")[2]) for each in result.decisions]
+    assert found == [(10.0, "1P + 1D to 2P + 1D"), (23.0, "2P + 1D to 3P + 1D")]
+    assert (result.requests.status == Outcome.COMPLETED).all()
+
+
+def test_what_waits_for_decode_counts_as_a_fiftieth_of_its_memory():
+    """600 of 1,000 blocks are taken, and 5 requests wait: 0.6 + 0.1; 100 and one: 0.1 + 0.02."""
+    view = SimpleNamespace(
+        prefill=np.array([0]),
+        decode=np.array([1, 2]),
+        free_blocks=np.array([0, 400, 900]),
+        total_blocks=np.array([1, 1000, 1000]),
+        queued_requests=np.array([0, 5, 1]),
+        shared_requests=7,
+    )
+    assert load_2025._look(view) == (7, pytest.approx((0.6 + 0.1 + 0.1 + 0.02) / 2), Sizes(1, 2))
+
+
 def test_without_projection_sizes_swing_more():
     """Two decode instances at 70 % of the limit each: one alone would be over it, so only the fault goes down."""
     slow = StepTable.affine(step=0.010, per_sequence=0.010, per_token=1e-6)
@@ -308,6 +374,7 @@ def test_values_out_of_range_are_named():
     for name, option in (
         ("dynamo_load", {"mode": "fast"}),
         ("dynamo_load", {"sensitivity": 2}),
+        ("dynamo_load", {"queue": "instances", "mode": "v2025"}),
         ("dynamo_sla", {"window_s": 0}),
         ("dynamo_sla", {"forecast": "prophet"}),
     ):

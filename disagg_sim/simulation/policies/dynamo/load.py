@@ -9,6 +9,7 @@ The planner follows its public source and issue threads of 2026. ``mode`` select
   decode cache fits.
 * ``throughput``, ``latency``: it compares queued prompt tokens over the context length, and the use of KV memory, with
   thresholds. It adds an instance if any worker exceeds its threshold, and removes one if all are below theirs.
+* ``v2025``: the planner of 2025, see ``load_2025``. It ran with ``period_s=180`` and ``queue_threshold=0``.
 
 Requests are held back at the router while all workers have enough prompts (``router``; ``queue: instances`` sends them
 on at once). Our choice: the planner counts an equal share of what is held back for each worker.
@@ -27,6 +28,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
@@ -38,6 +40,7 @@ from disagg_sim.simulation.policies.common_options import (
     queue_option,
     token_budget_option,
 )
+from disagg_sim.simulation.policies.dynamo.load_2025 import Planner2025
 from disagg_sim.simulation.policies.dynamo.router import QueuedHandover, queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes
@@ -57,7 +60,7 @@ class Thresholds(NamedTuple):
 
 
 THRESHOLDS = {"throughput": Thresholds(1.0, 0.1, 1.0, 0.6), "latency": Thresholds(0.1, 0.0, 0.4, 0.1)}
-MODES = ("sla", *THRESHOLDS)
+MODES = ("sla", *THRESHOLDS, "v2025")
 
 
 @register("dynamo_load")
@@ -68,10 +71,11 @@ class DynamoLoad:
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     mode: str = option(
         "sla",
-        "what decides: estimated TTFT and ITL against the SLO, or thresholds for throughput or latency",
+        "what decides: estimated TTFT and ITL against the SLO, thresholds for throughput or latency, or those of 2025",
         choices=MODES,
     )
     period_s: float = period_option(5.0, "time between two decisions")
+    look_s: float = period_option(10.0, "time between two looks, of which the mode v2025 takes the mean")
     sensitivity: float = option(
         0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
     )
@@ -94,12 +98,17 @@ class DynamoLoad:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+        if self.mode == "v2025" and self.queue != "shared":
+            raise InputError("policy 'dynamo_load': mode 'v2025' looks at the shared queue; allowed: queue 'shared'")
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
         queue = queue_of(self.queue, self.queue_threshold, steps, site)
-        return planned(site, LoadPlanner(self, site, steps), steps, queue, self.period_s)
+        planner: Autoscaler = LoadPlanner(self, site, steps)
+        if self.mode == "v2025":
+            planner = Planner2025(site, look_s=self.look_s, between_s=self.period_s, least=self.least, drain=self.drain)
+        return planned(site, planner, steps, queue, self.period_s)
 
 
 def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
