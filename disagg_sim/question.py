@@ -200,7 +200,8 @@ class PlanQuestion:
 class EvaluateQuestion:
     """Evaluate a deployment: TTFT and TPOT of its requests, its highest rate, and the plan for the same load.
 
-    Give the deployment by one --pool for each pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
+    Give the deployment by one --pool or --launch for each pool, or by --plan; the lengths by --isl and --osl,
+    --traffic or --trace.
     """
 
     model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
@@ -208,6 +209,12 @@ class EvaluateQuestion:
     prefill_system: Annotated[str, Ask("Another system of the prefill pool.", "P")] = ""
     pool: Annotated[
         list[str] | None, Ask("colocated, or prefill and decode: decode:tp=4,instances=2,batch=128.", "ROLE:KEY=N,...")
+    ] = None
+    launch: Annotated[
+        list[str] | None,
+        Ask(
+            "Launch command of a pool, its script or directory: 'decode: 2 x decode.sh'.", "[ROLE:] [N x] FILE|COMMAND"
+        ),
     ] = None
     plan: Annotated[Path | None, Ask("Take the pools of a plan that was written with --out.", "DIR|FILE")] = None
     isl: Annotated[int | None, ISL] = None

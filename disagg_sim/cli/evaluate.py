@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.launch.launch import flags_of
+from disagg_sim.launch.read import Started, read_launch
 from disagg_sim.planning.evaluate import TOGETHER, Evaluation
 from disagg_sim.planning.evaluate import evaluate as evaluated
 from disagg_sim.question import EvaluateQuestion, PlanQuestion
@@ -42,15 +43,35 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
     """Evaluate the deployment of a question."""
     known = {each.name for each in fields(PlanQuestion)}
     shared = {each.name: getattr(asked, each.name) for each in fields(asked) if each.name in known}
+    if [bool(asked.pool), bool(asked.launch), asked.plan is not None].count(True) != 1:
+        raise InputError(
+            "say the deployment once: each pool by --pool, or by --launch, or a plan's directory by --plan"
+        )
+    started = [each for given in asked.launch or () for each in read_launch(given)]
+    if started:
+        shared["engine"] = _engine_of(started, asked.engine)
     given = plan_inputs(PlanQuestion(**shared))
-    if bool(asked.pool) == (asked.plan is not None):
-        raise InputError("say the deployment once: its pools, each by --pool, or a plan's directory by --plan")
-    pools = pools_of_plan(asked.plan) if asked.plan is not None else dict(map(pool_of, asked.pool or ()))
-    if len(pools) < len(asked.pool or ()):
-        raise InputError(f"--pool says {', '.join(asked.pool or ())}; allowed: each role once")
-    return evaluated(
+    told = [(each.role, each.replicas) for each in started] or list(map(pool_of, asked.pool or ()))
+    pools = pools_of_plan(asked.plan) if asked.plan is not None else dict(told)
+    if len(pools) < len(told):
+        raise InputError(f"pools {', '.join(role for role, _ in told)}; allowed: each role once")
+    found = evaluated(
         asked.model, asked.system, pools, given.work, **given.limits, rate=asked.rate, options=given.options
     )
+    for each in started:
+        recipe = next(pool.setup.precision for pool in found.design.pools if pool.role == each.role)
+        if each.cache not in ("", recipe.cache.name):
+            said = f"its launch keeps the KV cache in {each.cache}, the recipe {recipe.name} in {recipe.cache.name}"
+            raise InputError(f"{each.role}: {said}; give --precision")
+    return replace(found, unread=tuple(dict.fromkeys(name for each in started for name in each.unread)))
+
+
+def _engine_of(started: Sequence[Started], asked: str) -> str:
+    """Name the engine that all pools are launched with."""
+    engines = sorted({*(each.engine for each in started), *([asked] if asked else [])})
+    if len(engines) > 1:
+        raise InputError(f"engines {' and '.join(engines)}; allowed: one engine in all pools, and in --engine")
+    return engines[0]
 
 
 def pool_of(text: str) -> tuple[str, Replicas]:

@@ -53,6 +53,7 @@ class Evaluation(Shown):
     given: Plan  # a plan whose best design is the deployment
     sure: Assurance | None  # None where a pool is overloaded
     plan: Callable[[], Plan] = field(repr=False)
+    unread: tuple[str, ...] = ()  # settings of its launch that changed nothing here
 
     @cached_property
     def planned(self) -> Plan:
@@ -235,8 +236,11 @@ def _given(
 
 
 def _prompts(at: Setup, given: Replicas, work: Demand) -> Ints:
-    """List numbers of prompts of a pass: up to the given batch, or to the prompts that fit in the token budget."""
-    return _upto(given.batch or max(int(_budget(at, given) / work.lengths.mean_new), int(given.mapping.dp_attn)))
+    """List numbers of prompts of a pass: up to the given batch, and to the prompts that fit in the token budget."""
+    fit = max(int(_budget(at, given) / work.lengths.mean_new), int(given.mapping.dp_attn))
+    if given.batch is None or given.token_budget is None:
+        return _upto(given.batch or fit)
+    return _upto(min(given.batch, fit))
 
 
 def _budget(at: Setup, given: Replicas) -> int:

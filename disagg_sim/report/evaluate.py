@@ -65,6 +65,8 @@ def verdict(found: Evaluation, planned: Plan | None) -> Iterator[str]:
         yield f"the plan for this load: {best.gpus} GPUs, {instances_text(best)} ({MODE_TEXT[best.mode]})"
     elif planned is not None:
         yield f"no plan keeps these limits: {planned.infeasible}"
+    if found.unread:
+        yield f"settings that were not read: {', '.join(found.unread)}"
 
 
 def _missed(found: Evaluation, work: Demand) -> Iterator[str]:
