@@ -47,7 +47,10 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Sharding, role:
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
     limits, scheduler = _limits_of(policy, steps, mapping, role), site.scheduler
     most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
+    block_s, first_s = (-1.0, 0.0) if site.swap_s is None else site.swap_s(mapping)
     return InstanceSpec(
+        swap_block_s=block_s,
+        swap_first_s=first_s,
         blocks=site.blocks(mapping, limits),  # first: steps too large for the memory would fill the host's with a table
         table=site.table(mapping, most),
         max_sequences=most,

@@ -11,6 +11,7 @@ import numpy as np
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
+from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.attention_ffn import half_setups
 from disagg_sim.physics.setup import Setup
@@ -55,7 +56,20 @@ def physical_site(
         output_tokens=traffic.output_tokens,
         scheduler=load_scheduler(options.scheduler),
         scheduling=Scheduling[options.scheduling.upper()],
+        swap_s=partial(swap_times, at, traffic) if options.preemption == "swap" else None,
     )
+
+
+def swap_times(usual: Setup, traffic: Expected, mapping: Sharding) -> tuple[float, float]:
+    """Time a KV block to the host's memory or back, and what comes before the first one of a sequence. [s], [s]
+
+    A token takes its share of the cache of a mean request. Each GPU moves its own part over its own link.
+    """
+    at, tokens = setup_of(mapping, usual), traffic.prompt_tokens + traffic.output_tokens
+    dram = tier_of(at.system, "dram")
+    assert dram is not None
+    each = loaded_bytes(at, tokens) / tokens / float(rank_bandwidth(at, bare(mapping), tokens, dram))
+    return BLOCK_TOKENS * each, dram.latency_s
 
 
 #: Step tables of the last setups used; a setup is told apart by identity, and kept so that it stays so.

@@ -100,6 +100,12 @@ class RunOptions:
         "lack, the newest request is preempted, or the newest of the lowest priority",
         choices=tuple(each.name.lower() for each in Scheduling),
     )
+    preemption: str = option(
+        "recompute",
+        "what becomes of a sequence that gives way where blocks lack: computed again, or swapped to the host's memory "
+        "over the dram of kv_tiers, for which the steps that move it wait (vLLM V0)",
+        choices=("recompute", "swap"),
+    )
     cells: int = option(
         1,
         "equal groups of instances, each with a router and every so-many-th request, or session, of its own",
@@ -122,6 +128,8 @@ class RunOptions:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
             )
+        if self.preemption == "swap" and self.prefix_cache:
+            raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute', or prefix_cache_tokens")
         if self.tiers and self.records != FULL:
             raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.reuse is not None:

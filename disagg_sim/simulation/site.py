@@ -83,6 +83,7 @@ class Site:
     scheduler: SchedulerSpec = field(default_factory=partial(load_scheduler, SCHEDULER))  # of the engines here
     link_descriptor_s: float = 0.0  # posting a block of a tensor of a layer [s]
     scheduling: Scheduling = Scheduling.FCFS  # the order in which engines serve what waits
+    swap_s: Callable[[Sharding], tuple[float, float]] | None = None  # see ``physical_site.swap_times``; None = no swap
 
     @property
     def request_host_s(self) -> float:

@@ -78,18 +78,23 @@ class Instance:
             latency, busy = pass_times(self.spec.table, [rank.pieces for rank in self.ranks])
             if decoding or any(turn.generate - turn.emitted > 1 for turn in pieces):
                 busy = latency  # decodes come after it: they wait for its last stage
-            self.step_end, self.emits_at = now + busy, now + latency
+            wait = self.swapping()
+            self.step_end, self.emits_at = now + busy + wait, now + latency + wait
         elif pieces or decoding:
             self.decodes = bool(decoding)
             for rank in self.ranks:
                 rank.grow()
-            self.step_end = self.emits_at = now + step_time(
-                self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks]
-            )
+            time = step_time(self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks])
+            self.step_end = self.emits_at = now + time + self.swapping()
         else:
             if any(rank.preempted for rank in self.ranks):  # that made room
                 self.woken = now
             self.stalled = any(rank.prompts() or rank.coming for rank in self.ranks)
+
+    def swapping(self) -> float:
+        """How long the step that begins waits for blocks that go to the host or come back."""
+        wait, self.ranks[0].swapping_s = self.ranks[0].swapping_s, 0.0
+        return wait
 
     def choose(self) -> int:
         """The rank that takes a request: vLLM's, SGLang's or TensorRT-LLM's choice, of those that may run one."""

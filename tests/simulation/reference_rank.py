@@ -43,6 +43,7 @@ class Turn:
     named: int = 0  # of its first blocks, those that have names
     context_elsewhere: bool = False  # blocks are reserved before its cache moves
     sender_at_work: bool = False  # and the turn before it has not ended
+    swapped: bool = False  # its cache is in the host's memory
     withdrawn: bool = False  # a reservation that was given up
     left: int = 0  # prompt tokens to compute
     cached: int = 0
@@ -111,6 +112,8 @@ class Rank:
         self.landed: list[Turn] = []  # caches in reserved blocks, without a sequence yet
         self.pieces: list[Turn] = []  # of the step in progress
         self.preempted = False  # in the step that is formed
+        self.swaps = 0  # moves to the host or back
+        self.swapping_s = 0.0  # what the next step waits for
         self.decode_steps = 0
         self.shares = False  # blocks of prompts are found by their names
         self.step = BLOCK  # tokens from one place at which a prompt is taken up to the next
@@ -262,6 +265,7 @@ class Rank:
             turn = self.prefilling[-1]
         else:
             turn = max(self.decoding, key=lambda each: (each.joined, each.number))
+        decodes = turn in self.decoding
         for group in (self.prefilling, self.decoding, self.pieces):
             if turn in group:
                 group.remove(turn)
@@ -270,6 +274,14 @@ class Rank:
             turn.kept = turn.blocks[turn.named : turn.cached // BLOCK]
         turn.reached = max(turn.reached, turn.cached)
         self.give_back(turn)
+        if self.spec.swap_block_s >= 0 and decodes:
+            self.swap(turn)
+            turn.preemptions += 1
+            self.preempted, turn.swapped, turn.context_elsewhere, turn.kept = True, True, False, []
+            self.coming.insert(0, turn)
+            if self.by_priority:
+                self.coming.sort(key=place_in_order)
+            return
         turn.left += turn.cached + (turn.left == 0)  # and the token that was emitted last, if it decodes
         turn.cached = 0
         turn.preemptions += 1
@@ -278,6 +290,11 @@ class Rank:
             self.line_up(turn, self.waiting)
         else:
             self.waiting.insert(0, turn)
+
+    def swap(self, turn: Turn) -> None:
+        """The step that is formed waits for the blocks of a turn, to the host or back."""
+        self.swaps += 1
+        self.swapping_s += self.spec.swap_first_s + self.spec.swap_block_s * blocks_of(turn.cached)
 
     # --- queues -----------------------------------------------------------------------------------------------
 
@@ -335,8 +352,15 @@ class Rank:
                 while len(turn.blocks) > blocks_of(turn.cached):  # it takes them again with its first step
                     self.free.insert(0, turn.blocks.pop())
                 self.decode(turn)
-        while self.coming and not self.full() and self.admit(self.coming[0], 0):
+        while self.coming and not self.full():
+            if self.coming[0].swapped and self.preempted:  # nothing comes back when something has to go
+                break
+            if not self.admit(self.coming[0], 0):
+                break
             turn = self.coming.pop(0)
+            if turn.swapped:
+                self.swap(turn)
+                turn.swapped = False
             if turn.context_elsewhere:
                 news.append(turn)
             else:

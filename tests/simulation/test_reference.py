@@ -119,6 +119,7 @@ def by_kernel(requests, routes, specs, options, ids, priorities, at):
         output_tokens=100.0,
         scheduler=rules,
         scheduling=specs[0].scheduling,
+        swap_s=lambda mapping: (spec_of[mapping].swap_block_s, spec_of[mapping].swap_first_s),
     )
     arrival, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
     offsets = np.cumsum([0, *(len(own) for own in ids)])
@@ -170,7 +171,17 @@ class Draw(Random):
 LOADS = ((Draw.length, Draw.length, 200), (lambda draw: draw.randint(150, 400), lambda draw: draw.randint(1, 60), 3))
 
 
-def case(seed, most, drafts):
+#: Prompts that fit together, and outputs that do not.
+GROWING = (lambda draw: draw.randint(1, 80), lambda draw: draw.randint(50, 300), 3)
+
+
+def swapping(draw, specs):
+    """Preemption by swap on instances of one rank, short of memory: at no cost, or for longer than a step takes."""
+    times = {"swap_block_s": draw.choice([0.0, 1e-4 * ODD]), "swap_first_s": draw.choice([0.0, 1e-3 * ODD])}
+    return [spec if spec.table.ranks > 1 else replace(spec, **times, blocks=26) for spec in specs]
+
+
+def case(seed, most, drafts, swaps=False):
     draw = Draw(seed)
     count = draw.randint(1, most)
     rules = {
@@ -214,7 +225,7 @@ def case(seed, most, drafts):
             chunk_tokens=32,
         ),
     )
-    prompts, outputs, gap = draw.choice(LOADS)
+    prompts, outputs, gap = GROWING if swaps else draw.choice(LOADS)
     clock, requests, ways, ids, priorities = 0, [], [], [], []
     for _ in range(draw.randint(10, 25)):
         clock += draw.up_to(0, 20, gap)
@@ -224,6 +235,8 @@ def case(seed, most, drafts):
         priorities.append(draw.choice([0, -1, 1]))
         family = draw.randint(0, 3)
         ids.append([1000 * family + block for block in range(math.ceil(prompt / BLOCK))])
+    if swaps:
+        specs, options = swapping(draw, specs), replace(options, prefix_cache=False)
     return requests, ways, specs, options, ids, priorities
 
 
@@ -239,16 +252,17 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(last)]
 
 
-def hold(seeds, most=4, drafts=(0,), **model):
+def hold(seeds, most=4, drafts=(0,), swaps=False, **model):
     """Compare a random case of each seed; how often things happened in them that make a scheduler hard."""
     seen = Counter()
     for seed in seeds:
         try:
-            reference = compare(*case(seed, most, drafts), **model)
+            reference = compare(*case(seed, most, drafts, swaps), **model)
         except Exception as error:
             error.add_note(f"case of seed {seed}, at most {most} instances")
             raise
         seen["preempted"] += sum(turn.preemptions > 0 for turn in reference.turns)
+        seen["swapped"] += sum(rank.swaps for each in reference.instances for rank in each.ranks)
         seen["waits for blocks"] += sum(wait > 0 for _, _, _, wait, _ in reference.moved)
         seen["leaves early"] += sum(whole > exposed + 1e-9 for _, exposed, whole, _, _ in reference.moved)
         seen["remembered"] += sum(turn.hit > 0 for turn in reference.turns)
@@ -273,6 +287,12 @@ def test_instances_that_hand_over_do_what_the_reference_does():
 def test_steps_that_verify_drafts_do_what_the_reference_does():
     seen = hold(range(15), most=2, drafts=(0, 1, 3))
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered")) > 0
+
+
+def test_preemption_by_swap_does_what_the_reference_does():
+    seen = hold(range(3000, 3040), most=2, drafts=(0, 0, 2), swaps=True)
+    assert seen["swapped"] > 100
+    assert min(seen[name] for name in ("waits for blocks", "leaves early", "remembered")) > 0
 
 
 @functools.lru_cache

@@ -475,6 +475,7 @@ class Fleet:
             row["total_blocks"] = row["free_blocks"] = row["rank_blocks"] * row["ranks"]
             row["watermark"] = int(spec.watermark * row["rank_blocks"])
             row["admission"], row["keeps"], row["late"] = spec.admission, spec.keeps_preempted, spec.finds_computed
+            row["swap_block_s"], row["swap_first_s"] = spec.swap_block_s, spec.swap_first_s
             row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
             let_idle(row)

@@ -30,6 +30,8 @@ class InstanceSpec:
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
     scheduling: Scheduling = Scheduling.FCFS  # the order of what waits, and what gives way where blocks lack
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
+    swap_block_s: float = -1.0  # a block to the host's memory or back; below 0: what is preempted is computed again [s]
+    swap_first_s: float = 0.0  # before the first block of a sequence that is swapped [s]
     finds_computed: bool = False  # prompts find what others have computed, else what they have blocks for
     rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
     active: bool = True
@@ -44,6 +46,8 @@ class InstanceSpec:
                 f"max_sequences {self.max_sequences} is beyond the step table; allowed: up to "
                 f"{self.table.max_sequences}"
             )
+        if self.swap_block_s >= 0.0 and self.table.ranks > 1:
+            raise InputError(f"{self.table.ranks} attention ranks with preemption by swap; allowed: one rank")
 
 
 #: Rows of records; columns by name, as attributes.

@@ -148,6 +148,9 @@ class InstanceRecord:
     admission: int  # condition for admission of a prompt, see ``AdmissionRule``
     scheduling: int  # order of queues and of preemption, see ``Scheduling``
     keeps: int  # 1 = blocks of a preempted segment stay cached until overwritten
+    swap_block_s: float  # a block over the host link; below 0 = preempted segments are computed again [s]
+    swap_first_s: float  # before the first block of a segment [s]
+    swapping_s: float  # time of the blocks that the next step waits for [s]
     late: int  # 1 = blocks of a prompt can be reused once computed, 0 = once allocated
     taken: int  # blocks allocated so far, the clock of cached blocks [block]
     promised: int  # blocks that admitted segments will still need, where admission counts outputs [block]

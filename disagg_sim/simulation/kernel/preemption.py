@@ -2,13 +2,15 @@
 
 The segment that came last gives way: its blocks become free, and it waits before all that have not begun. By priority
 it is the last of the lowest priority, which waits where it stood before. What was cached is computed again, but for
-blocks that nobody has taken until then, where the engine keeps them.
+blocks that nobody has taken until then, where the engine keeps them. Or a segment that decodes is *swapped*: its blocks
+go to the host's memory, and it comes back before all other segments with a cache. The step that is formed waits for
+blocks that go or come, as in vLLM V0.
 """
 
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, PROMPTS, AdmissionRule, FleetState, SegmentStatus
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, COMING, PROMPTS, AdmissionRule, FleetState, SegmentStatus
 from disagg_sim.simulation.kernel.queue import (
     blocks_of,
     by_priority,
@@ -100,6 +102,9 @@ def _preempt_decode(st: FleetState, i: int, place: int, last_step: float) -> Non
     else:
         st.seg[s].last_s = last_step
     leave_running(st, i, s)
+    if inst.swap_block_s >= 0.0:
+        _swap_out(st, i, s)
+        return
     kept = st.seg[s].cached
     st.seg[s].cached += 1  # its last token, which was not in the cache yet
     _give_back(st, i, s, kept)
@@ -107,6 +112,32 @@ def _preempt_decode(st: FleetState, i: int, place: int, last_step: float) -> Non
     inst.queued_context_tokens += st.seg[s].context
     st.seg[s].closes = 1
     _wait_again(st, i, s)
+
+
+@inner
+def _swap_out(st: FleetState, i: int, s: int) -> None:
+    """Send the blocks of a segment to the host: it waits for room first of all that have a cache."""
+    inst, seg = st.inst[i], st.seg[s]
+    seg.status = QUEUED
+    count_swap(st, i, s)
+    inst.preempted = 1
+    inst.preemptions += 1
+    seg.preemptions += 1
+    inst.free_blocks += seg.blocks
+    seg.blocks = 0
+    inst.queued_requests += 1
+    inst.queued_context_tokens += seg.context
+    if by_priority(inst):
+        enqueue(st, i, s, COMING)
+    else:
+        link(st, i, s, -1, COMING)
+
+
+@inner
+def count_swap(st: FleetState, i: int, s: int) -> None:
+    """Let the next step wait for the blocks of a segment, to the host or back."""
+    inst = st.inst[i]
+    inst.swapping_s += inst.swap_first_s + inst.swap_block_s * blocks_of(st.seg[s].cached)
 
 
 @inner

@@ -26,7 +26,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     TableRecord,
 )
-from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
+from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
 from disagg_sim.simulation.kernel.queue import (
     append,
@@ -53,8 +53,13 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
+        swapped = st.seg[s].reserve == 0 and st.seg[s].preemptions > 0
+        if swapped and inst.preempted == 1:  # nothing comes back in a step for which something went
+            return
         if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s, 0):
             return
+        if swapped:
+            count_swap(st, i, s)
         unlink(st, i, s, -1, COMING)
         if st.seg[s].reserve > 0:
             reserved(st, i, s)
@@ -272,6 +277,15 @@ def make_room(st: FleetState, i: int, now: float) -> None:
 
 
 @inner
+def begin_one(st: FleetState, i: int, now: float, kind: int, time: float) -> None:
+    """Begin one step or pass, which takes ``time`` [s] and waits for blocks that are swapped."""
+    inst = st.inst[i]
+    inst.run_steps = 1
+    begin(st, i, now, kind, time + inst.swapping_s)
+    inst.swapping_s = 0.0
+
+
+@inner
 def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
     inst = st.inst[i]
@@ -288,9 +302,7 @@ def form(st: FleetState, i: int, now: float) -> None:
         if pieces > 0:
             inst.pieces = pieces
             if together:
-                time = pieces_step(st, i, pieces, running, context)
-                inst.run_steps = 1
-                begin(st, i, now, MIXED, time)
+                begin_one(st, i, now, MIXED, pieces_step(st, i, pieces, running, context))
                 return
             if head.pipeline > 1:
                 latency, time = pipelined_pass(st, i, pieces, head)
@@ -299,11 +311,14 @@ def form(st: FleetState, i: int, now: float) -> None:
             else:
                 time = pieces_step(st, i, pieces, 0, 0.0)
                 latency = time
-            inst.latency_s = latency
-            begin(st, i, now, PASS, time)
+            inst.latency_s = latency + inst.swapping_s
+            begin_one(st, i, now, PASS, time)
             return
         if running > 0:
             steps = (st.sets[0, i, 0] >> 32) - inst.counter
+            if inst.swapping_s > 0.0 or (inst.preempted == 1 and inst.swap_block_s >= 0.0):
+                begin_one(st, i, now, MIXED, steps_time(head, st.values, running, context, 1))
+                return
             alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
             alone |= head.drafts > 0
             steps = 1 if alone else steps_in_memory(st, i, steps)
@@ -380,7 +395,8 @@ def end_run(st: FleetState, i: int, now: float) -> None:
             count_steps(st, i, inst.run_steps, now - start)
             inst.last_step_s = now
             finish_complete(st, i, now)
-        end_pieces(st, i, now, now)
+        if inst.pieces > 0:
+            end_pieces(st, i, now, now)
     elif kind == PASS:
         start = inst.run_start_s
         inst.busy_s += now - start

@@ -84,7 +84,7 @@ def arriving(known: Known, i: int, row: int, queue: int, plan: InstancePlan) -> 
             if seg.left > 0:
                 add_prompt(plan, seg.left, seg.cached, max(left - 1, 0))
             else:
-                add_decode(plan, seg.context + seg.emitted, max(left, 1))
+                add_decode(plan, seg.cached, max(left, 1))
             entered(plan, seg)
         s, looked = seg.next, looked + 1
 
