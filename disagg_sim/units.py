@@ -84,7 +84,8 @@ def parse_quantity(text: object, dimension: str) -> float:
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
-        raise ValueError(f"{quoted(text)} is not a number with a unit such as '1 {dimension}'")
+        example = "90 %" if dimension == "1" else f"1 {dimension}"
+        raise ValueError(f"{quoted(text)} is not a number with a unit such as {example!r}")
     number, unit = match.groups()
     known = _UNITS[dimension] | _SPELLED.get(dimension, {})
     if unit in known:

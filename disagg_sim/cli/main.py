@@ -27,12 +27,14 @@ from disagg_sim.errors import REMOVED, DisaggSimError, InputError, printable, qu
 from disagg_sim.facts.yaml_files import spec_roots
 from disagg_sim.memory import VARIABLE, allowed_memory, memory_limit
 from disagg_sim.reading import last_read
-from disagg_sim.units import LEAST, MOST
+from disagg_sim.units import KIB, LEAST, MIB, MOST
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 #: Errors of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
+#: An integer as people write it: 2k, 1,024, 2e3.
+_INTEGER = re.compile(r"'(\d[\d,]*\.?\d*(?:[eE]\d{1,2})?) ?([kKmM]?)'")
 _NUMBER = re.compile(r"\d+\.?\d*(?:[eE][-+]?\d+)?")
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's class, which typer may bundle under another name
 
@@ -89,6 +91,7 @@ def run(arguments: Sequence[str]) -> int:
             print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXPECTED
     except UsageError as error:
+        error.message = _plain_words(error)
         text = printable(str(error.format_message()))
         if (option := getattr(error, "option_name", "") or " ".join(arguments[:2])) in REMOVED:
             text = f"{option} {REMOVED[option]}"
@@ -107,6 +110,25 @@ def run(arguments: Sequence[str]) -> int:
         else:
             os.environ[VARIABLE] = before
     return code if isinstance(code, int) else 0
+
+
+def _plain_words(error: Any) -> str:
+    """Say which value is refused and what to write: ``'2k' is not a valid integer; write 2000 or 2048``."""
+    text = str(error.message)
+    if hasattr(cause := error.__cause__, "errors"):  # of pydantic, which newer versions of typer ask
+        reason = cause.errors()[0]
+        given, bounds = quoted(reason["input"]), reason.get("ctx", {})
+        allowed = [f"{word} {bounds[key]:.12g}" for key, word in (("ge", "from"), ("le", "up to")) if key in bounds]
+        kind = {"int": "integer", "float": "number"}.get(reason["type"].partition("_")[0], "")
+        if allowed:
+            text = f"{given.strip(chr(39))} is out of range; allowed: {allowed[0]}"
+        elif kind:
+            text = f"{given} is not a valid {kind}"
+    found = _INTEGER.search(text) if "integer" in text else None
+    sizes = () if found is None else {"": (1.0,), "k": (1e3, KIB), "m": (1e6, MIB)}[found[2].lower()]
+    numbers = [float(found[1].replace(",", "")) * size for size in sizes if found is not None]
+    meant = " or ".join(f"{number:.0f}" for number in numbers if number.is_integer())
+    return f"{text}; write {meant}" if meant else text
 
 
 def _beyond_limits(error: Exception, arguments: Sequence[str]) -> int | None:

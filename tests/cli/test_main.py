@@ -86,6 +86,30 @@ def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(
     assert "the best FTL is" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--isl=2k", "'2k' is not a valid integer"),
+        ("--isl=2k", "; write 2000 or 2048 ("),
+        ("--osl=1.5K", "; write 1500 or 1536 ("),
+        ("--osl=1,024", "; write 1024 ("),
+        ("--users=2e3", "; write 2000 ("),
+        ("--gpus=1M", "; write 1000000 or 1048576 ("),
+        ("--gpus=3.5", "'3.5' is not a valid integer"),
+        ("--isl=0", "0 is "),
+        ("--confidence=much", "'much' is not a number with a unit such as '90 %'"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_with_what_to_write(
+    option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", option]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: Invalid value for '{option.partition('=')[0]}': ")
+    assert said in error
+    assert "Input should" not in error
+
+
 def test_errors_of_a_process_have_no_traceback_and_no_box(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\x00\xff\xfe\x01")
