@@ -50,7 +50,7 @@ FORMS = {
 #: Models that have bars of their own, and their names on the page.
 OWN_BARS = {"gpt_oss_120b": "gpt-oss 120B", "qwen3_235b_a22b": "Qwen3-235B"}
 #: Dimensions of the table of layouts, and the fewest points of a line.
-APART = ("family and layout", "pipeline", "mode", "engine", "engine and version", "system")
+APART = ("family and layout", "mode", "engine", "system")
 LEAST = 10
 
 
