@@ -1,11 +1,14 @@
 """DynaServe: the predictor against hand-worked passes and against the kernel, the bisection, and legs of requests."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sites import ONE, SIMPLE, deployment, served
 
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.fleet import Fleet
@@ -13,7 +16,7 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.dynaserve import book, predictor
+from disagg_sim.simulation.policies.dynaserve import book, history, predictor
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 
@@ -168,7 +171,78 @@ def test_first_request_is_plain_disaggregation_after_the_overhead():
     assert found.first_token_s[0] == pytest.approx(0.015 + 0.020)
 
 
-@pytest.mark.parametrize("options", [{}, {"balance": "all"}, {"alpha": "least_loaded"}, {"slo_aware": False}])
+@pytest.mark.parametrize(("ttft", "last"), [(2.0, 1), (10.0, 0)])
+def test_any_instance_by_load_and_ttft_limit(ttft, last):
+    """Whole requests, one after the other where loads are equal. When each instance has one, the turn is that of 0.
+
+    30,000 tokens keep it busy for 3.3 s, so that it comes last where 2 s is the limit.
+    """
+    policy = policy_named("dynaserve", pairing="any", ratio=1.0, overhead_s=0.0, length_error=0.0)
+    requests = [(0.1 * k, 30_000 if k == 0 else 3000, 50) for k in range(5)]
+    found = served(requests, policy, deployment(pairs=4), table=SIMPLE, blocks=10_000, slo=Slo(ttft=ttft, tpot=0.1))
+    assert found.requests.prefill_instance.tolist() == [0, 1, 2, 3, last]
+
+
+def test_what_was_learned_of_an_instance_by_hand():
+    """Eight passes of two decodes, four of them with 100 tokens of prefill: 4 x 22 ms and 4 x 12 ms by the table.
+
+    They took 200 ms. The factor was 1, of which 0.7^8 is left.
+    """
+    counts = {"decode_steps": 8, "prefill_tokens": 400, "decode_tokens": 16, "busy_time": 0.2}
+    view = SimpleNamespace(
+        inst={"passes": np.array([4])},
+        running_requests=np.array([2]),
+        running_tokens=np.array([500]),
+        table=lambda instance: SIMPLE,
+        **{name: np.array([count]) for name, count in counts.items()},
+    )
+    learned = history.History(1)
+    factor = 0.2 / 0.136 + (1 - 0.2 / 0.136) * 0.7**8
+    for _ in range(2):  # nothing new the second time
+        recent = learned.look(view, 0)
+        assert (recent.chunk, recent.decodes, recent.share) == (100.0, 2.0, 0.5)
+        assert recent.factor == pytest.approx(factor)
+    prefill, token = 2.7 * 0.022, 0.5 * 0.022 + 0.5 * 0.012  # of 150 + 120 prompt tokens, and of a pass
+    assert learned.part_s(view, 0, 150, (0, 130, 120)) == pytest.approx(factor * (prefill + 9 * token))
+    assert learned.part_s(view, 0, 150, (90, 130, 120)) == pytest.approx(factor * (1.8 * 0.022 + 9 * token))
+    assert learned.part_s(view, 0, 150, (125, 130, 120)) == pytest.approx(factor * 5 * token)
+
+
+def test_an_average_follows_each_pass():
+    assert history.moved(10.0, 20.0, 1) == pytest.approx(13.0)
+    assert history.moved(history.moved(10.0, 20.0, 1), 20.0, 1) == pytest.approx(history.moved(10.0, 20.0, 2))
+    assert history.moved(float("nan"), 20.0, 1) == 20.0
+
+
+@pytest.mark.parametrize(("rounds", "split"), [(0, 100), (1, 105), (2, 103), (3, 104), (6, 104)])
+def test_the_bisection_is_that_of_the_predictor(rounds, split):
+    """As ``test_bisection_by_hand``: the first part takes 20 ms and 11 ms a token, the second 11 ms a token."""
+    wanted = predictor.SplitRequest(100, 110, 0, 1)
+    search = predictor.Search(rounds, 0.0, 0.0, True)
+    found = history.halved(wanted, search, lambda at: (0.020 + 0.011 * max(at - 101, 0), 0.011 * (110 - at)))
+    assert found == split
+
+
+def test_history_is_for_the_parts_of_a_request():
+    with pytest.raises(InputError, match=r"'history' with balance 'all'"):
+        policy_named("dynaserve", predictor="history", balance="all")
+
+
+LEARNS = {"predictor": "history"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"balance": "all"},
+        {"alpha": "least_loaded"},
+        {"slo_aware": False},
+        LEARNS,
+        {"pairing": "any"},
+        {"pairing": "any"} | LEARNS,
+    ],
+)
 def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]
     for error in (0.0, 500.0):

@@ -13,11 +13,16 @@ token after 100,000 takes 100 ms where 70B runs on two H100, and the prompt woul
 ``least_piece`` tokens exceed the limit, a step takes so many (``least_piece: 1`` is the printed rule); 256 is the
 smallest chunk that the paper tries for its baseline (section 6.1).
 
-Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; pairs are
-fixed, and a request goes to the pair with the fewest requests; the predictor gives a sequence memory as vLLM does, for
-what is cached when it starts; step times are those of the model from the first pass on, because in a simulation a
-running average of observed times would only repeat them. With drafts a step may take the limit between tokens for each
-of the tokens that it emits on average, and the predictor counts these.
+Two instances share a request: by default those of a fixed pair, the one with the fewest requests, as all runs of the
+paper have one pair. With ``pairing: any`` they are any two, by load and SLO (section 3.1): those with the fewest
+requests, equals in turn, where instances whose queue would take longer than the TTFT limit come last.
+
+By default step times are those of the model from the first pass on, and the predictor plays the passes to come.
+``predictor: history`` learns them while it serves (``history``).
+
+Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; the predictor
+gives a sequence memory as vLLM does, for what is cached when it starts. With drafts a step may take the limit between
+tokens for each of the tokens that it emits on average, and the predictor counts these.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
+from disagg_sim.simulation.policies.dynaserve.history import History, halved
 from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
@@ -44,6 +50,10 @@ from disagg_sim.simulation.wishes import Leg, Limits, Role, State, Wish
 ALPHAS = ("fixed", "least_loaded")
 #: What is to end on both instances at the same time: all that they were given, or the parts of the new request.
 BALANCES = ("all", "request")
+#: Which two instances share a request, and what predicts when they end their parts.
+PAIRINGS, PREDICTORS = ("fixed", "any"), ("table", "history")
+#: Instances with the fewest requests of which two are chosen. [1]
+CANDIDATES = 8
 #: Difference of the two times at which the bisection ends in any case. [s]
 LEAST_DIFFERENCE_S = 0.001
 #: Prefill of a step where the past of a prompt exceeds the limit by itself: the smallest chunk of section 6.1. [token]
@@ -87,6 +97,17 @@ class DynaServe:
         "instance of a pair that takes the first part: always the same, or the one with fewer requests",
         choices=ALPHAS,
     )
+    pairing: str = option(
+        "fixed",
+        "which two instances share a request: those of a fixed pair, or any two by load and TTFT limit",
+        choices=PAIRINGS,
+    )
+    predictor: str = option(
+        "table",
+        "what predicts the ends of parts: passes played forward by the step table, or times and batches of the last "
+        "passes",
+        choices=PREDICTORS,
+    )
     length_error: float = option(
         51.0,
         "standard deviation of the error of predicted outputs: 95 % within 100 tokens",
@@ -102,6 +123,8 @@ class DynaServe:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+        if self.predictor == "history" and self.balance == "all":
+            raise InputError("predictor 'history' with balance 'all'; allowed: balance 'request'")
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
@@ -140,6 +163,8 @@ class Splits:
         self._search = predictor.Search(
             options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
         )
+        self._history = History(self._book.promised.size)
+        self._turn, self._ttft_s = -1, site.slo.ttft
         self._expected: list[int] = []
         self._any = False
 
@@ -150,11 +175,13 @@ class Splits:
         options, prompt, expected = self._options, view.input_tokens[request], self._expected[request]
         home, own = view.home, self._book.home
         first = 2 * book.choose_pair(home, own, view.kernel.submitted)
+        second = first + 1
+        if options.pairing == "any":
+            first, second = self._any_two(view)
         if first < 0:  # each pair has lost an instance to a failure
             alone = fewest_requests(view, view.prefill)
             book.commit(home, own, request, (prompt, expected, expected), alone, -1)
             return Leg(alone, delay_s=options.overhead_s)
-        second = first + 1
         if options.alpha == "least_loaded" and _requests(view, second) < _requests(view, first):
             first, second = second, first
         if options.ratio:
@@ -164,14 +191,48 @@ class Splits:
         else:
             view.refresh(first)
             view.refresh(second)
-            wanted = predictor.SplitRequest(prompt, expected, first, second)
-            split, *_ = predictor.finish_times(home, own, wanted, view.now, self._search)
+            split = self._split(view, predictor.SplitRequest(prompt, expected, first, second))
         self._any = True
         whole = split >= expected
         book.commit(home, own, request, (prompt, expected, split), first, -1 if whole else second)
         if whole:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
+
+    def _any_two(self, view: ClusterView) -> tuple[int, int]:
+        """The two with the fewest requests whose prompts can be in time, else those with the fewest; -1 = none."""
+        ready, promised = view.prefill, self._book.promised["requests"]
+        if ready.size < 2:
+            return -1, -1
+        self._turn += 1
+        ready = np.roll(ready, -(self._turn % ready.size))
+        loads = (view.queued_requests + view.running_requests + promised)[ready]
+        order = ready[np.argsort(loads, kind="stable")][:CANDIDATES].tolist()
+        chosen: list[int] = []
+        for each in order:
+            view.refresh(each)
+            if predictor.waiting_s(view.home, self._book.home, each, view.now) <= self._ttft_s:
+                chosen.append(each)
+            if len(chosen) == 2:
+                break
+        chosen += [each for each in order if each not in chosen]
+        return chosen[0], chosen[1]
+
+    def _split(self, view: ClusterView, wanted: predictor.SplitRequest) -> int:
+        """Existing tokens at the end of the first part. [token]"""
+        one, other, prompt, history = wanted.first, wanted.second, wanted.prompt, self._history
+        if self._options.predictor == "table" or None in [history.look(view, each) for each in (one, other)]:
+            split, *_ = predictor.finish_times(view.home, self._book.home, wanted, view.now, self._search)
+            return int(split)
+        queued = (view.queued_prompt_tokens + self._book.promised["tokens"]).tolist()
+        return halved(
+            wanted,
+            self._search,
+            lambda split: (
+                history.part_s(view, one, queued[one], (0, split, prompt)),
+                history.part_s(view, other, queued[other], (split, wanted.expected, prompt)),
+            ),
+        )
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """See ``Routing``; asked only where the second instance is not ready, or the answer goes on after its split."""

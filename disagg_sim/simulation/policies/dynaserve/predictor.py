@@ -166,15 +166,23 @@ def gather(known: Known, i: int, now: float) -> tuple[float, InstancePlan]:
 
 
 @inner
-def queue_time(plan: InstancePlan, inst: InstanceRecord, values: Floats) -> float:
-    """Play all prompts of a queue but those of its last pass; what waits behind them goes at their pace. [s]"""
+def queue_time(plan: InstancePlan, inst: InstanceRecord, values: Floats, stop: int) -> float:
+    """Play all prompts of a queue but the last ``stop`` tokens; what waits behind them goes at their pace. [s]"""
     at = plan.progress[0]
     before = at.wait_tokens
-    time = play(plan, inst, values, inst.token_budget)
+    time = play(plan, inst, values, stop)
     played = before - at.wait_tokens
     if at.rest_tokens > 0 and played > 0:
         time += time / played * at.rest_tokens
     return time
+
+
+@entry
+def waiting_s(home: Ints, own: Ints, instance: int, now: float) -> float:
+    """Time until the prompts that an instance has or was promised are computed. [s]"""
+    known = known_at(home, own)
+    time, plan = gather(known, instance, now)
+    return time + queue_time(plan, known.inst[instance], known.values, 0)
 
 
 @entry
@@ -190,9 +198,9 @@ def finish_times(home: Ints, own: Ints, wanted: SplitRequest, now: float, search
     t1, plan1 = gather(known, wanted.first, now)
     t2, plan2 = gather(known, wanted.second, now)
     # prompts before the new one are the same for every split: played once, but for those that share its first pass
-    t1 += queue_time(plan1, one, values)
+    t1 += queue_time(plan1, one, values, one.token_budget)
     plan3 = copy_of(plan2)
-    t3 = t2 + queue_time(plan3, other, values)
+    t3 = t2 + queue_time(plan3, other, values, other.token_budget)
     low, high = 0.0, 1.0
     ratio = prompt / expected
     split, a, b = prompt, 0.0, 0.0
