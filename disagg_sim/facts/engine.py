@@ -131,6 +131,7 @@ class EngineSpec(Shown):
     )  # between ranks that share prompts
     exchange_wait: _Time = 0.0  # of a layer in decode, until ranks of attention DP that cut experts over them meet [s]
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
+    vendors: tuple[str, ...] = ()  # whose systems it runs on, and on no others; () = not limited to some
     memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
 

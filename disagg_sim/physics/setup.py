@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from disagg_sim.errors import InputError
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import ContextExchange, EngineMemory, EngineSpec
@@ -165,7 +166,7 @@ def setup(
     Raises
     ------
     UnknownNameError, InputError
-        Unknown names; a recipe that the GPU cannot run; a fitted profile on a system without fits.
+        Unknown names; a recipe or an engine that does not run on the GPU; a fitted profile on a system without fits.
 
     Examples
     --------
@@ -184,6 +185,10 @@ def setup(
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))
     if overheads is None and name not in ("", KERNELS):
         overheads = load_engine(name)
+    if overheads and overheads.vendors and system_spec.vendor not in overheads.vendors:
+        ours = ", ".join(each for each in engine_names() if each == KERNELS or not load_engine(each).vendors)
+        runs, asked = f"{overheads.title} runs on systems of {', '.join(overheads.vendors)}", system_spec.vendor
+        raise InputError(f"engine {name}: {runs}, and not of {asked}; allowed there: {ours}")
     specs = model_spec, system_spec, recipe, profile_spec, load_efficiency(system_spec.name), overheads, curve
     return _of_specs(_Specs(*specs, engine=overheads.name if overheads else name))
 
