@@ -15,6 +15,7 @@ from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.report.documents import simulate_json
+from disagg_sim.report.lines import not_completed
 from disagg_sim.report.perfetto import write_perfetto
 from disagg_sim.report.run_energy import ENERGY_HEADER, write_run_energy
 from disagg_sim.report.simulation import draw_simulation
@@ -99,6 +100,8 @@ def _simulate(
 
 def _print_summary(result: ScenarioResult) -> None:
     header = ("policy", "deployment", "trace", "rate", "attainment", "goodput", "TTFT p90", "TPOT p90", "GPU-hours")
+    table = result.summary.to_dict("records")
+    lost = [not_completed(row["rejected"], row["failed"], row["unfinished"]) for row in table]
     rows = [
         (
             row["policy"],
@@ -110,18 +113,21 @@ def _print_summary(result: ScenarioResult) -> None:
             f"{row['ttft_p90_s']:.3g} s",
             f"{row['tpot_p90_s']:.3g} s",
             f"{row['gpu_hours']:.3g}",
+            *([f"{text} of {row['requests']:,}" if text else "-"] if any(lost) else []),
         )
-        for row in result.summary.to_dict("records")
+        for row, text in zip(table, lost, strict=True)
     ]
     if rows:
-        print_table(rows, header=header, numeric=range(3, len(header)))
+        print_table(rows, header=(*header, *["not completed"] * any(lost)), numeric=range(3, len(header)))
+    if any(lost):
+        typer.echo("attainment counts requests that were not completed as misses; TTFT and TPOT leave them out")
     for run in result.plan.runs:
         if (use := encode_use(result, run)) is not None:
             typer.echo(
                 f"{run.choice.label} on {run.deployment.name} under {run.source.name}, x{run.rate_scale:g}: "
                 f"{use.gpus} GPUs encode, busy {use.busy_s / use.gpu_s:.0%} of the time; GPU-hours count them"
             )
-    for row in result.summary.to_dict("records"):
+    for row in table:
         if row["failed"] or row["availability"] < 1.0:
             typer.echo(
                 f"{row['policy']} on {row['deployment']} under {row['trace']}, x{row['rate_scale']:g}: available "

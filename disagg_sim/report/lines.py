@@ -193,10 +193,20 @@ def _profile_value(key: str, value: Any) -> str:
     return str(value)
 
 
+def not_completed(rejected: int, failed: int, unfinished: int) -> str:
+    """Count the requests that have no latency, by what became of them; empty where all were completed.
+
+    >>> not_completed(12, 0, 3), not_completed(0, 0, 0)
+    ('12 rejected, 3 unfinished', '')
+    """
+    counts = {"rejected": rejected, "failed": failed, "unfinished": unfinished}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
 def summary_lines(row: Summary) -> Iterator[Line]:
     """What a reader looks at first: ended requests, the SLO, latencies, throughput, use of the GPUs."""
-    lost = row.rejected + row.failed + row.unfinished
-    yield "requests", f"{row.requests:,}, of which {row.completed:,} completed and {lost:,} did not"
+    lost = not_completed(row.rejected, row.failed, row.unfinished)
+    yield "requests", f"{row.requests:,}, of which {row.completed:,} were completed{', ' * bool(lost)}{lost}"
     yield "SLO", f"TTFT {row.slo_ttft_s:g} s, TPOT {row.slo_tpot_s / MS:g} ms"
     yield "inside the SLO", f"{row.slo_attainment:.1%} of all requests"
     yield "goodput", f"{row.goodput_requests_per_s:.4g} requests/s, {row.goodput_tokens_per_s:,.4g} tokens/s"

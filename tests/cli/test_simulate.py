@@ -20,6 +20,7 @@ import yaml
 import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.parquet import read_parquet
+from disagg_sim.report.lines import not_completed
 from disagg_sim.scenario import run as scenario_run
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
@@ -100,6 +101,21 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert tracks == {0: "cluster", 1: "instance 0: prefill, 1 GPUs", 2: "instance 1: decode, 1 GPUs"}
     assert sum(event["ph"] == "b" for event in events) == sum(event["ph"] == "e" for event in events) == 120
+
+
+def test_requests_that_were_not_completed_stand_beside_attainment_which_counts_them(scenario, tmp_path, capsys):
+    cut = scenario(run={"until_s": 4.0})
+    assert simulated(cut, "--out", str(tmp_path / "cut"), "--no-figures") == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("not completed")
+    assert lines[4] == "attainment counts requests that were not completed as misses; TTFT and TPOT leave them out"
+    for (_, row), line in zip(pd.read_csv(tmp_path / "cut" / "summary.csv").iterrows(), lines, strict=False):
+        assert row["completed"] < row["requests"] == 60
+        assert round(60 * row["slo_attainment"]) <= row["completed"]
+        lost = not_completed(*(int(row[name]) for name in ("rejected", "failed", "unfinished")))
+        assert line.endswith(f"  {lost} of 60")
+    assert simulated(scenario(), "--out", str(tmp_path / "whole"), "--no-figures") == 0
+    assert "completed" not in capsys.readouterr().out
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path, monkeypatch, capsys):
