@@ -30,6 +30,9 @@ COLUMNS = (
     *("second_reading", "why", "note", "our_value", "our_verdict"),
 )
 
+#: Verdicts that need no reason.
+GOOD = (Verdict.HOLDS, Verdict.BY_CONSTRUCTION)
+
 
 class AsAuthors(Generic[Evidence]):
     """A claim in the setting of its paper; without ``judge`` it is judged as the claim is, by the rules as printed."""
@@ -41,6 +44,7 @@ class AsAuthors(Generic[Evidence]):
         place: str,
         setting: str,
         paper: str,
+        statement: str = "",
         inferred: str = "",
         acceptance: str = "",
         judge: Callable[[Evidence], Finding] | None = None,
@@ -51,6 +55,7 @@ class AsAuthors(Generic[Evidence]):
         self.place = place  # section, figure
         self.setting = setting  # what was measured, and on what
         self.paper = paper  # its numbers
+        self.statement = statement or claim.statement  # in the paper's words, where the claim goes beyond them
         self.inferred = inferred  # of the setting, where the paper is silent
         self.acceptance = acceptance or claim.acceptance
         self.why = why  # of a verdict other than "holds", one sentence
@@ -89,8 +94,9 @@ def evaluate_as_authors(
     for each in claims:
         said = own.loc[each.claim.id]
         about = {
-            **{"id": each.claim.id, "statement": each.claim.statement, "acceptance": each.acceptance},
-            **{name: getattr(each, name) for name in ("place", "setting", "paper", "inferred", "why")},
+            "id": each.claim.id,
+            **{name: getattr(each, name) for name in ("statement", "place", "setting", "paper", "inferred")},
+            **{name: getattr(each, name) for name in ("acceptance", "why")},
             **{"our_value": said["value"], "our_verdict": said["verdict"]},
         }
         for engine, seen in evidence.items() if each.judged else (("", None),):
@@ -111,9 +117,12 @@ def markdown(table: pd.DataFrame) -> str:
         values, seconds = part["value"].astype(str), part["second_reading"].astype(str)
         here = [begin + value for begin, value in zip(begins, values, strict=True) if value]
         here += [f"{begin}second reading, {second}" for begin, second in zip(begins, seconds, strict=True) if second]
-        said = [f"{begin}**{verdict}**" for begin, verdict in zip(begins, part["verdict"].astype(str), strict=True)]
-        why = "" if set(part["verdict"]) <= {Verdict.HOLDS, Verdict.BY_CONSTRUCTION} else row["why"]
-        verdict = "; ".join(said) + (f": {why}" if why else "")
+        verdicts = part["verdict"].astype(str).tolist()
+        said = [f"{begin}**{verdict}**" for begin, verdict in zip(begins, verdicts, strict=True)]
+        missing = [at for at, verdict in enumerate(verdicts) if verdict not in GOOD]
+        if missing and row["why"]:
+            said[missing[-1]] += f": {row['why']}"
+        verdict = "; ".join(said)
         about = f"{row['statement']}; {row['place']}: {row['setting']}"
         cells = [name, about, row["inferred"], row["paper"], "; ".join(here), row["acceptance"], verdict]
         lines.append(f"| {' | '.join(map(str, cells))} | {row['our_verdict']} |")

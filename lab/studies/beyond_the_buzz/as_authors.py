@@ -181,6 +181,10 @@ PLACES = {
     "C30": ("4.3", "few GPUs", "degrades like a fixed ratio"),
     "C31": ("4", "R1 and Llama-70B, medium latency", "TP more aggressive than co-located"),
     "C32": ("4", "70B and 405B at 4k", "FTL goes with active parameters"),
+    "C33": ("4", "R1, prompts of mixed lengths", "CPP especially effective, without wide TP"),
+    "C34": ("4.1", "R1, 405B and 8B, 16384/2048", "different mappings for prefill and decode"),
+    "C35": ("3.2, appendix B", "R1, 16384/2048", "one prefill mapping, integer counts"),
+    "C36": ("3.1", "R1, 16384/2048", "the best mix is chosen for each latency"),
 }
 #: Judges that read the text otherwise than ours: judge, acceptance, what is inferred.
 READ = {

@@ -12,6 +12,7 @@ from lab.studies import claims as judged
 from lab.studies.beyond_the_buzz import (
     claims_gain,
     claims_limits,
+    claims_mappings,
     claims_ratio,
     claims_shape,
     claims_sharing,
@@ -22,5 +23,5 @@ from lab.studies.beyond_the_buzz.evidence import Evidence
 PROFILES = ("ideal", "optimistic", "measured")
 #: Every claim, in order.
 CLAIMS: tuple[judged.Claim[Evidence], ...] = judged.claims_of(
-    claims_gain, claims_limits, claims_ratio, claims_shape, claims_sharing, claims_transfer
+    claims_gain, claims_limits, claims_mappings, claims_ratio, claims_shape, claims_sharing, claims_transfer
 )

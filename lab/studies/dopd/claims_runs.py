@@ -1,4 +1,4 @@
-"""Test the claims of DOPD on simulated runs: D4, D5, D9, D10, D12-D15, D17.
+"""Test the claims of DOPD on simulated runs: D4, D5, D9, D10, D12-D15, D17, D18.
 
 Where decode is full it takes as many requests as it holds to their end, a cap that this study adds: D4, D5, D9 and D15
 come with a second verdict, at the 256 of the largest CUDA graph. D14 has one with the rule on sizes as printed.
@@ -316,3 +316,25 @@ def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding
     holds = all(hours < found[name][0] and share >= found[name][1] for name in others)
     said = ", ".join(f"{name} {held:.1f} GPU-hours, {inside:.1%}" for name, (held, inside) in found.items())
     return Finding(said, holds, f"an hour of eight GPUs, mean of {len(bench.hours)}")
+
+
+@claim(
+    "D18",
+    kind=PAPER,
+    statement="with equal pools DOPD is ahead of Dynamo in all metrics",
+    acceptance="2P + 2D both: P90 of TTFT and TPOT at 112 in service not above Dynamo's, goodput and concurrency above",
+)
+def d18_static(bench: DopdBench) -> Finding:
+    """Batches by length and local short prompts against prompts in chunks of 2,048, on the same instances."""
+    names = ("dynamo", "dopd")
+    theirs, ours = (bench.warm(name, AT_CONCURRENCY["llama"]) for name in names)
+    most, best = [bench.concurrency(name) for name in names], [bench.best(name) for name in names]
+    return Finding(
+        f"P90 TTFT {theirs.ttft_p90:.2f} to {ours.ttft_p90:.2f} s, P90 TPOT {theirs.tpot_p90:.4f} to "
+        f"{ours.tpot_p90:.4f} s; goodput {best[1] / best[0]:.2f}; concurrency {most[0]} to {most[1]}",
+        ours.ttft_p90 <= theirs.ttft_p90
+        and ours.tpot_p90 <= theirs.tpot_p90
+        and best[1] > best[0]
+        and most[1] > most[0],
+        bench.stand_in.removesuffix("; "),
+    )

@@ -93,6 +93,27 @@ def imbalance_at_saturation(bench: DynaServeBench) -> Finding:
     return Finding(*claims_equal.imbalance(long, answers), "")
 
 
+def attainment_at_saturation(bench: DynaServeBench) -> Finding:
+    """Tokens within the limit."""
+    rows = ([saturated(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST))
+    return Finding(*claims_equal.attained(*rows), "")
+
+
+def memory_at_saturation(bench: DynaServeBench) -> Finding:
+    """Memory of the decode instance."""
+    return Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), "")
+
+
+def sizes(bench: DynaServeBench) -> Finding:
+    """Goodput on the mix by model, over the best power of two and over disaggregation."""
+    return Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX))
+
+
+def plateau(bench: DynaServeBench) -> Finding:
+    """Goodput on the mix beyond the capacity, against the best power of two."""
+    return Finding(*claims.beyond_capacity(bench, "printed", _best(bench, MIX)), bench.stand_ins(MIX))
+
+
 def _best(bench: DynaServeBench, workload: str) -> str:
     return max(DOUBLED, key=lambda case: bench.rate(workload, case))
 
@@ -345,5 +366,37 @@ CLAIMS = (
         judge=larger_batches,
         why="p99 grows and passes the limit, but an A100 is busy computing from some 300 tokens a step on, so that "
         "longer chunks gain no throughput",
+    ),
+    AsAuthors(
+        claims.y18_sizes,
+        place="6.2, figure 8",
+        setting="14B, 32B and 72B on two, four and eight A100",
+        paper="co-location loses more from 14B to 72B; ahead of disaggregation at every size",
+        inferred=f"the mix; chunks in powers of two; {LENGTHS}",
+        judge=sizes,
+    ),
+    AsAuthors(
+        claims.y19_plateau,
+        place="6.2, figure 8",
+        setting="goodput over the rate",
+        paper="DynaServe stays level, co-location falls past its peak",
+        inferred=f"the mix; rates up to twice the capacity of each; chunks in powers of two; {LENGTHS}",
+        judge=plateau,
+    ),
+    AsAuthors(
+        claims_equal.y20_attainment,
+        place="2.4, table 1",
+        setting=PAIR_14B,
+        paper="100, 99.83, 99.95 % and 1.73, 84.09, 94.46 %",
+        inferred=f"{SATURATED}; attainment counts tokens",
+        judge=attainment_at_saturation,
+    ),
+    AsAuthors(
+        claims_equal.y21_memory,
+        place="2.4, table 1",
+        setting=PAIR_14B,
+        paper="96.3 % at 219/1467",
+        inferred=f"{SATURATED}; whether the weights count",
+        judge=memory_at_saturation,
     ),
 )

@@ -7,7 +7,7 @@ on its rates come with a second verdict, of the printed rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from lab.studies.dynaserve.setup import (
     BATCH,
     CASES,
     CHUNK,
+    COLOCATED,
+    LARGE,
     MIDDLE,
     MIX,
     MODEL,
@@ -34,6 +36,8 @@ from lab.studies.dynaserve.setup import (
 #: Errors of predicted outputs in Y12, and the paper's goodput at each. [token], [token/s]
 ERRORS, GOODPUT = (0.0, 10.0, 50.0, 100.0), (3606.9, 3591.0, 3564.9, 3501.9)
 FINE = 20  # halvings that Y15 compares six with [1]
+#: Rates of Y19 over the capacity of each, and the share of the goodput that a plateau keeps. [1]
+BEYOND, PLATEAU = (1.0, 1.5, 2.0), 0.9
 KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
 
 
@@ -264,6 +268,61 @@ def y15_six_steps(bench: DynaServeBench) -> Finding:
         f"closed loops of equal requests; with {FINE} halvings {listed(many, '.3f')}: what they balance decides, not "
         f"their number",
         as_printed(*reaches(**AS_PRINTED)[1]),
+    )
+
+
+def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> tuple[str, bool]:
+    """Goodput on the mix over co-location and disaggregation, by model."""
+    ratios = []
+    for model in ("", f"_{MIDDLE}", f"_{LARGE}"):
+        mine = bench.goodput(MIX, f"{ours}{model}")
+        together = max(bench.goodput(MIX, f"{chunk}{model}") for chunk in chunks)
+        ratios.append((mine / together, mine / bench.goodput(MIX, f"disaggregated{model}")))
+    over_both, over_apart = zip(*ratios, strict=True)
+    said = f"co-located {listed(over_both, '.2f')}, disaggregated {listed(over_apart, '.2f')}"
+    return f"14B / 32B / 72B: {said}", min(over_apart) > 1 and over_both[-1] > over_both[0]
+
+
+@claim(
+    "Y18",
+    kind=PAPER,
+    statement="from 14B to 72B co-location loses more, and DynaServe leads disaggregation at every size",
+    acceptance="goodput on the mix: above disaggregation at 14B, 32B and 72B; over co-location, best chunk for "
+    "each, more at 72B than at 14B",
+)
+def y18_sizes(bench: DynaServeBench) -> Finding:
+    """Goodput over both by the size of the model."""
+    return Finding(
+        *over_sizes(bench, "dynaserve"),
+        f"{bench.stand_ins(MIX)}two instances of one, two and four GPUs",
+        as_printed(*over_sizes(bench, "printed")),
+    )
+
+
+def beyond_capacity(bench: DynaServeBench, ours: str, chunk: str) -> tuple[str, bool]:
+    """Goodput on the mix at rates from the capacity on, over the largest of them."""
+    kept = {}
+    for case in (ours, chunk):
+        found = [bench.seen(MIX, case, factor * bench.rate(MIX, case)).goodput for factor in BEYOND]
+        kept[case] = [each / max(found) for each in found]
+    said = "; ".join(f"{CASES[case].label} {listed(shares, '.2f')}" for case, shares in kept.items())
+    return said, min(kept[ours]) >= PLATEAU > kept[chunk][-1]
+
+
+@claim(
+    "Y19",
+    kind=PAPER,
+    statement="past the capacity goodput of DynaServe stays level, where that of co-location falls",
+    acceptance="on the mix at 1, 1.5 and 2 times its capacity DynaServe keeps 0.9 of its largest goodput, co-location "
+    "with the best chunk less at twice its own",
+)
+def y19_plateau(bench: DynaServeBench) -> Finding:
+    """Goodput beyond the capacity."""
+    chunk = bench.colocated(MIX)
+    return Finding(
+        *beyond_capacity(bench, "dynaserve", chunk),
+        f"{bench.stand_ins(MIX)}rates over the capacity of each: {listed(BEYOND, 'g')}",
+        as_printed(*beyond_capacity(bench, "printed", chunk)),
     )
 
 

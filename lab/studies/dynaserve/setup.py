@@ -90,7 +90,7 @@ CASES = {
     "printed_full_steps": case_of("DynaServe as printed, full steps", "dynaserve", slo_aware=False, **AS_PRINTED),
 }
 for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
-    for _name in ("dynaserve", "disaggregated", *COLOCATED):
+    for _name in ("dynaserve", "printed", "disaggregated", *COLOCATED):
         CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
             label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, deployment=instances(_tp)
         )
@@ -212,8 +212,8 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
         return self.seen(workload, case, self.rate(workload, case))
 
     def goodput(self, workload: str, case: str) -> float:
-        """Tokens within the limit at the capacity. [token/s]"""
-        return self.at_capacity(workload, case).goodput
+        """Tokens within the limit at the capacity; 0 where there is none. [token/s]"""
+        return self.at_capacity(workload, case).goodput if self.rate(workload, case) else 0.0
 
     def colocated(self, workload: str, measure: Callable[[str, str], float] | None = None) -> str:
         """Co-location with the chunk that is best for a workload: by capacity, or by another measure."""

@@ -85,7 +85,7 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
     assert run(["reproduce", "dopd", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv").set_index("id")
     assert claims.reset_index().columns.tolist() == list(COLUMNS)
-    assert claims.index.tolist() == [f"D{number}" for number in range(1, 18)]
+    assert claims.index.tolist() == [f"D{number}" for number in range(1, 19)]
     assert (claims.loc[["D1", "D2", "D3", "D6", "D11"], "verdict"] == "holds").all()
     assert (claims.loc[["D7", "D8", "D16"], "verdict"] == "by construction").all()
     assert claims.index[claims["without"].notna()].tolist() == ["D4", "D5", "D9", "D10", "D14", "D15"]
@@ -94,4 +94,4 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
     for name in ("ratio", "batches", "static", "bursts"):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
         assert len(pd.read_csv(tmp_path / f"{name}.csv"))
-    assert "of 14 claims hold" in capsys.readouterr().out
+    assert "of 15 claims hold" in capsys.readouterr().out

@@ -74,14 +74,14 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     assert claims.columns.tolist() == list(COLUMNS)
     assert (
         claims["id"].tolist()
-        == [f"Y{number}" for number in range(1, 18)]
+        == [f"Y{number}" for number in range(1, 22)]
         == [claim.id for claim in dynaserve.PAPER.claims]
     )
     assert claims.set_index("id").loc["Y14", "verdict"] == "by construction"
-    both = ["Y5", "Y6", "Y7", "Y8", "Y9", "Y11", "Y12", "Y13", "Y15"]
+    both = ["Y5", "Y6", "Y7", "Y8", "Y9", "Y11", "Y12", "Y13", "Y15", "Y18", "Y19"]
     assert claims.loc[claims["without"].notna(), "id"].tolist() == both
     assert claims["note"].str.startswith("stand-in: ").sum() >= 6
     for name in ("splits", "gaps", "ratios"):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
         assert len(pd.read_csv(tmp_path / f"{name}.csv"))
-    assert "of 16 claims hold" in capsys.readouterr().out
+    assert "of 20 claims hold" in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""Test C33 to C36: pipelines for prompts of mixed lengths, mappings of either phase, matching, the piggyback mix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import DEGREES, ServingMode, Sharding
+from disagg_sim.search.grid import prefill_grid
+from disagg_sim.search.pareto import best_from
+from disagg_sim.serving.disaggregated import Rules, match_pools
+from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz.evidence import (
+    HIGH,
+    LARGE,
+    LONG_PROMPTS,
+    LOW,
+    R1,
+    SMALL,
+    Evidence,
+    Front,
+    listed,
+    shared,
+    throughput,
+)
+from lab.studies.claims import OWN, PAPER, Finding, claim
+
+MIXED_PROMPTS = (4096, 16_384, 65_536)  # in equal shares [token]
+FTL_LIMIT = 10.0  # [s]
+WIDE = 8  # largest TP that is not wide [1]
+POINTS = 200  # of a range that is compared [1]
+
+
+@claim(
+    "C33",
+    kind=PAPER,
+    statement="chunked pipelines cut FTL at high throughput for prompts of mixed lengths, without wide TP (R1)",
+    acceptance="4k, 16k and 64k in equal shares, FTL of the longest within 10 s: pipelines with TP up to 8 serve at "
+    "least 0.95 of what one stage of any TP serves a GPU at every FTL that it reaches, and 1.2 times at the shortest",
+)
+def c33_mixed_lengths(evidence: Evidence) -> Finding:
+    """Request rate per GPU of prefill over the FTL of the longest prompts, pipelines against one stage."""
+    prompts = np.array(MIXED_PROMPTS)
+    grid = prefill_grid(
+        evidence.setup(R1),
+        evidence.mappings(R1),
+        lengths(prompts, np.full(prompts.size, 2)),
+        ftl_quantile=0.99,
+        allow_long_context=True,
+    )
+    table = grid.mappings
+    usable = grid.feasible & (grid.latency <= FTL_LIMIT)
+    rate = grid.request_rate / grid.gpus[:, None]
+    piped = usable & ((table.chunk_tokens > 0) & (table.tp_attn <= WIDE))[:, None]
+    whole = usable & (table.pp == 1)[:, None]
+    soonest, sooner = float(grid.latency[whole].min()), float(grid.latency[piped].min())
+    limits = np.geomspace(soonest, FTL_LIMIT, POINTS)
+    ours, theirs = (best_from(-grid.latency[these], rate[these], -limits) for these in (piped, whole))
+    ratio = ours / theirs
+    return Finding(
+        f"{ratio.min():.2f} to {ratio.max():.2f} times, {ratio[0]:.2f} at {soonest:.2f} s, the shortest of one stage",
+        bool(ratio.min() >= 0.95) and ratio[0] >= 1.2,
+        f"pipelines reach down to {sooner:.2f} s",
+    )
+
+
+@claim(
+    "C34",
+    kind=PAPER,
+    statement="large models gain by different mappings for prefill and decode",
+    acceptance="16384/2048: one mapping for both phases keeps at most 0.9 of the area in R1 and 405B, more in 8B",
+)
+def c34_one_mapping(evidence: Evidence) -> Finding:
+    """Throughput where prefill has the mapping of decode, over that of any prefill, without integer counts."""
+    kept = {model: _kept_by_one_mapping(evidence, model) for model in (R1, LARGE, SMALL)}
+    return Finding(
+        listed(kept, ".2f"),
+        max(kept[R1], kept[LARGE]) <= 0.9 and kept[SMALL] > max(kept[R1], kept[LARGE]),
+        f"area over {LOW:g} to {HIGH:g} tokens/s/user, log axis; FTL within {FTL_LIMIT:g} s",
+    )
+
+
+def _kept_by_one_mapping(evidence: Evidence, model: str) -> float:
+    prefill, decode = evidence.prefill_pool(model), evidence.decode_pool(model)
+    usable = prefill.feasible & (prefill.latency <= FTL_LIMIT)
+    rate = np.where(usable, prefill.request_rate, 0.0).max(axis=1) / prefill.gpus
+    best: dict[tuple[int, ...], float] = {}
+    for mapping, found in zip(_keys(prefill.mappings), rate.tolist(), strict=True):
+        best[mapping] = max(best.get(mapping, 0.0), found)
+    same = np.array([best.get(mapping, 0.0) for mapping in _keys(decode.mappings)])[:, None]
+    fits = decode.feasible
+    user, each = 1 / decode.latency[fits], (decode.request_rate / decode.gpus[:, None])[fits]
+    x = np.geomspace(LOW, HIGH, POINTS)
+
+    def area(sends: Floats | float) -> float:
+        """Mean of P R/(P + R) over the range, P and R a GPU."""
+        total = np.broadcast_to(sends, fits.shape)[fits] if isinstance(sends, np.ndarray) else sends
+        return float(best_from(user, each * total / (each + total), x).mean())
+
+    return area(same) / area(float(rate.max()))
+
+
+def _keys(table: Sharding) -> list[tuple[int, ...]]:
+    """Degrees of every row."""
+    return list(zip(*(np.asarray(getattr(table, name)).tolist() for name in DEGREES), strict=True))
+
+
+@claim(
+    "C35",
+    kind=OWN,
+    statement="one prefill mapping and counts that balance within 3 % lose little against exact matching (R1)",
+    acceptance="16384/2048, 20 to 100 tokens/s/user: never above exact matching, at least 0.9 of it",
+)
+def c35_matching(evidence: Evidence) -> Finding:
+    """Algorithms 1 and 2 as printed against exact matching over all prefill configurations."""
+    pools = evidence.prefill_pool(R1), evidence.decode_pool(R1)
+    paper = Front(match_pools(*pools, Rules(matching="paper", keep="frontier")))
+    exact = Front(match_pools(*pools, Rules(keep="frontier")))
+    x = np.geomspace(*shared(paper, exact), POINTS)
+    ratio = throughput(paper, x) / throughput(exact, x)
+    first = paper.table.iloc[0]
+    return Finding(
+        f"{ratio.min():.3f} to {ratio.max():.3f} of exact, {ratio.mean():.3f} on average",
+        bool(ratio.max() <= 1 + 1e-9 and ratio.min() >= 0.9),
+        f"one prefill instance for all: {first['prefill_gpus']:.0f} GPUs, PP {first['prefill_pp']:.0f}",
+    )
+
+
+@claim(
+    "C36",
+    kind=PAPER,
+    statement="the best mix of prefill and decode tokens in a step changes along the piggybacked frontier (R1)",
+    acceptance="16384/2048, 20 to 100 tokens/s/user: prefill tokens of an average step over its decodes span a factor "
+    "of 2 or more",
+)
+def c36_mix(evidence: Evidence) -> Finding:
+    """Prefill tokens beside a decode token, and the share of steps that have any, along the frontier."""
+    front = evidence.front("fig06", modes=(ServingMode.PIGGYBACK,), model=R1, isl=LONG_PROMPTS[0])
+    inside = (front.x >= LOW) & (front.x <= HIGH)
+    chunk, share = front.column("mixed_chunk_tokens")[inside], front.column("mixed_step_share")[inside]
+    mix = chunk * share / front.column("decode_batch")[inside]
+    mixed = mix[mix > 0]
+    span = float(mixed.max() / mixed.min()) if mixed.size else 1.0
+    return Finding(
+        f"{mix.max():.2f} to {mix.min():.2f} prefill tokens a decode token; chunks of {chunk.min():.0f} to "
+        f"{chunk.max():.0f} tokens in {share.min():.1%} to {share.max():.1%} of the steps",
+        span >= 2,
+        f"{inside.sum()} points of the frontier",
+    )
