@@ -54,6 +54,8 @@ BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
 HOURS, SERVICE = 5, 4
 QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
+#: The engine of the published code, and what it does with a sequence that gives way.
+AUTHORS_ENGINE, AUTHORS_PREEMPTION = "vllm_v0", "swap"
 
 
 def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
@@ -107,6 +109,7 @@ CASES = {
     "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
     "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(model=OPT),
     "dopd_opt": static_case(FOR_OPT)._replace(model=OPT),
+    "dynamo": case_of(pools(2, 2), "disaggregated")._replace(label="Dynamo, 2P + 2D: six GPUs"),
     "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
 }
 #: Planners of the dynamic experiment, by their names in pictures.
@@ -133,6 +136,9 @@ AUTHORS_PLANNERS = {
     name: case_of(ROOM, "dopd", sizing=sizing, window_s=seconds, action_s=seconds)
     for (sizing, seconds), name in AS_ALGORITHM_2.items()
 }
+#: Dynamo's load planner as it was in 2025: thresholds on means, a decision every 180 s, prompts given out one by one.
+LOAD_2025 = "load-driven, 2025"
+AUTHORS_PLANNERS[LOAD_2025] = case_of(ROOM, "dynamo_load", mode="v2025", period_s=180.0, queue_threshold=0)
 
 
 class DopdBench(Bench):
@@ -179,6 +185,8 @@ class DopdBench(Bench):
 
     def result(self, key: tuple[object, ...], trace: Trace, case: StudyCase, options: RunOptions = OPEN) -> RunResult:
         """Run once per key; the key names all that differs."""
+        if self.place.engine == AUTHORS_ENGINE:
+            options = replace(options, preemption=AUTHORS_PREEMPTION)
         return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
 
     def results(self) -> list[tuple[str, RunResult]]:
