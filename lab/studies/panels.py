@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from disagg_sim.report.drawing import FuncFormatter, TwoSlopeNorm, mpl
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 
+PRINTED = "paper: "  # how a curve is called whose points a paper prints: drawn as crosses
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
 #: Small: several panels share a picture.
 _STYLE: Any = {
@@ -99,15 +100,12 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
         points = table[table["curve"] == curve]
         if not len(points):
             continue
-        (drawn[curve],) = panel.plot(
-            points["x"],
-            points["y"],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKS[number % len(MARKS)],
-            linestyle=LINES[number % len(LINES)],
-        )
+        look: dict[str, Any] = {"marker": MARKS[number % len(MARKS)], "linestyle": LINES[number % len(LINES)]}
+        if curve.startswith(PRINTED):
+            look = {"marker": "x", "linestyle": "none", "markersize": 7, "markeredgewidth": 1.8, "zorder": 3}
+        (drawn[curve],) = panel.plot(points["x"], points["y"], color=COLOURS[number % len(COLOURS)], **look)
         first = points.iloc[0]
-        if axes.hold and first["x"] > table["x"].min():
+        if axes.hold and not curve.startswith(PRINTED) and first["x"] > table["x"].min():
             ends = [table["x"].min(), first["x"]]
             panel.plot(ends, [first["y"]] * 2, color=COLOURS[number % len(COLOURS)], linewidth=0.8, alpha=0.7)
     panel.set_xlabel(axes.x_label)

@@ -20,6 +20,7 @@ from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.as_authors import AsAuthors, evaluate_as_authors, markdown
 from lab.studies.claims import Claim, evaluate
 from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
+from lab.studies.paper_figures import Figure, picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
     from lab.studies.bench import AnyMeasures, Bench, RatedBench
@@ -60,6 +61,9 @@ class Paper(Generic[AnyBench]):
     search: Callable[[AnyBench, str, str], object] = lambda *_: None
     tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
     pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
+    #: Figures and tables of the paper itself, on the first of its authors' engines.
+    figures: Mapping[str, Figure[AnyBench]] = field(default_factory=dict)
+    paper_tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
 
     def reproduce(self, out: Path, *, traces: Path | None, listener: RunListener, quick: bool) -> PaperResults:
         """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
@@ -82,6 +86,10 @@ class Paper(Generic[AnyBench]):
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
         pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
+        for name, figure in self.figures.items():
+            pictures += (write_picture(out / f"{name}.png", picture(figure, theirs[self.engines[0]])),)
+        for name, table in self.paper_tables.items():
+            write_csv(out / f"{name}.csv", table(theirs[self.engines[0]]), digits=DIGITS)
         runs = bench.runs + sum(each.runs for each in theirs.values() if each is not bench)
         return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=runs)
 

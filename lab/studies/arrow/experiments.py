@@ -9,6 +9,7 @@ import pandas as pd
 
 from disagg_sim.simulation.options import LEAST_PERIOD_S
 from lab.studies.arrow import as_authors, claims, claims_rules
+from lab.studies.arrow.figures import FIGURES
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.claims import claims_of
 from lab.studies.panels import Axes, Picture, curve_points
@@ -112,6 +113,7 @@ PAPER = Paper(
     searches=searches,
     search=ArrowBench.capacity,
     tables={"runs": runs, "capacities": capacities},
+    figures=FIGURES,
     pictures={
         "attainment": attainment,
         **{f"pools_{name}": partial(pools, workload=name) for name in BURSTY},

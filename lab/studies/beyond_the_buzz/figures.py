@@ -20,7 +20,7 @@ from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
-from lab.studies.panels import Axes, Picture
+from lab.studies.panels import PRINTED, Axes, Picture, curve_points
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)
@@ -42,6 +42,39 @@ NORMALISED = Axes(
 
 #: Where interactivity spans more than this factor its axis is logarithmic; the paper's is linear. [1]
 LINEAR_SPAN = 50.0
+
+#: What was read from the paper's figures: panel, curve, place along our curve (0: its loose end, 1: its tight end; of
+#: figure 5, stages) and y. Its axes of x are normalised, so that ends stand at the ends of ours.
+READ = {
+    "fig05": (
+        ("first-token latency", "FTL", 1.0, 90.5),
+        ("first-token latency", "FTL", 32.0, 2.9),
+        ("throughput", "relative to PP 1", 1.0, 1.0),
+        ("throughput", "relative to PP 1", 32.0, 1.01),
+    ),
+    "fig09": (
+        ("", "DeepSeek-R1", 0.0, 3.64),
+        ("", "DeepSeek-R1", 1.0, 0.065),
+        ("", "Llama-3.1-405B", 0.0, 2.07),
+        ("", "Llama-3.1-405B", 1.0, 0.215),
+        ("", "Llama-3.1-70B", 0.0, 0.955),
+        ("", "Llama-3.1-70B", 1.0, 0.46),
+        ("", "Llama-3.1-8B", 0.0, 0.43),
+        ("", "Llama-3.1-8B", 1.0, 0.33),
+    ),
+    "fig10": (
+        ("", "ratio 0.5", 0.0, 0.42),
+        ("", "ratio 3.5", 0.0, 0.965),
+        ("", "ratio 3.5", 1.0, 0.0475),
+        ("", "best ratio", 0.0, 0.98),
+    ),
+    "fig12": (
+        ("", "16384/2048", 0.0, 1.23),
+        ("", "16384/2048", 1.0, 0.385),
+        ("", "1048576/2048", 0.0, 1.82),
+        ("", "1048576/2048", 1.0, 1.42),
+    ),
+}
 
 #: A curve: its name and the points that it shows.
 Curves = list[tuple[str, "pd.DataFrame"]]
@@ -69,7 +102,21 @@ def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> FigureD
     """Compute what a figure needs, and arrange it as the paper does."""
     if figure not in _FIGURES:
         raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
-    return FigureData(figure, _FIGURES[figure](frontiers.frontier(figure, profile), profile))
+    found = _FIGURES[figure](frontiers.frontier(figure, profile), profile)
+    return FigureData(figure, replace(found, table=_with_readings(found.table, READ.get(figure, ()))))
+
+
+def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, float], ...]) -> pd.DataFrame:
+    """A figure's table and what was read from the paper's."""
+    frames = [table]
+    for panel, name, place, y in readings:
+        shown = table[(table["panel"] == panel) | (panel == "")]
+        ours = shown[shown["curve"] == name]
+        x = place if ours.empty else ours["x"].iloc[0 if place == 0 else -1]
+        row = curve_points(shown["panel"].iloc[0], f"{PRINTED}{name}", [x], [y], "")
+        row = row.assign(x_unit=shown["x_unit"].iloc[0])
+        frames.append(row.drop(columns=[] if "y_label" in table else "y_label"))
+    return pd.concat(frames, ignore_index=True) if readings else table
 
 
 def best_colocated(points: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ again. Acceptances were set before these runs; those that differ from this proje
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,8 @@ ENGINES = (AUTHORS_ENGINE,)
 NEAR = 0.1
 #: Requests in flight of the closed loop of figure 3; the paper has a curve up to 50 for the worst split. [request]
 IN_FLIGHT = (100, 150)
-#: Figure 3: the best split over the worst, in throughput, TTFT, utilisation less 1, and end-to-end latency. [1]
-FIGURE_3 = (3.2, 15.32, 0.86, 1.04)
+#: Figure 3: the best split over the worst, in throughput, TTFT, and utilisation less 1. [1]
+FIGURE_3 = (3.2, 15.32, 0.86)
 #: Dynamo's built-in planners as the paper has them: whole queues and the SLA, no tuned thresholds.
 BUILT_IN = ("SLA-driven", LOAD_2025)
 
@@ -93,37 +94,48 @@ def bursts(bench: DopdBench) -> Finding:
     )
 
 
+class InLoop(NamedTuple):
+    """What a split shows at a number of requests in flight."""
+
+    rate: float  # [request/s]
+    ttft: float  # median [s]
+    used: float  # of the GPU time, at work [1]
+    whole: float  # end to end, mean [s]
+
+
+def split_in_loop(bench: DopdBench, split: tuple[int, int], loop: int) -> InLoop:
+    """Equal requests of 1000/150 on a split of eight GPUs, so many in flight."""
+    result = bench.saturated(*split, in_flight=loop)
+    requests, machines = result.requests, result.instances
+    settled = slice(len(requests.request) // 4, None)
+    return InLoop(
+        steady_rate(result),
+        float(np.median((requests.first_token_s - requests.arrival_s)[settled])),
+        float((machines.busy_s * machines.gpus).sum() / machines.gpus.sum() / result.duration_s),
+        float(np.mean((requests.finish_s - requests.arrival_s)[settled])),
+    )
+
+
 def closed_loop(bench: DopdBench) -> Finding:
     """The best against the worst split of eight GPUs, at equal requests in flight."""
-    said, holds = [], True
-    for loop in IN_FLIGHT:
-        throughput, ttft, used, whole = [], [], [], []
-        for split in SPLITS:
-            result = bench.saturated(*split, in_flight=loop)
-            requests, machines = result.requests, result.instances
-            throughput.append(steady_rate(result))
-            settled = slice(len(requests.request) // 4, None)
-            ttft.append(float(np.median((requests.first_token_s - requests.arrival_s)[settled])))
-            whole.append(float(np.mean((requests.finish_s - requests.arrival_s)[settled])))
-            used.append(float((machines.busy_s * machines.gpus).sum() / machines.gpus.sum() / result.duration_s))
-        gains = (
-            max(throughput) / min(throughput),
-            max(ttft) / min(ttft),
-            max(used) / min(used) - 1,
-            max(whole) / min(whole),
+
+    def gains(loop: int) -> tuple[str, bool]:
+        rows = np.array([split_in_loop(bench, split, loop) for split in SPLITS])
+        ratios = rows.max(axis=0) / rows.min(axis=0)
+        found = ratios[0], ratios[1], ratios[2] - 1
+        near = all(
+            paper / factor <= gain <= paper * factor
+            for gain, paper, factor in zip(found, FIGURE_3, (THROUGHPUT_FACTOR, ORDER, ORDER), strict=True)
         )
-        factors = (THROUGHPUT_FACTOR, ORDER, ORDER, ORDER)
-        near = [
-            paper / factor <= found <= paper * factor
-            for found, paper, factor in zip(gains, FIGURE_3, factors, strict=True)
-        ]
-        holds = holds and all(near)
-        said.append(
-            f"{loop} in flight: throughput {gains[0]:.2f}, TTFT 1/{gains[1]:.1f}, utilisation {gains[2]:+.1%}, "
-            f"end to end {gains[3]:.2f}"
-        )
+        said = f"throughput {found[0]:.2f}, TTFT 1/{found[1]:.1f}, utilisation {found[2]:+.1%}"
+        return f"{loop} in flight: {said}, end to end {ratios[3]:.2f}", near
+
+    small, large = IN_FLIGHT
     return Finding(
-        "; ".join(said), holds, f"splits {', '.join(f'{p}P + {d}D' for p, d in SPLITS)} of eight GPUs, 1000/150"
+        *gains(small),
+        f"splits {', '.join(f'{p}P + {d}D' for p, d in SPLITS)} of eight GPUs, 1000/150; in a closed loop end-to-end "
+        "latency times throughput is the number in flight",
+        Without("a larger loop", *gains(large)),
     )
 
 
@@ -144,8 +156,8 @@ CLAIMS = (
         setting="eq. (15) with profiled t_p and t_d",
         paper="4.58 and 3.18",
         inferred=f"{NO_ENGINE}; t_d is not printed",
-        why="a prompt of 1,000 tokens takes 0.130 s here and 0.166 s in the paper's table I, a decode step of 230 "
-        "requests takes as long as there: fewer prefill instances keep decode full",
+        why="a prompt of 1,000 tokens takes 0.130 s here and 0.166 s by the paper's table I, while a decode step of "
+        "230 requests takes as long as there, so that fewer prefill instances keep decode full",
     ),
     AsAuthors(
         claims_runs.d4_scaling,
@@ -192,8 +204,8 @@ CLAIMS = (
         setting=f"first 1,024 requests of the Azure conversation trace, closed loop; {STATIC} against vLLM on four",
         paper="P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
         inferred=f"{NO_ENGINE}; vLLM as TP4; six GPUs against four",
-        why="prefill of 2P + 2D is short: eq. (15) wants about three prefill instances for each decode instance, and "
-        "with 4P + 1D of the same six GPUs the signs are the paper's",
+        why="prefill of 2P + 2D is short: eq. (15) wants two prefill instances for each decode instance, and 4P + 1D "
+        "of the same six GPUs serve 220 at once and 1.72 times the goodput",
     ),
     AsAuthors(
         claims_runs.d13_distserve,
@@ -210,10 +222,10 @@ CLAIMS = (
         setting="BurstGPT replay from 1P + 1D within eight GPUs, against Dynamo's planners by SLA and by load",
         paper="99.4 % against 87.3 % and 80.8 %",
         inferred="T (10 s in the published code); the clip is drawn from its c_v and means, at four times its rate; "
-        "planners of 2026 without tuned thresholds stand in for those of 2025",
+        "Dynamo's load planner is that of 2025, its SLA planner that of 2026",
         acceptance="strict order, algorithm 2 as printed with T = 10 s",
         judge=bursts,
-        why="sizes as printed give prefill the GPUs that decode then lacks",
+        why="DOPD is ahead of both planners; these two stand within a point of each other, in the other order",
     ),
     AsAuthors(
         claims_runs.d15_splits,
@@ -221,11 +233,19 @@ CLAIMS = (
         setting="closed loop over the requests in flight, splits of one cluster",
         paper="throughput 3.2, TTFT 1/15.32, utilisation +86.0 %, end to end 1.04",
         inferred="lengths (1000/150), splits (6P + 1D, 4P + 2D, 2P + 3D) and the loops of 100 and 150",
-        acceptance="order of magnitude: throughput 1.6 to 6.4; TTFT, utilisation and end to end within a factor of 3.2",
+        statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15.32, utilisation +86 %, end to end 1.04",
+        acceptance="order of magnitude: throughput 1.6 to 6.4; TTFT and utilisation within a factor of 3.2",
         judge=closed_loop,
-        why="at 100 in flight the throughput ratio is 1.58, just below 1.6; at 150 everything is inside",
+        why="the larger the loop, the more the worst split loses; the end-to-end ratio of a closed loop is that of its "
+        "throughput, so that the paper's 1.04 is of other splits or loads than its 3.2, and is not judged",
     ),
-    AsAuthors(claims.d16_printed_rule, place="V-D, algorithm 2", setting="equations", paper="R_opt x n_d"),
+    AsAuthors(
+        claims.d16_printed_rule,
+        place="V-D, algorithm 2",
+        setting="equations",
+        paper="R_opt x n_d",
+        inferred="the published code has another rule, without n_d",
+    ),
     AsAuthors(
         claims_runs.d17_resources,
         place="abstract, figure 10",
@@ -244,5 +264,6 @@ CLAIMS = (
         setting=f"as D12: {STATIC} both",
         paper="ahead in all metrics",
         inferred=f"{NO_ENGINE}; Dynamo has the same pools and prefills in chunks of 2,048 tokens",
+        why="prefill of 2P + 2D is short, and batches up to the mean input fill a pass less than chunks of 2,048 do",
     ),
 )

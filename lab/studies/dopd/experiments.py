@@ -12,6 +12,7 @@ from disagg_sim.workload.statistics import MINUTE
 from lab.studies.claims import claims_of
 from lab.studies.dopd import as_authors, claims, claims_runs
 from lab.studies.dopd.claims_runs import BIMODAL_LOADS, bimodal_ttft, throughputs, utilisations
+from lab.studies.dopd.figures import FIGURES
 from lab.studies.dopd.setup import CASES, PROFILE, SERVICE, SLO, DopdBench
 from lab.studies.panels import Axes, Picture, curve_points
 from lab.studies.papers import Paper
@@ -103,5 +104,6 @@ PAPER = Paper(
     as_authors=as_authors.CLAIMS,
     engines=as_authors.ENGINES,
     tables={"runs": runs},
+    figures=FIGURES,
     pictures={"ratio": ratio, "batches": batches, "static": static, "bursts": bursts},
 )

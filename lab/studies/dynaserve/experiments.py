@@ -7,6 +7,7 @@ import pandas as pd
 from lab.studies.claims import claims_of
 from lab.studies.dynaserve import as_authors, claims, claims_equal
 from lab.studies.dynaserve.claims_equal import EQUAL, scan, shape_name
+from lab.studies.dynaserve.figures import FIGURES, TABLES
 from lab.studies.dynaserve.setup import (
     CASES,
     COLOCATED,
@@ -113,5 +114,7 @@ PAPER = Paper(
     searches=searches,
     search=DynaServeBench.rate,
     tables={"runs": runs, "capacities": capacities},
+    figures=FIGURES,
+    paper_tables=TABLES,
     pictures={"splits": splits, "gaps": gaps, "ratios": lambda bench: capacity_cells(bench, EVERYWHERE, ALL)},
 )

@@ -13,6 +13,7 @@ from disagg_sim.workload.statistics import per_minute
 from lab.studies.arrow import claims_rules
 from lab.studies.arrow import experiments as arrow
 from lab.studies.arrow import setup as arrow_setup
+from lab.studies.arrow.figures import FIGURES
 from lab.studies.arrow.setup import ALL, EIGHT, HALF, SHAPES, ArrowBench, fewest_instances, loads, workloads
 from lab.studies.claims import COLUMNS
 
@@ -80,9 +81,9 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     assert claims["id"].tolist() == [f"A{number}" for number in range(1, 15)]
     verdicts = claims.set_index("id")["verdict"]
     assert verdicts[["A4", "A9"]].tolist() == ["fails", "by construction"]
-    assert claims["without"].notna().sum() == 6
+    assert claims["without"].notna().sum() == 7
     assert claims["note"].str.startswith("stand-in: ").sum() >= 8
-    for name in ("attainment", "pools_code", "pools_burstgpt", "ratios"):
+    for name in ("attainment", "pools_code", "pools_burstgpt", "ratios", *FIGURES):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
         assert len(pd.read_csv(tmp_path / f"{name}.csv"))
     assert "claims hold; not: " in capsys.readouterr().out

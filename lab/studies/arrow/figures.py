@@ -1,0 +1,121 @@
+"""Draw figures 1, 4, 7, 8 and 9 of Arrow (arXiv 2505.11916) from runs on its authors' engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.workload.statistics import MINUTE, per_minute
+from lab.studies.arrow.claims import AROUND, by_gpus
+from lab.studies.arrow.setup import ALL, AZURE, CASES, CLIP, COUNTS, ArrowBench, loads
+from lab.studies.paper_figures import Figure
+
+ATTAINED = {"attainment": "requests inside both SLOs [%]"}
+MOMENTS = 400  # of figure 4 [1]
+
+
+def lengths(bench: ArrowBench) -> pd.DataFrame:
+    """Tokens of every minute of the traces, as they were recorded."""
+    frames = []
+    for name in ALL:
+        trace = bench.workloads[name].trace
+        for kind, tokens in (("input", trace.input_tokens), ("output", trace.output_tokens)):
+            found = per_minute(trace.arrival, tokens)
+            frames.append(pd.DataFrame({"trace": name, "kind": kind, "minute": range(found.size), "tokens": found}))
+    return pd.concat(frames)
+
+
+def phases(bench: ArrowBench) -> pd.DataFrame:
+    """Requests in prefill and in decode over the clip, static 4 + 4 at its capacity."""
+    scale = bench.capacity("conversation", "least_load").rate_scale
+    step = bench.workloads[CLIP].trace.duration / scale / MOMENTS
+    both = loads(bench.result(CLIP, "least_load", scale), step)
+    return pd.concat(
+        pd.DataFrame({"time": np.arange(load.size) * step, "phase": phase, "requests": load})
+        for phase, load in zip(("prefill", "decode"), both, strict=True)
+    )
+
+
+def _attainment(bench: ArrowBench, names: tuple[str, ...], cases: tuple[str, ...]) -> pd.DataFrame:
+    """Attainment of every run of some cases so far, and of those around the capacity of minimal load."""
+    rows = [
+        {
+            "trace": name,
+            "policy": CASES[case].label,
+            "rate": seen.summary.rate_scale * bench.workloads[name].trace.rate,
+            "attainment": 100 * seen.summary.slo_attainment,
+        }
+        for name, case, seen in bench.runs_seen()
+        if name in names and case in cases
+    ]
+    return pd.DataFrame(rows)
+
+
+def against_baselines(bench: ArrowBench) -> pd.DataFrame:
+    """Attainment over the rate, from the searches for capacities."""
+    cases = ("arrow_printed", "vllm", "disaggregated")
+    for name in ALL:
+        for case in cases:
+            bench.capacity(name, case)
+    return _attainment(bench, ALL, cases)
+
+
+def ablation(bench: ArrowBench) -> pd.DataFrame:
+    """SLO-aware flips, minimal load and round robin at the same rates."""
+    cases = ("arrow_printed", "least_load", "round_robin")
+    for name in AZURE:
+        scales = tuple(factor * bench.capacity(name, "least_load").rate_scale for factor in AROUND)
+        for case in cases:
+            bench.attainments(name, case, scales)
+    return _attainment(bench, AZURE, cases)
+
+
+def counts(bench: ArrowBench) -> pd.DataFrame:
+    """Attainment over GPUs at the rate that eight serve."""
+    frames = [
+        pd.DataFrame({"trace": name, "policy": policy, "gpus": COUNTS, "attainment": 100 * found})
+        for name in AZURE
+        for policy, found in zip(("SLO-aware", "minimal load"), by_gpus(bench, name), strict=True)
+    ]
+    return pd.concat(frames)
+
+
+RATE: dict[str, Any] = {
+    "x": "rate",
+    "x_label": "request rate [requests/s]",
+    "x_scale": "log",
+    "panel": "trace",
+    "curve": "policy",
+}
+FIGURES: dict[str, Figure[ArrowBench]] = {
+    "fig01": Figure(
+        title="Figure 1: tokens a minute (Azure code in the paper: 25.7K to 1,327.9K in, 0.25K to 16.6K out)",
+        data=lengths,
+        x="minute",
+        y={"tokens": "tokens a minute"},
+        x_label=f"time [{MINUTE:g} s]",
+        panel="trace",
+        curve="kind",
+    ),
+    "fig04": Figure(
+        title="Figure 4: Azure conversation, minutes 20 to 40, static 4 + 4 at its capacity",
+        data=phases,
+        x="time",
+        y={"requests": "requests"},
+        x_label="time [s]",
+        curve="phase",
+    ),
+    "fig07": Figure(title="Figure 7: SLO attainment over the rate", data=against_baselines, y=ATTAINED, **RATE),
+    "fig08": Figure(title="Figure 8: placement of requests and instances", data=ablation, y=ATTAINED, **RATE),
+    "fig09": Figure(
+        title="Figure 9: SLO attainment over GPUs",
+        data=counts,
+        x="gpus",
+        y=ATTAINED,
+        x_label="GPUs",
+        panel="trace",
+        curve="policy",
+    ),
+}

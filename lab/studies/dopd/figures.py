@@ -1,0 +1,116 @@
+"""Draw figures 3 and 6 to 10 of DOPD from runs on its authors' engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from disagg_sim.workload.statistics import MINUTE
+from lab.studies.dopd.as_authors import BUILT_IN, busy, rates, split_in_loop
+from lab.studies.dopd.claims_runs import AT_CONCURRENCY, MOST_PREFILL, SPLITS
+from lab.studies.dopd.setup import AS_ALGORITHM_2, CASES, SHAPES, TIMES, DopdBench
+from lab.studies.paper_figures import Figure
+
+LOOPS = (25, 50, 100, 150, 200)  # requests in flight of figure 3
+
+
+def splits(bench: DopdBench) -> pd.DataFrame:
+    """Splits of eight GPUs over the requests in flight."""
+    return pd.DataFrame(
+        [
+            {"split": f"{p}P + {d}D", "in_flight": loop} | split_in_loop(bench, (p, d), loop)._asdict()
+            for p, d in SPLITS
+            for loop in LOOPS
+        ]
+    )
+
+
+def instances(bench: DopdBench) -> pd.DataFrame:
+    """Throughput and time at work over the prefill instances of one decode instance."""
+    frames = [
+        pd.DataFrame(
+            {
+                "shape": f"{shape[0]}/{shape[1]}",
+                "prefill": range(1, MOST_PREFILL + 1),
+                "rate": rates(bench, shape),
+                "busy": busy(bench, shape),
+                "curve": "simulated",
+            }
+        )
+        for shape in SHAPES
+    ]
+    return pd.concat(frames)
+
+
+def _loops(bench: DopdBench, names: tuple[str, ...]) -> pd.DataFrame:
+    rows = []
+    for name in names:
+        bench.concurrency(name)
+        rows += [{"system": CASES[name].label or name, "n": n} | found._asdict() for n, found in bench.tried(name)]
+    return pd.DataFrame(rows)
+
+
+def static(bench: DopdBench) -> pd.DataFrame:
+    """Closed loops of the Azure requests, Llama-70B."""
+    return _loops(bench, ("vllm", "dynamo", "dopd"))
+
+
+def opt(bench: DopdBench) -> pd.DataFrame:
+    """Closed loops of the Azure requests, OPT-30B."""
+    return _loops(bench, ("distserve", "dopd_opt"))
+
+
+def planners(bench: DopdBench) -> pd.DataFrame:
+    """Pools over the first hour of bursts, by planner."""
+    frames = []
+    for name in (AS_ALGORITHM_2["printed", TIMES[0]], *BUILT_IN):
+        samples = bench.dynamic(name, 0).samples
+        columns = {"prefill": samples.prefill_gpus, "decode": samples.decode_gpus, "queued": samples.queued}
+        label = f"{name}: {bench.attainments(name)[0]:.1%} inside"
+        frames.append(pd.DataFrame({"planner": label, "minute": samples.time_s / MINUTE} | columns))
+    return pd.concat(frames)
+
+
+AT = {model: float(found) for model, found in AT_CONCURRENCY.items()}
+SERVED = {"goodput": "requests/s inside the SLO", "ttft_p90": "P90 TTFT [s]", "tpot_p90": "P90 TPOT [s]"}
+LOOP: dict[str, Any] = {"x": "n", "y": SERVED, "x_label": "requests in flight", "x_scale": "log2", "curve": "system"}
+FIGURES: dict[str, Figure[DopdBench]] = {
+    "fig03": Figure(
+        title="Figure 3: splits of eight GPUs, 1000/150 (paper: up to 3.2, 15.32, +86.0 %, 1.04)",
+        data=splits,
+        x="in_flight",
+        y={"rate": "requests/s", "ttft": "median TTFT [s]", "used": "GPU time at work [1]", "whole": "end to end [s]"},
+        x_label="requests in flight",
+        curve="split",
+    ),
+    "fig06": Figure(
+        title="Figure 6: prefill instances beside one decode instance (paper: best at 4.58 and 3.18)",
+        data=instances,
+        x="prefill",
+        y={"rate": "requests/s", "busy": "time at work [1]"},
+        x_label="prefill instances",
+        panel="shape",
+        curve="curve",
+    ),
+    "fig07_08": Figure(
+        title="Figures 7, 8: Llama-70B, Azure conversation, closed loop",
+        data=static,
+        **LOOP,
+        printed=(("P90 TPOT [s]", "vLLM", AT["llama"], 0.097), ("P90 TPOT [s]", "DOPD", AT["llama"], 0.079)),
+    ),
+    "fig09": Figure(
+        title="Figure 9: OPT-30B, against DistServe on equal step times",
+        data=opt,
+        **LOOP,
+        printed=(("P90 TTFT [s]", "DistServe", AT["opt"], 7.10), ("P90 TTFT [s]", "DOPD", AT["opt"], 2.31)),
+    ),
+    "fig10": Figure(
+        title="Figure 10: an hour of bursts (paper: 99.4, 87.3 and 80.8 % inside)",
+        data=planners,
+        x="minute",
+        y={"prefill": "prefill GPUs", "decode": "decode GPUs", "queued": "requests without a first token"},
+        x_label="time [min]",
+        curve="planner",
+    ),
+}

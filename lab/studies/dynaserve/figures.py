@@ -1,0 +1,210 @@
+"""Draw figures 5, 6, 8, 9 and 11 and tables of DynaServe from runs on its authors' engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.domain import Sharding
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.step_table import StepTable
+from lab.studies.dynaserve.as_authors import DOUBLED, WORKLOADS, saturated
+from lab.studies.dynaserve.claims import ERRORS, GOODPUT, GOODPUT_OF_MIX, RATES_OF_MIX
+from lab.studies.dynaserve.claims_equal import ATTAINED, LARGEST, RATES, scan, shape_name
+from lab.studies.dynaserve.setup import (
+    AS_PRINTED,
+    CASES,
+    LARGE,
+    MIDDLE,
+    MIX,
+    PROFILE,
+    RECIPE,
+    SHAPES,
+    SYSTEM,
+    DynaServeBench,
+    case_of,
+)
+from lab.studies.paper_figures import Figure
+
+#: Context [token] and limit [s] of figure 6, and the decodes and prefill tokens that it has.
+STEPS = ((128, 0.03), (1024, 0.05))
+MOST_DECODES, MOST_PREFILL = 128, 2048
+#: Of table 1: P50 and P99 of the gaps [ms], disaggregated and co-located.
+GAPS = (((22.70, 58.09), (47.00, 65.11), (50.63, 74.47)), ((309.68, 352.93), (46.86, 336.81), (47.99, 162.67)))
+
+
+def splits(bench: DynaServeBench) -> pd.DataFrame:
+    """Throughput and time at work over the token at which all requests are cut."""
+    return pd.DataFrame(
+        [
+            {"curve": "simulated", "split": split, "rate": seen.steady, "first": seen.busy[0], "second": seen.busy[1]}
+            for split, seen in scan(bench, transfer="pull").items()
+        ]
+    )
+
+
+def steps(bench: DynaServeBench) -> pd.DataFrame:
+    """Prefill tokens that fit into a step beside decodes, Llama-3.1-8B on one A100."""
+    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=bench.place.engine), Sharding())
+    tokens = range(0, MOST_PREFILL + 1, 8)
+    rows = []
+    for context, limit in STEPS:
+        for decodes in range(0, MOST_DECODES + 1, 4):
+            times = [table.step_time(decodes, float(context), each) for each in tokens]
+            fit = int(np.searchsorted(np.maximum.accumulate(times), limit, "right"))
+            if fit:
+                name = f"context {context}, {1e3 * limit:g} ms"
+                rows.append({"limit": name, "decodes": decodes, "tokens": tokens[fit - 1], "curve": "simulated"})
+    return pd.DataFrame(rows)
+
+
+def rates(bench: DynaServeBench) -> pd.DataFrame:
+    """Goodput over the request rate, from the searches for capacities."""
+    places = [(name, "", name) for name in WORKLOADS]
+    places += [(MIX, f"_{model}", f"{MIX}, {model}") for model in (MIDDLE, LARGE)]
+    rows = []
+    for workload, model, name in places:
+        best = max(DOUBLED, key=lambda chunk: bench.rate(workload, f"{chunk}{model}"))
+        for case, label in (("printed", "DynaServe"), ("disaggregated", "disaggregated"), (best, "co-located, tuned")):
+            bench.rate(workload, f"{case}{model}")
+            rows += [
+                {"workload": name, "system": label, "rate": seen.rate, "goodput": seen.goodput}
+                for where, what, seen in bench.runs_seen()
+                if (where, what) == (workload, f"{case}{model}")
+            ]
+    return pd.DataFrame(rows)
+
+
+def capacities(bench: DynaServeBench) -> pd.DataFrame:
+    """Serving capacity over that of both baselines, by workload; the paper prints the range and the mean."""
+    rows = []
+    for number, name in enumerate(WORKLOADS, 1):
+        together = max(bench.rate(name, chunk) for chunk in DOUBLED)
+        for label, other in (("co-located, tuned", together), ("disaggregated", bench.rate(name, "disaggregated"))):
+            ratio = bench.rate(name, "printed") / other
+            rows.append({"number": number, "workload": name, "over": label, "ratio": ratio})
+    return pd.DataFrame(rows)
+
+
+def gaps(bench: DynaServeBench) -> pd.DataFrame:
+    """Share of the gaps within a time, on the mix at its capacity."""
+    rate = bench.rate(MIX, "printed")
+    trace = bench.workloads[MIX].trace.scaled(rate)
+    frames = []
+    for case, label in (("printed", "SLO-aware steps"), ("printed_full_steps", "full steps")):
+        result = bench.result(trace, CASES[case])
+        share = 100 * np.cumsum(result.itl_counts) / result.itl_counts.sum()
+        frames.append(pd.DataFrame({"steps": label, "gap": 1e3 * result.itl_edges[1:], "share": share}))
+    table = pd.concat(frames)
+    return table[(table["gap"] >= 1) & (table["gap"] <= 1000)]
+
+
+def table_1(bench: DynaServeBench) -> pd.DataFrame:
+    """Table 1: rates, gaps, attainment and MFU of both systems, with the paper's beside ours."""
+    rows = []
+    for name, place in (("disaggregated", 0), (LARGEST, 1)):
+        for number, shape in enumerate(SHAPES):
+            seen = saturated(bench, shape, name)
+            rows.append(
+                {
+                    "shape": shape_name(shape),
+                    "system": CASES[name].label,
+                    "requests_per_s": seen.rate,
+                    "itl_p50_ms": 1e3 * seen.summary.itl_p50_s,
+                    "itl_p99_ms": 1e3 * seen.summary.itl_p99_s,
+                    "inside": seen.inside,
+                    "mfu_first": seen.mfu[0],
+                    "mfu_second": seen.mfu[1],
+                    "memory_first": seen.memory[0],
+                    "memory_second": seen.memory[1],
+                    "paper_requests_per_s": RATES[shape][1 - place],
+                    "paper_itl_p50_ms": GAPS[place][number][0],
+                    "paper_itl_p99_ms": GAPS[place][number][1],
+                    "paper_inside": ATTAINED[place][number],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def table_of_mix(bench: DynaServeBench) -> pd.DataFrame:
+    """Capacity and goodput on the mix of BurstGPT and Azure code."""
+    best = max(DOUBLED, key=lambda chunk: bench.rate(MIX, chunk))
+    return pd.DataFrame(
+        {
+            "system": CASES[case].label,
+            "requests_per_s": bench.rate(MIX, case),
+            "goodput_tokens_per_s": bench.goodput(MIX, case),
+            "paper_requests_per_s": rate,
+            "paper_goodput_tokens_per_s": goodput,
+        }
+        for case, rate, goodput in zip((best, "disaggregated", "printed"), RATES_OF_MIX, GOODPUT_OF_MIX, strict=True)
+    )
+
+
+def table_of_errors(bench: DynaServeBench) -> pd.DataFrame:
+    """Goodput by the error of predicted outputs."""
+    return pd.DataFrame(
+        {
+            "error_tokens": error,
+            "goodput_tokens_per_s": bench.saturated(
+                SHAPES[-1], case_of("", "dynaserve", length_error=error, **AS_PRINTED)
+            ).goodput,
+            "paper_goodput_tokens_per_s": paper,
+        }
+        for error, paper in zip(ERRORS, GOODPUT, strict=True)
+    )
+
+
+FIGURES: dict[str, Figure[DynaServeBench]] = {
+    "fig05": Figure(
+        title="Figure 5: all requests of 1024/1024 cut at one token, Qwen2.5-32B (paper: best at 1358)",
+        data=splits,
+        x="split",
+        y={"rate": "requests/s", "first": "first instance at work [1]", "second": "second instance at work [1]"},
+        x_label="tokens on the first instance",
+        curve="curve",
+    ),
+    "fig06": Figure(
+        title="Figure 6: prefill tokens that fit beside decodes, Llama-3.1-8B",
+        data=steps,
+        x="decodes",
+        y={"tokens": "prefill tokens of a step"},
+        x_label="decodes of a step",
+        panel="limit",
+        curve="curve",
+        printed=(("context 1024, 50 ms", "512 tokens, 29 decodes", 29.0, 512.0),),
+    ),
+    "fig08": Figure(
+        title="Figure 8: goodput over the rate",
+        data=rates,
+        x="rate",
+        y={"goodput": "tokens/s within 100 ms"},
+        x_label="request rate [requests/s]",
+        x_scale="log",
+        panel="workload",
+        curve="system",
+    ),
+    "fig09": Figure(
+        title=f"Figure 9: serving capacity of DynaServe over both, {', '.join(WORKLOADS)}",
+        data=capacities,
+        x="number",
+        y={"ratio": "capacity over it"},
+        x_label="workload",
+        curve="over",
+        printed=tuple(
+            ("capacity over it", f"mean over {what}", (len(WORKLOADS) + 1) / 2, mean)
+            for what, mean in (("co-located", 2.37), ("disaggregated", 1.37))
+        ),
+    ),
+    "fig11": Figure(
+        title="Figure 11: gaps between tokens on the mix at capacity",
+        data=gaps,
+        x="gap",
+        y={"share": "gaps within it [%]"},
+        x_label="gap [ms]",
+        x_scale="log",
+        curve="steps",
+        printed=(("gaps within it [%]", "SLO-aware", 100.0, 99.0), ("gaps within it [%]", "full", 100.0, 52.0)),
+    ),
+}
+TABLES = {"table_1": table_1, "table_mix": table_of_mix, "table_length_error": table_of_errors}
