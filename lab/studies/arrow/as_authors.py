@@ -305,7 +305,7 @@ CLAIMS = (
         setting="as A8",
         paper="minimal load is worse at every count",
         inferred=f"{ENGINE}; trace, rate and counts as A8",
-        why="two GPUs are one of either phase, and neither may flip; with three the policies hardly differ on code, and "
+        why="two GPUs are one of either phase, and neither may flip; with three both hardly differ on code, and "
         "with seven on conversation minimal load is ahead",
     ),
 )

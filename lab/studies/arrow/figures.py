@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.workload.statistics import MINUTE, per_minute
+from disagg_sim.workload.statistics import per_minute
 from lab.studies.arrow.claims import AROUND, by_gpus
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CLIP, COUNTS, ArrowBench, loads
 from lab.studies.paper_figures import Figure
 
 ATTAINED = {"attainment": "requests inside both SLOs [%]"}
-MOMENTS = 400  # of figure 4 [1]
+MOMENTS = 120  # of figure 4 [1]
 
 
 def lengths(bench: ArrowBench) -> pd.DataFrame:
@@ -95,7 +95,7 @@ FIGURES: dict[str, Figure[ArrowBench]] = {
         data=lengths,
         x="minute",
         y={"tokens": "tokens a minute"},
-        x_label=f"time [{MINUTE:g} s]",
+        x_label="time [min]",
         panel="trace",
         curve="kind",
     ),
