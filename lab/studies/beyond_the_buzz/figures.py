@@ -43,14 +43,15 @@ NORMALISED = Axes(
 #: Where interactivity spans more than this factor its axis is logarithmic; the paper's is linear. [1]
 LINEAR_SPAN = 50.0
 
-#: What was read from the paper's figures: panel, curve, place along our curve (0: its loose end, 1: its tight end; of
-#: figure 5, stages) and y. Its axes of x are normalised, so that ends stand at the ends of ours.
+_R1 = "DeepSeek-R1, 16384/2048"
+#: What was read from the paper's figures: panel, curve, place along our curve (0: its loose end, 1: its tight end;
+#: without a curve x itself) and y. Its axes of x are normalised, so that ends stand at the ends of ours.
 READ = {
     "fig05": (
-        ("first-token latency", "FTL", 1.0, 90.5),
-        ("first-token latency", "FTL", 32.0, 2.9),
-        ("throughput", "relative to PP 1", 1.0, 1.0),
-        ("throughput", "relative to PP 1", 32.0, 1.01),
+        ("first-token latency", "", 1.0, 90.5),
+        ("first-token latency", "", 32.0, 2.9),
+        ("throughput", "", 1.0, 1.0),
+        ("throughput", "", 32.0, 1.01),
     ),
     "fig09": (
         ("", "DeepSeek-R1", 0.0, 3.64),
@@ -63,10 +64,10 @@ READ = {
         ("", "Llama-3.1-8B", 1.0, 0.33),
     ),
     "fig10": (
-        ("", "ratio 0.5", 0.0, 0.42),
-        ("", "ratio 3.5", 0.0, 0.965),
-        ("", "ratio 3.5", 1.0, 0.0475),
-        ("", "best ratio", 0.0, 0.98),
+        (_R1, "ratio 0.5", 0.0, 0.42),
+        (_R1, "ratio 3.5", 0.0, 0.965),
+        (_R1, "ratio 3.5", 1.0, 0.0475),
+        (_R1, "best ratio", 0.0, 0.98),
     ),
     "fig12": (
         ("", "16384/2048", 0.0, 1.23),
@@ -110,12 +111,12 @@ def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, f
     """A figure's table and what was read from the paper's."""
     frames = [table]
     for panel, name, place, y in readings:
-        shown = table[(table["panel"] == panel) | (panel == "")]
-        ours = shown[shown["curve"] == name]
-        x = place if ours.empty else ours["x"].iloc[0 if place == 0 else -1]
-        row = curve_points(shown["panel"].iloc[0], f"{PRINTED}{name}", [x], [y], "")
-        row = row.assign(x_unit=shown["x_unit"].iloc[0])
-        frames.append(row.drop(columns=[] if "y_label" in table else "y_label"))
+        ours = table[(table["panel"] == panel) & (table["curve"].eq(name) | (name == ""))]
+        if ours.empty:
+            continue
+        x = ours["x"].iloc[0 if place == 0 else -1] if name else place
+        row = curve_points(panel, f"{PRINTED}{name or 'read'}", [x], [y], "").assign(x_unit=ours["x_unit"].iloc[0])
+        frames.append(row if "y_label" in table else row.drop(columns="y_label"))
     return pd.concat(frames, ignore_index=True) if readings else table
 
 
