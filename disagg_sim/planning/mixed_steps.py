@@ -6,8 +6,12 @@ of the time goes to such steps. R ranks compute theirs in the same steps, so the
 which all R servers of one queue are idle, and less with prefill delay (``planning.prefill_delay_queue``). All ranks
 wait for the one with the largest piece: where the last of the m pieces of a prompt is short, j ranks all have such a
 last piece with probability :math:`m^{-j}`. Scores and values take as long as on the rank that has the largest part of
-its prompt behind it, which is j/(j+1) on average over j ranks. Steps are timed at a few sizes for all batches of an
-instance.
+its prompt behind it, which is j/(j+1) on average over j ranks.
+
+Where a step has room for several prompts of a rank, those that come to it during a step share the next. So
+:math:`r\,T` come on average, spread over the ranks one by one, and the fullest of R ranks has
+:math:`E[\lceil A/R \rceil \mid A \ge 1]` of A, Poisson of that mean. Steps are timed at a few sizes for all batches of
+an instance.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,16 +141,36 @@ class MixedSteps:
             for _ in range(3):
                 held = np.minimum(np.maximum(rate * prompt * time, np.minimum(prompt, room)), room)
                 time = _between(self.tokens, mixed, held + verified)
-        under_way = rate * prompt / held * time
         further = gathered(rate * hold_steps * step, ranks) if np.any(hold_steps) else 0.0
-        for _ in range(2 if ranks > 1 else 0):
-            under_way = np.maximum(under_way, LEAST)
+        fullest, before = held, [time]
+        for turn in range(3 if ranks > 1 and prompt < self.room[0] else 2 if ranks > 1 else 0):
+            if prompt < self.room[0]:
+                held, fullest, times = self._shared(rate * (time if turn < 2 else _limit(*before)), columns)
+            under_way = np.maximum(rate * prompt / held * time, LEAST)
             some = under_way / mixed_share(under_way, ranks, further)  # ranks with a prompt, where there is one
-            time = self.beside(times, np.minimum(np.maximum(some, 1.0), ranks), columns)
-            under_way = rate * prompt / held * time
+            time = self.beside(times, np.minimum(np.maximum(some * held / fullest, 1.0), ranks), columns)
+            before.append(time)
+        under_way = rate * prompt / held * time
         share = mixed_share(under_way, ranks, further)
         used = rate * prompt / (room * ranks) * self.full[columns]
         return Mixing(held, time, share, share / time + (1.0 - share) / step, used)
+
+    def _shared(
+        self, come: Floats, columns: Ints | slice
+    ) -> tuple[Floats, Floats, tuple[Floats, Floats, Floats, Floats]]:
+        """Prefill tokens of a rank, and of the fullest, in a step before which so many prompts came; times as ``own``.
+
+        Where a step has no room for a whole prompt, these are as ``own``.
+        """
+        room, decodes = self.room[columns], self.verified[columns] / self.ranks
+        held, times = self.own[0][columns], self.own[1]
+        mean = np.minimum(np.maximum(self.prompt * come / self.ranks, held), np.maximum(room, held))
+        fullest = np.minimum(np.maximum(self.prompt * fullest_rank(come, self.ranks), mean), np.maximum(room, held))
+        tables = (self.single, self.mixed, self.late)
+        new = [_between(self.tokens, each[:, columns], fullest + decodes) for each in tables]
+        several = self.prompt < room
+        one, every, late = (np.where(several, a, b[columns]) for a, b in zip(new, times[:3], strict=True))
+        return np.where(several, mean, held), np.where(several, fullest, held), (one, every, late, times[3][columns])
 
     @cached_property
     def bounds(self) -> Floats:
@@ -192,6 +216,44 @@ class MixedSteps:
             np.maximum.at(best, wait[fast], middle[fast])
         self._known[slowest] = best, least
         return best
+
+
+#: Share of the way left after a step above which a series is not continued. [1]
+SLOWEST = 0.95
+#: Mean prompts of a rank in a step up to which those of the fullest are tabulated, and rows of the table for each. [1]
+TABULATED, ROWS = 8, 16
+
+
+def _limit(first: Floats, second: Floats, third: Floats) -> Floats:
+    """Find the value at which a series that nears it by the same share at each step ends (Aitken)."""
+    last = third - second
+    share = np.minimum(np.maximum(last / np.maximum(second - first, LEAST), 0.0), SLOWEST)
+    return np.asarray(third + last * share / (1.0 - share))
+
+
+def fullest_rank(come: Floats, ranks: int) -> Floats:
+    """Count the prompts of the fullest rank in a step that has some. [request]
+
+    Takes ``come``, the mean number of prompts that come in a step [request]: a Poisson number, spread over the ranks
+    one by one. One of two ranks has two prompts if three or four come:
+
+    >>> fullest_rank(np.array([1e-9, 1.0, 100.0]), 2).round(2).tolist()
+    [1.0, 1.13, 50.25]
+    """
+    means, prompts = _fullest_rank(ranks)
+    beyond = prompts[-1] + (come - means[-1]) / ranks
+    return np.where(come < means[-1], np.interp(come, means, prompts), beyond)
+
+
+@cache
+def _fullest_rank(ranks: int) -> tuple[Floats, Floats]:
+    """Table of ``fullest_rank``: means, and prompts. [request]"""
+    means = np.arange(1, TABULATED * ROWS + 1) * (ranks / ROWS)
+    number = np.arange(3 * TABULATED * ranks)  # more come with a probability below 1e-6
+    logs = np.concatenate([[0.0], np.cumsum(np.log(number[1:]))])
+    chances = np.exp(number * np.log(means[:, None]) - means[:, None] - logs)
+    prompts = chances @ np.ceil(number / ranks) / -np.expm1(-means)
+    return np.concatenate([[0.0], means]), np.concatenate([[1.0], prompts])
 
 
 def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
