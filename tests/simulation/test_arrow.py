@@ -92,6 +92,35 @@ def test_the_predictor_fits_a_linear_law_exactly():
     assert found(400) == pytest.approx(0.050)
 
 
+def test_the_fit_is_over_the_lengths_and_the_errors_that_options_name():
+    """10 ms a step of 1,000 tokens: from 500 to 1,000 tokens one step, so that a line fits all three lengths exactly.
+
+    With 2,000 and 2,828, of two and three steps, none does: least squares in seconds weigh those most.
+    """
+    near = Predictor.fit(SIMPLE, 1000, shortest=500, longest=1000)
+    assert near == pytest.approx((0.010, 0.0001, 0.0), abs=1e-9)
+    lengths = [500, 707, 1000, 1414, 2000, 2828]
+    times = [0.01 * (-(-each // 1000)) + 1e-4 * each for each in lengths]
+    for relative, weights in ((True, [1 / time for time in times]), (False, None)):
+        found = Predictor.fit(SIMPLE, 1000, shortest=500, longest=2900, relative=relative)
+        assert found == pytest.approx(tuple(np.polyfit(lengths, times, 2, w=weights)[::-1]), rel=1e-6)
+
+
+@pytest.mark.parametrize(("corrects", "late"), [(True, 0.030), (False, 0.0)])
+def test_what_a_prompt_took_beyond_its_prediction_moves_the_clock_of_its_instance(corrects, late):
+    """A prompt of 400 tokens is predicted to take 50 ms and takes 80."""
+    arrow, view = scheduler(4, corrects=corrects), View([P, P, D, D])
+    arrow.place(view, 0)
+    view.now = 0.080
+    arrow.proceed(view, 0, 0)
+    assert arrow.ledger["ahead_s"].tolist() == pytest.approx([late, 0.0, 0.0, 0.0])
+
+
+def test_a_fit_needs_three_lengths():
+    with pytest.raises(InputError, match=r"fit_longest 100 is out of range; allowed: from twice fit_shortest = 128"):
+        policy_named("arrow", fit_shortest=64, fit_longest=100)
+
+
 def test_a_prompt_beyond_the_budget_takes_several_steps():
     """Budget 1,000: 2,500 tokens are steps of 1,000, 1,000 and 500."""
     assert prompt_time(SIMPLE, 2500, 1000) == pytest.approx(3 * 0.010 + 0.250)

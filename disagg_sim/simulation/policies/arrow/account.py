@@ -22,6 +22,7 @@ class Account:
     room: float  # tokens that its memory holds [token]
     weight: float  # its MaxRunningTokens over the largest; 1 where nobody decodes in time [1]
     waiting: int  # 1 = requests that wait for memory are load of decode
+    corrects: int  # 1 = ``ahead_s`` is that of its last prompt; 0 = predictions add up
 
 
 ACCOUNT = dtype_of(Account)

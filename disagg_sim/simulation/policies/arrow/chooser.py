@@ -60,7 +60,8 @@ def _go_on(home: int, context: int, request: int, tokens: int, origin: int, now:
     order = carray(pointer(one.tokens_at), (one.rows, one.width), np.float64)
     if not among_these(queues, origin):
         return NOBODY
-    ledger[origin].ahead_s = now - carray(pointer(one.ends_at), one.requests, np.float64)[request]
+    if ledger[origin].corrects == 1:
+        ledger[origin].ahead_s = now - carray(pointer(one.ends_at), one.requests, np.float64)[request]
     one.looked_s = now
     return int(handed_over(queues_at_address(home), (queues, order), ledger, tokens, one.tpot, now, origin))
 

@@ -6,7 +6,9 @@ D->P is assigned to prefill and still decodes what it has; P->D is assigned to d
 When the old work is done, the instance joins P or D; so role and load alone determine the pool.
 
 A step takes all decodes and then chunks of prompts up to its budget (section 5.4). The predictor times each prompt as
-if it were alone; what the last one took more or less than that moves the clock of its instance.
+if it were alone; what the last one took more or less than that moves the clock of its instance (ours; ``corrects``).
+The paper fits it once at launch to prompts of different lengths, and prints neither: ``fit_shortest``, ``fit_longest``,
+``fit_error``.
 
 Our choices where the paper is silent:
 
@@ -44,7 +46,7 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.options import MOST, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
 from disagg_sim.simulation.policies.arrow.chooser import ArrowChooser
 from disagg_sim.simulation.policies.arrow.ledger import (
@@ -62,7 +64,7 @@ from disagg_sim.simulation.policies.arrow.ledger import (
     soonest_free,
     take,
 )
-from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens
+from disagg_sim.simulation.policies.arrow.profile import LONGEST, SHORTEST, Predictor, max_running_tokens
 from disagg_sim.simulation.policies.common_options import (
     max_sequences_option,
     period_option,
@@ -81,6 +83,8 @@ PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State
 TRIGGERS = ("predicted", "observed")
 #: Where prompts that wait may move: nowhere, as printed; between instances of unequal mappings; between any.
 MOVES = ("never", "unequal", "always")
+#: What the fit of the predictor weighs.
+FITS = ("relative", "seconds")
 #: Most looks of the monitor in its window, each of which is kept: 0.2 MB an instance; the default keeps five. [1]
 MOST_PAST = 10_000
 
@@ -111,6 +115,16 @@ class Arrow:
     waiting_counts: bool = option(
         True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
     )
+    fit_shortest: int = option(
+        SHORTEST, "shortest prompt to which TTFT is fitted at launch", unit="token", low=1, high=MOST_TOKENS
+    )
+    fit_longest: int = option(LONGEST, "longest one; from twice the shortest", unit="token", low=2, high=MOST_TOKENS)
+    fit_error: str = option(
+        "relative", "whose squares are least in that fit: errors over the time of a prompt, or in seconds", choices=FITS
+    )
+    corrects: bool = option(
+        True, "what the last prompt took beyond its prediction moves the clock of its instance; false: as printed"
+    )
     moves: str = option(
         "unequal",
         "whether prompts that wait late may move to a free instance: never, as printed, or between which",
@@ -120,6 +134,11 @@ class Arrow:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+        if self.fit_longest < 2 * self.fit_shortest:
+            raise InputError(
+                f"fit_longest {self.fit_longest} is out of range; allowed: from twice fit_shortest = "
+                f"{2 * self.fit_shortest} token"
+            )
         longest = MOST_PAST * self.monitor_s
         if not self.monitor_s <= self.window_s <= longest:
             raise InputError(
@@ -152,8 +171,15 @@ class GlobalScheduler:
             table, blocks = site.table(mapping, limits.max_sequences), site.blocks(mapping, limits)
             most = max_running_tokens(table, blocks, limits.max_sequences, self._tpot)
             seats = limits.max_sequences if options.waiting_counts else np.inf
-            fit = Predictor.fit(table, chunk)
-            rows[mapping] = (*fit, 0.0, 0.0, 0.0, most, seats, blocks * BLOCK_TOKENS, 1.0, options.waiting_counts)
+            fit = Predictor.fit(
+                table,
+                chunk,
+                shortest=options.fit_shortest,
+                longest=options.fit_longest,
+                relative=options.fit_error == "relative",
+            )
+            own = (most, seats, blocks * BLOCK_TOKENS, 1.0, options.waiting_counts, options.corrects)
+            rows[mapping] = (*fit, 0.0, 0.0, 0.0, *own)
         self.ledger: Any = np.array([rows[mapping] for mapping in mappings], ACCOUNT)
         self._free_s, self._ahead_s, held = (self.ledger[name] for name in ("free_s", "ahead_s", "held"))
         if held.any():
@@ -196,7 +222,8 @@ class GlobalScheduler:
         """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
         now = view.now
         choices = self.choices
-        self._ahead_s[origin] = now - choices.ends[request]
+        if self._options.corrects:
+            self._ahead_s[origin] = now - choices.ends[request]
         if self._reacts:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:

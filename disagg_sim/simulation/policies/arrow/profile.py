@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 
-#: Prompt lengths to which the predictor is fitted: two a doubling. [token]
-FITTED_LENGTHS = tuple(round(2.0 ** (half / 2)) for half in range(10, 35))
+#: Shortest and longest prompt to which the predictor is fitted, unless options say. [token]
+SHORTEST, LONGEST = 32, 131_072
 #: Longest context that the profile of decode steps tries. [token]
 LONGEST_CONTEXT = 131_072
 
@@ -23,12 +24,22 @@ class Predictor(NamedTuple):
     quadratic: float  # [s/token^2]
 
     @classmethod
-    def fit(cls, table: StepTable, token_budget: int) -> Predictor:
-        """Least squares of the relative error over ``FITTED_LENGTHS``, each prompt in chunks of the budget."""
-        lengths = np.array(FITTED_LENGTHS, dtype=float)
-        times = np.array([prompt_time(table, length, token_budget) for length in FITTED_LENGTHS])
-        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
-        found, *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
+    def fit(
+        cls,
+        table: StepTable,
+        token_budget: int,
+        *,
+        shortest: int = SHORTEST,
+        longest: int = LONGEST,
+        relative: bool = True,
+    ) -> Predictor:
+        """Least squares over two lengths a doubling, each prompt in chunks of the budget; of seconds or relative."""
+        halves = range(math.floor(2 * math.log2(longest / shortest)) + 1)
+        lengths = np.array([round(shortest * 2.0 ** (half / 2)) for half in halves], dtype=float)
+        times = np.array([prompt_time(table, int(length), token_budget) for length in lengths])
+        unit = times if relative else np.ones_like(times)
+        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / unit[:, None]
+        found, *_ = np.linalg.lstsq(terms, times / unit, rcond=None)
         return cls(*found.tolist())
 
     def __call__(self, tokens: int) -> float:
