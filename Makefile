@@ -62,7 +62,7 @@ lock: | $(BIN)/uv
 	sed -e 's/ \\$$//' -e '/^ /d' .ci/locked.txt >constraints.txt
 
 versions:
-	@$(MAKE) --no-print-directory kernel tests VENV=build/$(VERSIONS)-$(notdir $(PYTHON))/.venv
+	@$(MAKE) --no-print-directory kernel build/$(VERSIONS)-$(notdir $(PYTHON))/.venv/.collected tests VENV=build/$(VERSIONS)-$(notdir $(PYTHON))/.venv
 
 demo: $(VENV)/.installed
 	$(SWEEP)
@@ -78,9 +78,14 @@ types: $(VENV)/.installed-dev
 kernel: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest disagg_sim/simulation/simulate.py
 
-# Those first, each on a core; then the tests.
+# Neither need they each compile all tests and what these import. An error in one is shown when it is to run.
+$(VENV)/.collected: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
+
+# Those first, the longest before the others, each on a core; then the tests.
 checks: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernel lint types
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernel types $(VENV)/.collected lint
 
 tests: $(VENV)/.installed-dev
 	$(PARALLEL) -m "not long"
