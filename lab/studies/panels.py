@@ -15,6 +15,7 @@ from disagg_sim.report.drawing import FuncFormatter, TwoSlopeNorm, mpl
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 
 PRINTED = "paper: "  # how a curve is called whose points a paper prints: drawn as crosses
+MARKED = 120  # points of a curve up to which each has a mark [1]
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]
 #: Small: several panels share a picture.
 _STYLE: Any = {
@@ -100,10 +101,14 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
         points = table[table["curve"] == curve]
         if not len(points):
             continue
-        look: dict[str, Any] = {"marker": MARKS[number % len(MARKS)], "linestyle": LINES[number % len(LINES)]}
+        ours = curve.removeprefix(PRINTED)  # a point of the paper has the colour of our curve
+        colour = COLOURS[(curves.index(ours) if ours in curves else number) % len(COLOURS)]
+        look: dict[str, Any] = {"linestyle": LINES[number % len(LINES)]}
+        if len(points) <= MARKED:
+            look["marker"] = MARKS[number % len(MARKS)]
         if curve.startswith(PRINTED):
             look = {"marker": "x", "linestyle": "none", "markersize": 7, "markeredgewidth": 1.8, "zorder": 3}
-        (drawn[curve],) = panel.plot(points["x"], points["y"], color=COLOURS[number % len(COLOURS)], **look)
+        (drawn[curve],) = panel.plot(points["x"], points["y"], color=colour, **look)
         first = points.iloc[0]
         if axes.hold and not curve.startswith(PRINTED) and first["x"] > table["x"].min():
             ends = [table["x"].min(), first["x"]]

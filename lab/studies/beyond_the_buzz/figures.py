@@ -44,8 +44,8 @@ NORMALISED = Axes(
 LINEAR_SPAN = 50.0
 
 _R1 = "DeepSeek-R1, 16384/2048"
-#: What was read from the paper's figures: panel, curve, place along our curve (0: its loose end, 1: its tight end;
-#: without a curve x itself) and y. Its axes of x are normalised, so that ends stand at the ends of ours.
+#: What was read from the paper's figures: panel, curve, place along our curve in ``RANGE`` (0: its loose end, 1: its
+#: tight end; without a curve x itself) and y. Its axes of x are normalised, so that its ends stand at ours.
 READ = {
     "fig05": (
         ("first-token latency", "", 1.0, 90.5),
@@ -114,7 +114,8 @@ def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, f
         ours = table[(table["panel"] == panel) & (table["curve"].eq(name) | (name == ""))]
         if ours.empty:
             continue
-        x = ours["x"].iloc[0 if place == 0 else -1] if name else place
+        inside = ours["x"][(ours["x"] * ours["x_unit"]).between(*RANGE)]
+        x = inside.iloc[0 if place == 0 else -1] if name and len(inside) else place
         row = curve_points(panel, f"{PRINTED}{name or 'read'}", [x], [y], "").assign(x_unit=ours["x_unit"].iloc[0])
         frames.append(row if "y_label" in table else row.drop(columns="y_label"))
     return pd.concat(frames, ignore_index=True) if readings else table

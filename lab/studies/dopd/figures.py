@@ -47,7 +47,7 @@ def _loops(bench: DopdBench, names: tuple[str, ...]) -> pd.DataFrame:
     rows = []
     for name in names:
         bench.concurrency(name)
-        rows += [{"system": CASES[name].label or name, "n": n} | found._asdict() for n, found in bench.tried(name)]
+        rows += [{"system": CASES[name].label, "n": n} | found._asdict() for n, found in bench.tried(name)]
     return pd.DataFrame(rows)
 
 
@@ -97,13 +97,19 @@ FIGURES: dict[str, Figure[DopdBench]] = {
         title="Figures 7, 8: Llama-70B, Azure conversation, closed loop",
         data=static,
         **LOOP,
-        printed=(("P90 TPOT [s]", "vLLM", AT["llama"], 0.097), ("P90 TPOT [s]", "DOPD", AT["llama"], 0.079)),
+        printed=(
+            ("P90 TPOT [s]", CASES["vllm"].label, AT["llama"], 0.097),
+            ("P90 TPOT [s]", CASES["dopd"].label, AT["llama"], 0.079),
+        ),
     ),
     "fig09": Figure(
         title="Figure 9: OPT-30B, against DistServe on equal step times",
         data=opt,
         **LOOP,
-        printed=(("P90 TTFT [s]", "DistServe", AT["opt"], 7.10), ("P90 TTFT [s]", "DOPD", AT["opt"], 2.31)),
+        printed=(
+            ("P90 TTFT [s]", CASES["distserve"].label, AT["opt"], 7.10),
+            ("P90 TTFT [s]", CASES["dopd_opt"].label, AT["opt"], 2.31),
+        ),
     ),
     "fig10": Figure(
         title="Figure 10: an hour of bursts (paper: 99.4, 87.3 and 80.8 % inside)",

@@ -107,8 +107,10 @@ CASES = {
     "vllm_six": case_of(COLOCATED["six"], "vllm")._replace(label="vLLM, 3 x TP2: six GPUs"),
     "dopd": static_case(pools(2, 2))._replace(label="DOPD, 2P + 2D: six GPUs"),
     "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
-    "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(model=OPT),
-    "dopd_opt": static_case(FOR_OPT)._replace(model=OPT),
+    "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(
+        model=OPT, label="DistServe, 1P + 1D (TP4)"
+    ),
+    "dopd_opt": static_case(FOR_OPT)._replace(model=OPT, label="DOPD, 1P + 1D (TP4)"),
     "dynamo": case_of(pools(2, 2), "disaggregated")._replace(label="Dynamo, 2P + 2D: six GPUs"),
     "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
 }

@@ -9,18 +9,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
+from lab.studies.arrow.claims import largest_on_code
 from lab.studies.beyond_the_buzz import (
     claims,
     claims_gain,
     claims_limits,
+    claims_mappings,
     claims_ratio,
     claims_shape,
     claims_sharing,
     claims_transfer,
 )
 from lab.studies.beyond_the_buzz.evidence import Evidence, Front, never_below, third
+from lab.studies.beyond_the_buzz.figures import _with_readings
 from lab.studies.claims import COLUMNS, Finding, evaluate, holding
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
@@ -399,3 +403,38 @@ def test_claims_do_not_change():
     with pytest.raises(AttributeError):
         claim.acceptance = "anything"
     assert replace(claim, acceptance="anything") not in claims.CLAIMS
+
+
+def test_one_mapping_for_both_phases_loses_nothing_where_there_is_no_other():
+    seen = evidence()
+    seen.once(("mappings", SMALL, "nvfp4_fp8kv"), Sharding)
+    assert claims_mappings._kept_by_one_mapping(seen, SMALL) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("chunks", "holds"), [([2048.0] * 8 + [1024.0], True), ([2048.0] * 8 + [1025.0], False)])
+def test_the_mix_of_a_step_changes_if_its_chunks_span_a_factor_of_two(chunks, holds):
+    mixed = {"mixed_chunk_tokens": chunks, "mixed_step_share": 0.5, "model": R1, "isl": 16_384}
+    found = claims_mappings.c36_mix(evidence(fig06=points(1000 / X, mode="piggyback", **mixed)))
+    assert found.holds is holds
+    assert "in 50.0% to 50.0% of the steps" in found.value
+
+
+@pytest.mark.parametrize(
+    ("code", "talk", "holds"),
+    [((5.6, 7.8), (3.0, 4.0), True), ((5.6, 7.8), (6.0, 4.0), False), ((9.0, 7.8), (3, 4), False)],
+)
+def test_the_largest_factors_are_those_of_code_and_near_the_printed_ones(code, talk, holds):
+    assert largest_on_code({"code": code, "conversation": talk})[1] is holds
+
+
+def test_readings_of_a_figure_stand_at_the_ends_of_our_curve():
+    """Curve at 10 to 160 tokens/s/user, normalised by 160: inside 20 to 100 it goes from 20 to 80."""
+    x = np.array([10.0, 20.0, 40.0, 80.0, 160.0]) / 160
+    table = pd.DataFrame({"panel": "", "curve": "ours", "x": x, "y": 1.0, "x_unit": 160.0})
+    readings = (("", "ours", 0.0, 3.0), ("", "ours", 1.0, 0.5), ("", "another", 0.0, 9.0), ("", "", 7.0, 2.0))
+    found = _with_readings(table, readings).iloc[5:]
+    assert found[["curve", "x", "y"]].to_numpy().tolist() == [
+        ["paper: ours", 0.125, 3.0],
+        ["paper: ours", 0.5, 0.5],
+        ["paper: read", 7.0, 2.0],
+    ]

@@ -9,6 +9,7 @@ import pytest
 from disagg_sim.cli.main import run
 from lab.studies.claims import COLUMNS, claims_of
 from lab.studies.dopd import claims as dopd_claims
+from lab.studies.dopd.figures import FIGURES
 from lab.studies.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, pools, steady_rate
 
 
@@ -91,7 +92,7 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
     assert claims.index[claims["without"].notna()].tolist() == ["D4", "D5", "D9", "D10", "D14", "D15"]
     assert claims.loc[["D12", "D13", "D14"], "note"].str.startswith("stand-in: ").all()
     assert len(pd.read_csv(tmp_path / "runs.csv"))
-    for name in ("ratio", "batches", "static", "bursts"):
+    for name in ("ratio", "batches", "static", "bursts", *FIGURES):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
         assert len(pd.read_csv(tmp_path / f"{name}.csv"))
     assert "of 15 claims hold" in capsys.readouterr().out
