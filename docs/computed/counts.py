@@ -46,15 +46,19 @@ def demo_others() -> str:
 @quick
 def served_kinds() -> str:
     """Kinds of layouts with measured runs, and how far off their forecasts are."""
-    rows = [
-        (
-            *(each.family, each.systems, each.layout, str(each.most_gpus), f"{each.rows:,}", f"{each.points:,}"),
-            "–" if each.error is None else f"{each.judged_by} {each.error:.0%}",
+    kinds = load_evidence("measured").kinds
+    families, systems = (sorted({getattr(each, name) for each in kinds}) for name in ("family", "systems"))
+
+    def cell(place: str, family: str) -> str:
+        mine = [each for each in kinds if (each.systems, each.family) == (place, family)]
+        sizes = ["" if each.most_gpus == 1 else f" to {each.most_gpus}" for each in mine]
+        errors = ["–" if each.error is None else f"{each.error:.0%}" for each in mine]
+        return "; ".join(
+            f"{each.layout}{size}: {error} ({each.points:,})"
+            for each, size, error in zip(mine, sizes, errors, strict=True)
         )
-        for each in load_evidence("measured").kinds
-    ]
-    head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4")
-    return table(head, rows)
+
+    return table(("systems", *families), [(place, *(cell(place, family) for family in families)) for place in systems])
 
 
 @quick

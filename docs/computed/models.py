@@ -36,7 +36,7 @@ def _reach(attention: object) -> str:
 
 def _row(row: Shipped) -> tuple[str, ...]:
     model = load_model(row.name)
-    published = f" ({float(row.published_b):,.4g}, {row.published_in})" if row.published_b else ""
+    published = f" ({float(row.published_b):,.4g})" if row.published_b else ""
     active = f" ({row.published_active_b})" if row.published_active_b else ""
     cache = model.kv_bytes_per_token(load_precision("bf16").resolve(model))
     return (

@@ -119,8 +119,8 @@ def served_bars() -> str:
             line = mine.iloc[0]
             text = number.format(scale * line["reached"])
             text = text if line["met"] else f"**{text}**"
-            inside = "" if bar.what == "spearman" else f", {100 * line['coverage']:.0f} % inside"
-            told.append(f"{text} ({line['points']} points, {line['rows']} rows{inside})")
+            inside = "" if bar.what == "spearman" else f", {100 * line['coverage']:.0f} %"
+            told.append(f"{text} ({line['points']}, {line['rows']}{inside})")
         rows.append(told)
     return table(["closed loop, below saturation", "limit", "fitted part", "held out"], rows)
 
