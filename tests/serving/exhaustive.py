@@ -38,3 +38,17 @@ def all_pools(choices, budget, kinds=None):
         gpus = sum(n * size for n, (size, _) in zip(counts, choices, strict=True))
         if gpus <= budget and (kinds is None or sum(n > 0 for n in counts) <= kinds):
             yield gpus, sum(n * rate for n, (_, rate) in zip(counts, choices, strict=True))
+
+
+def best_match(prefill, gd, r, cap, left=1.0, right=1.0):
+    """Best requests/s per GPU, or per USD/h at these prices, and the fewest GPUs that reach it, over every count."""
+    found = [
+        (min(n_p * p, n_d * r) / (n_p * gp * left + n_d * gd * right), n_p * gp + n_d * gd)
+        for gp, p in prefill
+        for n_p in range(1, cap // gp + 1)
+        for n_d in range(1, (cap - n_p * gp) // gd + 1)
+    ]
+    if not found:
+        return None
+    best = max(value for value, _ in found)
+    return best, min(total for value, total in found if value >= best * (1 - 1e-12))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from exhaustive import best_match
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import make_grid, match
@@ -28,25 +29,11 @@ def grids(prefill, decode, **settings_of_both):
     return make_grid("prefill", gp, p, **settings_of_both), make_grid("decode", gd, r, **settings_of_both)
 
 
-def brute_force(prefill, gd, r, cap):
-    """Best requests/s/GPU and the fewest GPUs that reach it, over every candidate and both counts."""
-    found = [
-        (min(n_p * p, n_d * r) / (n_p * gp + n_d * gd), n_p * gp + n_d * gd)
-        for gp, p in prefill
-        for n_p in range(1, cap // gp + 1)
-        for n_d in range(1, (cap - n_p * gp) // gd + 1)
-    ]
-    if not found:
-        return None
-    best = max(value for value, _ in found)
-    return best, min(total for value, total in found if value >= best * (1 - 1e-12))
-
-
 @settings(max_examples=150, deadline=None)
 @given(configurations, configurations, st.integers(2, 48))
 def test_exact_matching_equals_brute_force(prefill, decode, cap):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap)
-    expected = [brute_force(prefill, gd, r, cap) for gd, r in decode]
+    expected = [best_match(prefill, gd, r, cap) for gd, r in decode]
     matched = [e for e in expected if e is not None]
     assert len(table) == len(matched)
     if matched:
@@ -60,7 +47,7 @@ def test_exact_matching_equals_brute_force(prefill, decode, cap):
 def test_exact_matching_equals_brute_force_at_the_default_cap(prefill, decode):
     prefill = prefill[:2]
     table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE)
-    best, total = brute_force(prefill, *decode, 576)
+    best, total = best_match(prefill, *decode, 576)
     assert table["request_rate_per_s"][0] / table["total_gpus"][0] == pytest.approx(best, rel=1e-11)
     assert table["total_gpus"][0] == total
 

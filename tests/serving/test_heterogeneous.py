@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from exhaustive import fewest_gpus
+from exhaustive import best_match, fewest_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import SETUP, SYSTEM, make_grid, match
@@ -57,25 +57,11 @@ def prices_of(left, right):
     return {"left": left, "right": right}
 
 
-def brute_force(prefill, gd, r, cap, left, right):
-    """Best requests/s per USD/h and the fewest GPUs that reach it, over every configuration and both counts."""
-    found = [
-        (min(n_p * p, n_d * r) / (n_p * gp * left + n_d * gd * right), n_p * gp + n_d * gd)
-        for gp, p in prefill
-        for n_p in range(1, cap // gp + 1)
-        for n_d in range(1, (cap - n_p * gp) // gd + 1)
-    ]
-    if not found:
-        return None
-    best = max(value for value, _ in found)
-    return best, min(total for value, total in found if value >= best * (1 - 1e-12))
-
-
 @settings(max_examples=80, deadline=None)
 @given(configurations, configurations, st.integers(2, 48), gpu_prices, gpu_prices)
 def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(left, right))
-    expected = [brute_force(prefill, gd, r, cap, left, right) for gd, r in decode]
+    expected = [best_match(prefill, gd, r, cap, left, right) for gd, r in decode]
     matched = [e for e in expected if e is not None]
     assert len(table) == len(matched)
     if matched:
@@ -90,7 +76,7 @@ def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
 def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode, left):
     prefill = prefill[:2]
     table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE, per=prices_of(left, 1.0))
-    best, total = brute_force(prefill, *decode, 576, left, 1.0)
+    best, total = best_match(prefill, *decode, 576, left, 1.0)
     assert table["request_rate_per_s"][0] / table["usd_per_hour"][0] == pytest.approx(best, rel=1e-11)
     assert table["total_gpus"][0] == total
 
