@@ -88,6 +88,14 @@ def rate(times):
     return (times.size - 1) / (times[-1] - times[0])
 
 
+def assert_meets(fleet, residents, osl, gpus, ttl, throughput):
+    """Mean time a token [s] and tokens a second and GPU of the steady state are those of the analytic model."""
+    segments, rows = steady(fleet, residents)
+    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+    assert np.mean(per_token) == pytest.approx(ttl, rel=BOUND)
+    assert rate(segments.finish_s[rows]) * osl / gpus == pytest.approx(throughput, rel=BOUND)
+
+
 def test_a_decode_pool(deployment):
     _, _, isl, osl, batch, at, cut, table = deployment
     exact = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
@@ -278,10 +286,7 @@ def test_few_requests_in_flight(deployment, batch, together):
         max_sequences=batch,
     )
     fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=40 * batch, waiting=batch)
-    segments, rows = steady(fleet, batch)
-    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
-    assert np.mean(per_token) == pytest.approx(exact.ttl_s, rel=BOUND)
-    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
 
 
 def test_unlike_prompts_of_a_pipelined_pass_have_their_own_scores():

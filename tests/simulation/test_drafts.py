@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reference_instance import uniform
-from test_analytic_agreement import full_queue, rate, steady
+from test_analytic_agreement import assert_meets, full_queue, rate
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
@@ -192,11 +192,7 @@ def test_in_flight_batching(case):
     limits = {"mode": Mode.PREFILL_FIRST, "token_budget": 10**6, "max_prompts": 1, "max_sequences": batch}
     spec = InstanceSpec(table=table, blocks=10**6, **limits)
     found = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch)
-    segments, rows = steady(found, batch)
-    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
-    assert np.mean(per_token) == pytest.approx(exact.ttl_s, rel=BOUND)
-    throughput = rate(segments.finish_s[rows]) * osl / cut.gpus
-    assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+    assert_meets(found, batch, osl, cut.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
 
 
 def test_piggyback_with_a_chunk_in_every_step(case):
@@ -213,11 +209,7 @@ def test_piggyback_with_a_chunk_in_every_step(case):
     budget = batch * (1 + cut.draft_tokens) + 200
     spec = InstanceSpec(table=table, blocks=10**6, token_budget=budget, max_sequences=batch + 4 * cut.dp_attn)
     found = full_queue(spec, (0, isl, osl), residents=batch, requests=10 * batch, waiting=batch)
-    segments, rows = steady(found, batch)
-    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
-    assert np.mean(per_token) == pytest.approx(exact.ttl_mean_s, rel=BOUND)
-    throughput = rate(segments.finish_s[rows]) * osl / cut.gpus
-    assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+    assert_meets(found, batch, osl, cut.gpus, exact.ttl_mean_s, exact.tokens_per_s_per_gpu)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from test_analytic_agreement import BOUND, assert_meets, full_queue, rate, steady
 
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.passes.prompts import prompt_pass
@@ -13,9 +14,8 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
+from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
@@ -23,8 +23,6 @@ from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
-BOUND = 0.02
-HEARD = NOTIFY | CLOSES
 BLOCK = 16
 DEPLOYMENTS = {
     "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 4, "tp_ffn": 4}, 8192, 481, 32),
@@ -39,27 +37,6 @@ def deployment(request):
     return at, mapping, isl, osl, batch, StepTable.build(at, mapping)
 
 
-def full_queue(spec, wanted, cached, *, residents, requests, waiting):
-    """Keep ``residents + waiting`` requests in an instance; a request comes where one ends."""
-    fleet, (_, prompt, generate) = Fleet([spec]), wanted
-    for place in range(residents):
-        age = generate * place // residents
-        fleet.submit(0, place, (prompt + age, 0, max(generate - age, 1)), 0.0, flags=HEARD, last_token_s=0.0)
-    for _ in range(waiting):
-        fleet.submit(0, 0, wanted, 0.0, flags=HEARD, cached=cached)
-    for _ in range(requests):
-        _, now = fleet.run_until(math.inf)
-        fleet.submit(0, 0, wanted, now, flags=HEARD, cached=cached)
-    segments = fleet.segments
-    done = np.flatnonzero(~np.isnan(segments.finish_s) & (segments.generate == generate))
-    return segments, done[done >= 3 * residents]
-
-
-def rate(times):
-    times = np.sort(times)
-    return (times.size - 1) / (times[-1] - times[0])
-
-
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_prefill_pool(deployment, share):
     at, mapping, isl, osl, _, table = deployment
@@ -67,7 +44,7 @@ def test_a_prefill_pool(deployment, share):
     past = int(found.cached.mean_past)
     exact = prompt_pass(at, mapping, batch=2.0, isl=isl, past=past, chunk_tokens=0)
     spec = InstanceSpec(table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=2)
-    segments, rows = full_queue(spec, (0, isl, 1), past, residents=0, requests=60, waiting=16)
+    segments, rows = steady(full_queue(spec, (0, isl, 1), residents=0, requests=60, waiting=16, cached=past), 0)
     latency = segments.first_token_s[rows] - segments.start_s[rows]
     assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
     assert rate(np.unique(segments.finish_s[rows])) == pytest.approx(1 / float(exact.busy), rel=BOUND)
@@ -84,10 +61,8 @@ def test_in_flight_batching(deployment, share):
         table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=1, max_sequences=batch
     )
     past = int(found.cached.mean_past)
-    segments, rows = full_queue(spec, (0, isl, osl), past, residents=batch, requests=8 * batch, waiting=batch)
-    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
-    assert np.mean(per_token) == pytest.approx(exact["ttl_s"], rel=BOUND)
-    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact["tokens_per_s_per_gpu"], rel=BOUND)
+    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=past)
+    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
 
 
 @pytest.mark.long
@@ -102,10 +77,8 @@ def test_piggyback(deployment):
     assert chunk == pytest.approx(isl / 2 * batch / (osl - 1), abs=0.5)
     spec = InstanceSpec(table=table, blocks=10**6, token_budget=batch + 1 + chunk, max_sequences=batch + 1)
     past = int(found.cached.mean_past)
-    segments, rows = full_queue(spec, (0, isl, osl), past, residents=batch, requests=8 * batch, waiting=batch)
-    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
-    assert np.mean(per_token) == pytest.approx(exact["ttl_mean_s"], rel=BOUND)
-    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact["tokens_per_s_per_gpu"], rel=BOUND)
+    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=past)
+    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_mean_s, exact.tokens_per_s_per_gpu)
 
 
 def test_a_prefix_cache_of_a_run_is_the_cached_share_of_the_grid():
