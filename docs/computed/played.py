@@ -12,7 +12,7 @@ from docs.computed.served import from_data, lines, paths
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
-from lab.calibration.served.simulated import bars_of_both, brought, statistics, with_simulated
+from lab.calibration.served.simulated import brought, statistics, with_simulated
 
 #: File or group of the tables -> its name on the page; the others have too few held-out points.
 SOURCES = {
@@ -65,18 +65,6 @@ def served_simulated() -> str:
         mine = found[found["value"] == value]
         rows.append([name, *(_both(mine[(mine["quantity"] == q) & (mine["part"] == part)]) for q, part in COLUMNS)])
     return table(["steady state → simulation", "TTFT, fitted", *(f"{q}, held out" for q in QUANTITIES)], rows)
-
-
-@slow
-@from_data
-def served_simulated_bars() -> str:
-    """Limits of TTFT by either way, where a run could be played."""
-    found = bars_of_both(played()[0])
-    rows = []
-    for line in found[found["bar"].str.startswith("TTFT") & found["part"].isin(PARTS)].itertuples():
-        reached = (f"{100 * each:.1f} %" for each in (line.limit, line.steady, line.simulated))
-        rows.append([line.bar, line.part, str(line.points), *reached])
-    return table(["", "part", "points", "limit", "steady state", "simulation"], rows)
 
 
 @slow

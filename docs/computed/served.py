@@ -94,11 +94,11 @@ def cells() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def cell(found: pd.DataFrame) -> str:
-    """Points, median error and bias of the one line of a table of groups, if there is one."""
+    """Points, median error and bias [%] of the one line of a table of groups, if there is one."""
     if not len(found):
         return ""
     line = found.iloc[0]
-    return f"{line['points']}: {100 * line['median_error']:.1f} %, {100 * line['bias']:+.0f} %"
+    return f"{line['points']}: {100 * line['median_error']:.1f}, {100 * line['bias']:+.0f}"
 
 
 @slow
