@@ -7,240 +7,12 @@ judged. Arrivals are Poisson there. Acceptances were set before these runs; wher
 
 from __future__ import annotations
 
-import numpy as np
-
-from disagg_sim.domain import Sharding
-from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.as_authors import AsAuthors
-from lab.studies.claims import Finding, Without
-from lab.studies.dynaserve import claims, claims_equal
-from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, KNOWN, MEANS, RATES_OF_MIX
-from lab.studies.dynaserve.claims_equal import COUNTED, EQUAL, IN_LOOP, LARGEST, QUICK, listed, scan, shape_name
-from lab.studies.dynaserve.setup import (
-    ARXIV,
-    AS_PRINTED,
-    BATCH,
-    CASES,
-    CHUNK,
-    LIMIT,
-    MIDDLE,
-    MIX,
-    MODEL,
-    PROFILE,
-    RECIPE,
-    SHAPES,
-    SYSTEM,
-    DynaServeBench,
-    DynaServeMeasures,
-    case_of,
-    look,
-)
-from lab.studies.published_like import mini_reasoning_standin
+from lab.studies.dynaserve import claims, claims_equal, judges
+from lab.studies.dynaserve.judges import BELOW, ORACLE
 
 #: vLLM 0.7.2 by its default engine, and the one that disaggregation was extended to.
 ENGINES = ("vllm_v0", "vllm")
-#: The four workloads of section 6.1.
-WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
-#: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
-DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
-#: Chunks of a pushed cache that Y13 tries, the first of them a whole cache: the paper prints none. [token]
-PUSHED = (10**6, CHUNK, 32)
-BELOW = 0.7  # rate of Y13 over the capacity, beyond which caches wait for memory [1]
-#: Requests in flight an instance of a light load, for insight 3. [request]
-LIGHT = 8
-#: Share of the best split that a bisection of six steps is to reach: "within 1 %" of an offline oracle. [1]
-ORACLE = 0.99
-
-
-def saturated(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
-    """A shape with Poisson arrivals at the rate that a full closed loop serves."""
-    rate = bench.saturated(shape, CASES[name]).steady
-
-    def run() -> DynaServeMeasures:
-        count = QUICK if bench.quick else COUNTED
-        trace = synthetic_trace(rate=rate, lengths=shape, requests=count, name=shape_name(shape))
-        return look(bench.result(trace, CASES[name]), rate)
-
-    return bench.once(("at saturation", shape, name), run)
-
-
-def _gaps(bench: DynaServeBench, name: str) -> tuple[str, list[tuple[float, float]]]:
-    rows = {shape: saturated(bench, shape, name) for shape in SHAPES}
-    gaps = [(seen.summary.itl_p50_s, seen.summary.itl_p99_s) for seen in rows.values()]
-    said = ", ".join(
-        f"{shape_name(shape)} {1e3 * half:.0f}/{1e3 * late:.0f} at {seen.rate:.2f}"
-        for (shape, seen), (half, late) in zip(rows.items(), gaps, strict=True)
-    )
-    return f"p50/p99 {said} ms at requests/s", gaps
-
-
-def late_at_saturation(bench: DynaServeBench) -> Finding:
-    """Gaps of co-location."""
-    said, gaps = _gaps(bench, LARGEST)
-
-    def pattern(found: list[tuple[float, float]]) -> bool:
-        late, half = [p99 > LIMIT.tpot for _, p99 in found], [p50 > LIMIT.tpot for p50, _ in found]
-        return all(late) and half == [True, False, False]
-
-    rate = saturated(bench, SHAPES[-1], LARGEST).rate
-    trace = mini_reasoning_standin(rate=rate, requests=QUICK if bench.quick else COUNTED)
-    row = look(bench.result(trace, CASES[LARGEST]), rate).summary
-    spread = (row.itl_p50_s, row.itl_p99_s)
-    return Finding(
-        said,
-        pattern(gaps),
-        "",
-        Without(
-            "219/1467 are means, lengths spread by c_v 1",
-            f"p50/p99 {1e3 * spread[0]:.0f}/{1e3 * spread[1]:.0f} ms",
-            pattern([*gaps[:-1], spread]),
-        ),
-    )
-
-
-def in_time_at_saturation(bench: DynaServeBench) -> Finding:
-    """Gaps of disaggregation."""
-    said, gaps = _gaps(bench, "disaggregated")
-    return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps), "")
-
-
-def imbalance_at_saturation(bench: DynaServeBench) -> Finding:
-    """Use of compute and memory of both instances."""
-    long, answers = (saturated(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    return Finding(*claims_equal.imbalance(long, answers), "")
-
-
-def attainment_at_saturation(bench: DynaServeBench) -> Finding:
-    """Tokens within the limit."""
-    rows = ([saturated(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST))
-    return Finding(*claims_equal.attained(*rows), "")
-
-
-def memory_at_saturation(bench: DynaServeBench) -> Finding:
-    """Memory of the decode instance."""
-    return Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), "")
-
-
-def sizes(bench: DynaServeBench) -> Finding:
-    """Goodput on the mix by model, over the best power of two and over disaggregation."""
-    return Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX))
-
-
-def plateau(bench: DynaServeBench) -> Finding:
-    """Goodput on the mix beyond the capacity, against the best power of two."""
-    return Finding(*claims.beyond_capacity(bench, "printed", _best(bench, MIX)), bench.stand_ins(MIX))
-
-
-def _best(bench: DynaServeBench, workload: str) -> str:
-    return max(DOUBLED, key=lambda case: bench.rate(workload, case))
-
-
-def capacity(bench: DynaServeBench) -> Finding:
-    """Serving capacity over the best power of two and over disaggregation."""
-    ours = [bench.rate(name, "printed") for name in WORKLOADS]
-    rates = (
-        [bench.rate(name, _best(bench, name)) for name in WORKLOADS],
-        [bench.rate(name, "disaggregated") for name in WORKLOADS],
-    )
-    ratios = [[mine / each for mine, each in zip(ours, found, strict=True)] for found in rates]
-    means = [float(np.mean(found)) for found in ratios]
-    near = all(abs(mean / paper - 1) <= 0.3 for mean, paper in zip(means, MEANS, strict=True))
-    said = [f"{listed(found, '.2f')} (mean {mean:.2f})" for found, mean in zip(ratios, means, strict=True)]
-    chunks = ", ".join(f"{name} {_best(bench, name).removeprefix('chunk_')}" for name in WORKLOADS)
-    return Finding(
-        f"{', '.join(WORKLOADS)}: co-located {said[0]}, disaggregated {said[1]}",
-        min(map(min, ratios)) >= 1 and near,
-        f"{bench.stand_ins(*WORKLOADS)}chunks {chunks}",
-    )
-
-
-def goodput(bench: DynaServeBench) -> Finding:
-    """Goodput at the capacity of each."""
-    others = [{name: _best(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
-    found = [
-        max(bench.goodput(name, "printed") / bench.goodput(name, other[name]) for name in WORKLOADS) for other in others
-    ]
-    return Finding(f"up to {found[0]:.2f} and {found[1]:.2f} times", min(found) > 1, bench.stand_ins(*WORKLOADS))
-
-
-def mix(bench: DynaServeBench) -> Finding:
-    """Half BurstGPT, half Azure code."""
-    cases = (_best(bench, MIX), "disaggregated", "printed")
-    rates, good = [bench.rate(MIX, each) for each in cases], [bench.goodput(MIX, each) for each in cases]
-    order = rates[0] < rates[1] < rates[2] and good[0] < good[1] < good[2]
-    near = all(
-        abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2
-        for found, paper in ((rates, RATES_OF_MIX), (good, GOODPUT_OF_MIX))
-        for i in range(2)
-    )
-    return Finding(
-        f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
-        order and near,
-        f"{bench.stand_ins(MIX)}{cases[0]}",
-    )
-
-
-def who_is_strong(bench: DynaServeBench) -> Finding:
-    """Co-location against disaggregation."""
-    rates = {name: (bench.rate(name, _best(bench, name)), bench.rate(name, "disaggregated")) for name in WORKLOADS}
-    return Finding(
-        ", ".join(f"{name} {rates[name][0]:.2f} against {rates[name][1]:.2f}" for name in ("code", "reasoning")),
-        rates["code"][1] > rates["code"][0] and rates["reasoning"][0] > rates["reasoning"][1],
-        bench.stand_ins("code", "reasoning"),
-    )
-
-
-def push(bench: DynaServeBench) -> Finding:
-    """Transfer of reasoning requests that they wait for, over that of caches pushed whole, by the size of a chunk."""
-    rate = BELOW * bench.rate("reasoning", "printed")
-    trace = bench.workloads["reasoning"].trace.scaled(rate)
-    whole, *shares = (look(bench.result(trace, CASES["printed"], chunk=chunk), rate).exposed for chunk in PUSHED)
-
-    def hides(number: int) -> tuple[str, bool]:
-        left = shares[number] / whole
-        return f"{100 * (1 - left):.0f} % less with chunks of {PUSHED[1 + number]}", left <= 0.1
-
-    return Finding(
-        *hides(0),
-        f"{bench.stand_ins('reasoning')}at {rate:.2f} requests/s",
-        Without(f"chunks of {PUSHED[2]} tokens", *hides(1)),
-    )
-
-
-def within_the_oracle(bench: DynaServeBench) -> Finding:
-    """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
-    said, least = [], 1.0
-    for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
-        best = max(seen.steady for seen in scan(bench, shape, model=model, batch=batch, transfer="pull").values())
-        case = case_of("", "dynaserve", model=model, **KNOWN, **AS_PRINTED)._replace(transfer="pull")
-        six = bench.saturated(shape, case, batch).steady
-        least = min(least, six / best)
-        said.append(f"{shape_name(shape)} {six:.3f} of {best:.3f}")
-    return Finding(f"{'; '.join(said)} requests/s", least >= ORACLE, "")
-
-
-def decodes_in_a_step(bench: DynaServeBench) -> Finding:
-    """Number of decodes that fit with 512 tokens of prefill."""
-    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=bench.place.engine), Sharding())
-    found = sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257))
-    return Finding(
-        f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * table.step_time(0, 0.0, 512):.1f} ms"
-    )
-
-
-def larger_batches(bench: DynaServeBench) -> Finding:
-    """Gaps under load and the rate of a light load by chunk, at 2048/512."""
-    late = [bench.saturated(SHAPES[1], CASES[case]).summary.itl_p99_s for case in DOUBLED]
-    light = [bench.saturated(SHAPES[1], CASES[case], LIGHT).steady for case in DOUBLED]
-    return Finding(
-        f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms; light load {listed(light, '.3f')} requests/s",
-        bool((np.diff(late) > 0).all()) and late[-1] > LIMIT.tpot and light[-1] >= light[0],
-        f"chunks {', '.join(case.removeprefix('chunk_') for case in DOUBLED)}; {LIGHT} requests in flight an instance",
-    )
-
-
 PAIR_14B = "Qwen2.5-14B, two A100, one an instance"
 EVALUATION = "6.1: Azure Code, arXiv Summarization, BurstGPT, Mini Reasoning; Poisson arrivals; p99 TBT within 100 ms"
 LENGTHS = "Mini Reasoning and BurstGPT by their means, arXiv lengths cut at 4,096 tokens; gaps count, not requests"
@@ -261,7 +33,7 @@ CLAIMS = (
         setting=f"{PAIR_14B}; chunk 2,048",
         paper="p50/p99 310/353, 47/337, 48/163 ms",
         inferred=f"{SATURATED}; whether 219/1467 is a shape or the means of Mini Reasoning",
-        judge=late_at_saturation,
+        judge=judges.late_at_saturation,
         why="equal prompts of 219 tokens come one at a time and no step is long: p99 stays 2 to 7 ms below the limit",
     ),
     AsAuthors(
@@ -270,7 +42,7 @@ CLAIMS = (
         setting=PAIR_14B,
         paper="p50/p99 23/58, 47/65, 51/74 ms",
         inferred=SATURATED,
-        judge=in_time_at_saturation,
+        judge=judges.in_time_at_saturation,
         why="at the full rate of 2048/512 the memory of the decode instance is full, and preempted answers wait",
     ),
     AsAuthors(
@@ -279,7 +51,7 @@ CLAIMS = (
         setting=PAIR_14B,
         paper="8192/32: MFU 43 and 0.2 %; 219/1467: 2.1 and 14 %, memory of the second 96.3 %",
         inferred=SATURATED,
-        judge=imbalance_at_saturation,
+        judge=judges.imbalance_at_saturation,
     ),
     AsAuthors(
         claims_equal.y5_best_split,
@@ -295,7 +67,7 @@ CLAIMS = (
         setting=EVALUATION,
         paper="1.15 to 3.07 (mean 2.37) and 1.09 to 1.67 (mean 1.37)",
         inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=capacity,
+        judge=judges.capacity,
         why=TUNED,
     ),
     AsAuthors(
@@ -305,7 +77,7 @@ CLAIMS = (
         paper="up to 1.91 and 1.61",
         inferred=f"chunks in powers of two; {LENGTHS}",
         acceptance="both above 1",
-        judge=goodput,
+        judge=judges.goodput,
         why=TUNED,
     ),
     AsAuthors(
@@ -314,7 +86,7 @@ CLAIMS = (
         setting="half BurstGPT, half Azure Code",
         paper="4.6 / 5.9 / 7.4 requests/s; goodput 316 / 399 / 474 tokens/s",
         inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=mix,
+        judge=judges.mix,
         why=TUNED,
     ),
     AsAuthors(
@@ -323,7 +95,7 @@ CLAIMS = (
         setting=EVALUATION,
         paper="order",
         inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=who_is_strong,
+        judge=judges.who_is_strong,
         why=TUNED,
     ),
     AsAuthors(
@@ -348,7 +120,7 @@ CLAIMS = (
         statement="pushing chunk by chunk cuts the transfer that is not hidden by 94 %",
         inferred=f"the chunk is not printed: 512, and 32; {BELOW:g} of the capacity",
         acceptance="at most a tenth of what a cache pushed whole exposes",
-        judge=push,
+        judge=judges.push,
         why="the last chunk is exposed, so that its size decides",
     ),
     AsAuthors(
@@ -365,7 +137,7 @@ CLAIMS = (
         paper="within 1 %",
         inferred="equal requests in a closed loop; the oracle is one split for all, in steps of 1 %",
         acceptance=f"at least {ORACLE:g} of the best split, in all three shapes",
-        judge=within_the_oracle,
+        judge=judges.within_the_oracle,
         why="in a closed loop of equal requests one split is best for all, and adaptive splits follow a queue",
     ),
     AsAuthors(
@@ -373,7 +145,7 @@ CLAIMS = (
         place="[own]",
         setting="Llama-8B on one A100, 512 tokens of prefill within 50 ms",
         paper="about 29",
-        judge=decodes_in_a_step,
+        judge=judges.decodes_in_a_step,
         why="the prefill of V1 takes 1.387 times its kernels, fitted on Hopper and Blackwell: 512 tokens fill the step",
     ),
     AsAuthors(
@@ -385,7 +157,7 @@ CLAIMS = (
         inferred="2048/512, chunks of 256 to 2,048, light: 8 requests in flight an instance",
         acceptance="p99 grows with each chunk and passes 100 ms; at light load the largest serves no less than the "
         "smallest",
-        judge=larger_batches,
+        judge=judges.larger_batches,
         why="p99 grows and passes the limit, but an A100 is busy computing from some 300 tokens a step on, so that "
         "longer chunks gain no throughput",
     ),
@@ -395,7 +167,7 @@ CLAIMS = (
         setting="14B, 32B and 72B on two, four and eight A100",
         paper="co-location loses more from 14B to 72B; ahead of disaggregation at every size",
         inferred=f"the mix; chunks in powers of two; {LENGTHS}",
-        judge=sizes,
+        judge=judges.sizes,
         why="on the mix the balance as printed serves no more than disaggregation at 14B (Y9), and co-location with a "
         "tuned chunk is ahead at every size",
     ),
@@ -405,7 +177,7 @@ CLAIMS = (
         setting="goodput over the rate",
         paper="DynaServe stays level, co-location falls past its peak",
         inferred=f"the mix; rates up to twice the capacity of each; chunks in powers of two; {LENGTHS}",
-        judge=plateau,
+        judge=judges.plateau,
         why="up to twice its capacity goodput of both still rises: the capacity is where 1 % of the gaps is late",
     ),
     AsAuthors(
@@ -414,7 +186,7 @@ CLAIMS = (
         setting=PAIR_14B,
         paper="100, 99.83, 99.95 % and 1.73, 84.09, 94.46 %",
         inferred=f"{SATURATED}; attainment counts tokens",
-        judge=attainment_at_saturation,
+        judge=judges.attainment_at_saturation,
         why="as Y3: at the full rate of 2048/512 preempted answers wait",
     ),
     AsAuthors(
@@ -423,7 +195,7 @@ CLAIMS = (
         setting=PAIR_14B,
         paper="96.3 % at 219/1467",
         inferred=f"{SATURATED}; whether the weights count",
-        judge=memory_at_saturation,
+        judge=judges.memory_at_saturation,
         why="125 sequences of 950 tokens fill two thirds of the blocks",
     ),
 )
