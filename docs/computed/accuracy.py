@@ -16,7 +16,7 @@ def rows(name: str) -> list[list[str]]:
 def held_out(bar: str) -> tuple[str, str]:
     """Error and number of operating points of a limit on the held-out part."""
     (cell,) = [cells[3] for cells in rows("served-bars") if cells[0] == bar]
-    error, points = re.search(r"([\d.]+ %)\**(?: \((\d+) points)", cell).groups()
+    error, points = re.search(r"([\d.]+ %)\** \((\d+),", cell).groups()
     return error, points
 
 
