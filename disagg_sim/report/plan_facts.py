@@ -55,7 +55,9 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
     yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
     if sure is not None and all(map(math.isfinite, sure.capacity)):
         most, low, high = (design.rate * each for each in (sure.most, *sure.capacity))
-        yield "capacity", f"{most:.3g} requests/s on these GPUs (80 % band: {low:.3g} to {high:.3g})", rests
+        rates = [f"{each:,.0f}" if each >= 1e3 else f"{each:.4g}" for each in (most, design.rate, low, high)]
+        told = "{} requests/s until a limit is missed, {} planned: the rest is for bursts (80 % band: {} to {})"
+        yield "capacity", told.format(*rates), rests
     yield "hosts", "; ".join(_hosts(design)), f"{Trust.MEASURED}: GPUs of a host"
     yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
     if design.mode == ServingMode.DISAGGREGATED:

@@ -17,7 +17,7 @@ from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.planning.ranking import passed_over
-from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY
+from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.search.layouts import SERVED, unsupported
 from disagg_sim.units import GB, MS
@@ -42,6 +42,8 @@ UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 LEAST_LOAD = "least_load"
 #: Load from which a plan warns of bursts: 5 % more requests put TPOT at its limit, or let the prefill queue grow. [1]
 NEAR_FULL = 0.95
+#: Error of a kind of layout, over all engines and ages, from which its part in the bands is told. [1]
+WIDE = 0.3
 #: Largest gain shown as equal, and most flips shown. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
@@ -98,18 +100,18 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     chance = math.nan if sure is None else sure.probability
     either = not (plan.gain >= LEAST_GAIN and not chance < LEAST_PROBABILITY)
     head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
-    other = MODE_TEXT[plan.other.mode]
+    other, gain = MODE_TEXT[plan.other.mode], gain_text(plan.gain)
     if abs(plan.gain - 1.0) < SAME:
         said = f"{head}; {other} is as good, and needs {plan.other.gpus}"
     elif (unit := UNITS.get(plan.options.objective)) is None:
         if plan.size.gpus is not None:
-            said = f"{head}, {plan.gain:.2f} times the {plan.other.rate:.4g} of the best {other} deployment"
+            said = f"{head}, {gain} times the {plan.other.rate:.4g} of the best {other} deployment"
         else:
-            said = f"{head}; {other} needs {plan.other.gpus}, {plan.gain:.2f} times as many"
+            said = f"{head}; {other} needs {plan.other.gpus}, {gain} times as many"
     elif plan.size.gpus is not None:
-        said = f"{head}, with {plan.gain:.2f} times the output tokens per {unit} of the best {other} deployment"
+        said = f"{head}, with {gain} times the output tokens per {unit} of the best {other} deployment"
     else:
-        said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {plan.gain:.2f} times as much"
+        said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {gain} times as much"
     moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     first = [f"{mode} is named first: {_why_first(plan, best)}"] if either else []
     return [said, *first, *moved, *_odds(plan, sure, mode)]
@@ -132,8 +134,12 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
 
 
 def percent(chance: float) -> str:
-    """Write a probability from finitely many samples, never as 0 or 100 %."""
-    return f"{min(max(round(100 * chance), 1), 99)} %"
+    """Write a probability from finitely many samples, never as 0 or 100 %, and not rounded up: 89.6 % is below 90.
+
+    >>> percent(0.896), percent(0.29), percent(1.0)
+    ('89 %', '29 %', '99 %')
+    """
+    return f"{min(max(math.floor(100 * chance + 1e-9), 1), 99)} %"
 
 
 def _why_first(plan: Plan, best: Design) -> str:
@@ -267,7 +273,13 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
         return "prefill would not keep up"
     if ttft > work.ttft.seconds:
         return f"TTFT {work.ttft.percentile} would be {seconds_text(ttft)}"
-    return f"its load would be {rate / instances / choice.most:.0%} of what a plan may take"
+    if isinstance(choice, ColocatedChoice):
+        said = f"prompts would take more than {work.most_load:.0%} of its token budget"
+    elif (load := choice.utilisation(rate, instances)) > work.most_load:
+        said = f"its load would be {load:.0%}, and a plan takes at most {work.most_load:.0%}"
+    else:
+        said = f"its headroom would be below {work.headroom:.0%}"
+    return said
 
 
 def role_text(pool: PlannedPool) -> str:
@@ -280,8 +292,10 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
     for pool in sure.pools:
         layout = f"{Trust.ASSUMED}: {pool.layout}"
         if pool.layout == SERVED:
-            far = "" if pool.error is None else f", three quarters within {pool.error:.0%} of their forecast"
-            far = far or ", which no forecast was compared with"
+            far = ", which no forecast was compared with"
+            if pool.error is not None:
+                wide = "; the bands are from runs of this engine" * (pool.error > WIDE)
+                far = f" on any engine, three quarters within {pool.error:.0%} of their forecast{wide}"
             layout = f"{pool.points:,} operating points of its kind were served{far}"
         yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 
@@ -331,7 +345,9 @@ def _why_aside(best: Design, design: Design) -> str:
 def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
     """Write changes of the answer, nearest first."""
     if not changes:
-        return [f"nothing within {LADDER[-1]:g} times the limits and lengths changes the answer"]
+        return [
+            f"no limit and no length between 1/{LADDER[-1]:g} and {LADDER[-1]:g} times its value changes the answer"
+        ]
     several = len({case.at.system.name for case in plan.cases}) > 1
     lines = []
     for flip in changes[:MOST_FLIPS]:

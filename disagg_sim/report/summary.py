@@ -84,8 +84,8 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) 
     doubt = f" **not sure**: {apart} or more apart, with a probability below {100 * LEAST_PROBABILITY:.0f} %." * sure
     inherited = " \\* has fits of another system." * any(item.inherited_fits for item in result.cases)
     yield (
-        f"**either**: less than {apart} apart.{doubt} Behind the colon stands the mode that leads; co-located is the "
-        f"simpler one to take. – is out of reach.{inherited}"
+        f"**either will do**: less than {apart} apart.{doubt} Behind the colon stands the mode that leads; co-located "
+        f"is the simpler one to take. – is out of reach.{inherited}"
     )
 
 

@@ -34,13 +34,14 @@ class ModeVerdict:
 
     @property
     def text(self) -> str:
-        """A cell: ``**disaggregated** 2.6× (1.68–3.2), 99 %``."""
+        """A cell: ``**disaggregated** 2.6× (1.68–3.2), 99 % sure``."""
         if not self.leads:
             return NOT_REACHED
-        sure = "" if math.isnan(self.probability) else f", {_percent(self.probability)}"
+        ahead = "" if self.better == self.leads else " to be ahead"
+        sure = "" if math.isnan(self.probability) else f", {_percent(self.probability)} sure{ahead}"
         band = "" if math.isnan(self.low) else f" ({_times(self.low)}–{_times(self.high)})"
-        told = f"{_times(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone reaches it{sure}"
-        short = EITHER if self.gain < LEAST_GAIN else "not sure"
+        told = f"{gain_text(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone reaches it{sure}"
+        short = "either will do" if self.gain < LEAST_GAIN else "not sure"
         return f"**{self.better}** {told}" if self.better == self.leads else f"{short}: {self.leads} {told}"
 
     @property
@@ -95,6 +96,15 @@ def _ratio(above: float, below: float) -> float:
     return above / below if below else math.inf
 
 
+def gain_text(gain: float) -> str:
+    """A gain, on the side of ``LEAST_GAIN`` on which it is.
+
+    >>> gain_text(1.096), gain_text(1.104), gain_text(2.64)
+    ('1.09', '1.10', '2.6')
+    """
+    return _times(min(gain, LEAST_GAIN - 0.01) if gain < LEAST_GAIN else gain)
+
+
 def _times(ratio: float) -> str:
     """A ratio of throughputs, with the digits that error bars leave."""
     if math.isinf(ratio):
@@ -103,5 +113,5 @@ def _times(ratio: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """A probability of finitely many samples: never 0 or 100 %."""
-    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    """A probability of finitely many samples: never 0 or 100 %, and not rounded up: 89.6 % is below 90."""
+    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"
