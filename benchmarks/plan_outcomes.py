@@ -2,6 +2,7 @@
 
     python benchmarks/plan_outcomes.py [--first N] [--csv FILE]
     python benchmarks/plan_outcomes.py --draw
+    python benchmarks/plan_outcomes.py --ranks [--csv FILE]
 
 The questions lie in ``plan_outcomes.csv`` beside this script, in random order, so that the first N are a sample of all.
 ``--draw`` draws them anew from a fixed seed: model, system, lengths, limits, cached prompts or drafts, and a rate at
@@ -10,6 +11,9 @@ not asked again. For every design (the best, and the runners-up of both modes) a
 
 * whether its limits hold at the planned rate, and at 0.8 and 1.2 of it,
 * of how many GPUs the smallest deployment of its layouts is that holds (``planning.prove``).
+
+``--ranks`` asks the 40 questions of ``plan_outcomes_ranks.csv`` (other models, systems and shapes), and simulates the
+first co-located design with attention DP of each, printed or not: as planned, and as checked (``planning.prove``).
 
 Printed at the end: the share that holds by kind of design, GPUs over the fewest that any printed design of the question
 needs, and how often the mode that was said to be better needs no more than 1.1 times the GPUs of the other.
@@ -40,13 +44,16 @@ from disagg_sim.facts.traffic import EmpiricalLength, LengthSpec, LogNormalLengt
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.prove import Proof, prove, resized
+from disagg_sim.planning.prove import Proof, checked, prove, resized
 from disagg_sim.planning.question import PlanOptions
+from disagg_sim.planning.ranking import ranked
 from disagg_sim.planning.replayed import requests_of
+from disagg_sim.planning.sizing import designs_at
 from disagg_sim.report.plan_rows import mapping_words
 from disagg_sim.workload.distributions import length_distribution
 
 FILE = Path(__file__).with_suffix(".csv")
+OF_RANKS = FILE.with_stem("plan_outcomes_ranks")
 QUESTIONS, SEED = 120, 31
 MODELS = (
     "llama_3_1_8b",
@@ -94,6 +101,8 @@ LESS, MORE = 0.8, 1.2
 TIE = 1.1
 #: Probabilities from which verdicts are counted together. [1]
 SURE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+#: Kind of co-located designs whose attention is data-parallel.
+RANKS = f"{ServingMode.COLOCATED.value}, attention DP"
 #: Columns of GPUs that are compared with the fewest.
 SIZED = (("as planned", "gpus"), ("re-sized", "proven_gpus"))
 
@@ -220,6 +229,19 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
         }
 
 
+def of_ranks(one: Question) -> Iterator[dict[str, Any]]:
+    """A row for the first co-located design with attention DP as it is planned, one for the same as it is checked."""
+    plan = asked(one)
+    every = [each for case in plan.cases for each in designs_at(case, one.rate) if kind_of(each) == RANKS]
+    first = ranked(every)[0]
+    for place, (kind, design) in enumerate((("as planned", first), ("as checked", checked(plan, first, {})))):
+        row = {**one._asdict(), "design": place, "kind": kind}
+        if design is not None:
+            proof, law = _proof(plan, design, adapt=False), replace(design, simulated=None)
+            row |= {"gpus": design.gpus, **_latencies(law, proof), "holds": proof is not None and proof.planned.holds}
+        yield row
+
+
 def _proof(plan: Plan, design: Design, *, adapt: bool = True) -> Proof | None:
     """What simulation says of a design; None where it sees no request that could keep the limits."""
     try:
@@ -250,7 +272,7 @@ def kind_of(design: Design) -> str:
     if design.mode == ServingMode.DISAGGREGATED:
         return design.mode.value
     ranks = int(design.pools[0].mapping.dp_attn)
-    return f"{design.mode.value}, {'attention DP' if ranks > 1 else 'no DP'}"
+    return RANKS if ranks > 1 else f"{design.mode.value}, no DP"
 
 
 def summary(table: pd.DataFrame) -> str:
@@ -286,6 +308,15 @@ def summary(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def summary_of_ranks(table: pd.DataFrame) -> str:
+    """Table for reading, of rows of ``of_ranks``."""
+    lines = ["| | designs | hold | TPOT, simulated / planned (median, p90) |", "| --- | --: | --: | --: |"]
+    for kind, some in table.groupby("kind", sort=False):
+        told = some["tpot_simulated"] / some["tpot_planned"]
+        lines.append(f"| {kind} | {some['gpus'].count()} | {some['holds'].sum()} | {_range(told)} |")
+    return "\n".join(lines)
+
+
 def verdicts_of(table: pd.DataFrame) -> pd.DataFrame:
     """A row a question: the probability of its verdict, and whether simulation says so, too."""
     found = []
@@ -310,12 +341,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=QUESTIONS)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--draw", action="store_true")
+    parser.add_argument("--ranks", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     if given.draw:
         pd.DataFrame(drawn()).to_csv(FILE, index=False)
         return
-    questions = pd.read_csv(FILE, keep_default_na=False).head(given.first)
+    questions = pd.read_csv(OF_RANKS if given.ranks else FILE, keep_default_na=False).head(given.first)
     rows: list[dict[Any, Any]] = []
     if given.csv is not None and given.csv.exists():
         rows = pd.read_csv(given.csv).to_dict("records")
@@ -323,7 +355,7 @@ def main() -> None:
     for one in (Question(*each) for each in questions.itertuples(index=False)):
         if one.number in done:
             continue
-        new = list(outcomes(one))
+        new = list((of_ranks if given.ranks else outcomes)(one))
         rows += new
         said = "; ".join(
             f"{row['pools']}: {row['gpus']} GPUs, {row['proven_gpus']:g} proven" for row in new if "pools" in row
@@ -331,7 +363,7 @@ def main() -> None:
         print(f"{one.number}. {one.model}, {one.system}, {one.lengths}, {one.rate:g}/s: {said}", flush=True)
         if given.csv is not None:
             pd.DataFrame(rows).to_csv(given.csv, index=False)
-    print(summary(pd.DataFrame(rows)))
+    print(summary_of_ranks(pd.DataFrame(rows)) if given.ranks else summary(pd.DataFrame(rows)))
 
 
 if __name__ == "__main__":
