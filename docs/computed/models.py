@@ -23,7 +23,7 @@ def _kinds(model: ModelSpec) -> str:
     counted: dict[str, int] = {}
     for kind, count in zip(model.kinds, model.kind_counts, strict=True):
         parts = [f"{kind.attention.kind}{_reach(kind.attention)}", kind.ffn.kind]
-        name = " + ".join(part for part in parts if part != "none")
+        name = "+".join(part for part in parts if part != "none")
         counted[name] = counted.get(name, 0) + count
     return ", ".join(f"{count} {name}" for name, count in counted.items())
 
