@@ -418,5 +418,10 @@ def test_many_more_cases():
 
 
 @pytest.mark.long
+def test_many_more_cases_with_swap():
+    assert hold(range(5000, 5100), most=3, drafts=(0, 0, 2), swaps=True)["swapped"] > 500
+
+
+@pytest.mark.long
 def test_more_cases_with_drafts():
     assert hold(range(2000, 2025), drafts=(0, 1, 2, 3))["rejected"] > 0
