@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ import disagg_sim as ds
 from disagg_sim.simulation.policies.registry import policy_named
 
 RATE, TTFT_S, TPOT_S = 60.0, 2.0, 0.1
-CASES = (
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("arrow", {}),
     ("dynamo_sla", {}),
     ("dynamo_sla", {"load": True}),
