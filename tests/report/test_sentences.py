@@ -50,7 +50,7 @@ def test_flips_in_words(plan):
         "price of h200_sxm down to 1.60 USD a GPU hour: as good as the best"
     ]
     assert flip_lines(replace(plan, cases=()), ()) == [
-        "nothing within 4 times the limits and lengths changes the answer"
+        "no limit and no length between 1/4 and 4 times its value changes the answer"
     ]
 
 
