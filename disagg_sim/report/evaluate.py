@@ -10,14 +10,13 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.evaluate import Evaluation
 from disagg_sim.planning.limits import Demand
 from disagg_sim.report.plan import ScreenPart, design_json
-from disagg_sim.report.plan_facts import fact_rows
+from disagg_sim.report.plan_facts import checked_rows, fact_rows
 from disagg_sim.report.plan_rows import (
     BOUND_TEXT,
     LATENCY_HEADER,
     MODE_TEXT,
     PLURAL,
     POOL_HEADER,
-    checked_rows,
     instances_text,
     latency_rows,
     percent,

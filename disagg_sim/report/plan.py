@@ -20,13 +20,12 @@ from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
 from disagg_sim.planning.tiers import tier_uses
-from disagg_sim.report.plan_facts import drawn_rows, fact_rows, joules_of, price_of, price_rows
+from disagg_sim.report.plan_facts import checked_rows, drawn_rows, fact_rows, joules_of, price_of, price_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
     change_lines,
-    checked_rows,
     latency_rows,
     pool_rows,
     proof_lines,

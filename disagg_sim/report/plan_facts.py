@@ -17,6 +17,7 @@ from disagg_sim.planning.pools_plan import PoolInstances
 from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
+from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.sweep.kv_links import HandedOver
@@ -25,6 +26,8 @@ from disagg_sim.workload.lengths import Lengths
 
 #: Share of time from which a stretch that is shorter is not told. [1]
 LEAST_SHORT = 1e-5
+#: Error of a kind of layout, over all engines and ages, from which its part in the bands is told. [1]
+WIDE = 0.3
 
 
 def price_of(plan: Plan, design: Design) -> tuple[float, float]:
@@ -70,6 +73,19 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
     yield from cost_rows(design.pools, design.tokens_per_s, plan.options.prices)
     pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, plan.options.failures)
+
+
+def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
+    """Write how far the layouts have been checked, and what the time of each pool rests on."""
+    for pool in sure.pools:
+        layout = f"{Trust.ASSUMED}: {pool.layout}"
+        if pool.layout == SERVED:
+            far = ", which no forecast was compared with"
+            if pool.error is not None:
+                wide = "; the bands are from runs of this engine" * (pool.error > WIDE)
+                far = f" on any engine, three quarters within {pool.error:.0%} of their forecast{wide}"
+            layout = f"{pool.points:,} operating points of its kind were served{far}"
+        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 
 
 def cost_rows(

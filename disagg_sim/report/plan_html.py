@@ -13,13 +13,12 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, assurance
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.report.plan import PlanExtras
-from disagg_sim.report.plan_facts import drawn_rows, fact_rows, price_rows
+from disagg_sim.report.plan_facts import checked_rows, drawn_rows, fact_rows, price_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
     change_lines,
-    checked_rows,
     latency_rows,
     pool_rows,
     question_line,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from disagg_sim.certainty.trust import Trust, shares_text
+from disagg_sim.certainty.trust import shares_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.planning.answer import Plan
@@ -19,7 +19,7 @@ from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, text_of
-from disagg_sim.search.layouts import SERVED, unsupported
+from disagg_sim.search.layouts import unsupported
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
 
@@ -42,8 +42,6 @@ UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 LEAST_LOAD = "least_load"
 #: Load from which a plan warns of bursts: 5 % more requests put TPOT at its limit, or let the prefill queue grow. [1]
 NEAR_FULL = 0.95
-#: Error of a kind of layout, over all engines and ages, from which its part in the bands is told. [1]
-WIDE = 0.3
 #: Largest gain shown as equal, and most flips shown. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
@@ -285,19 +283,6 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
 def role_text(pool: PlannedPool) -> str:
     """Name what a pool does: ``prefill``, ``decode``, ``co-located``."""
     return "co-located" if pool.role == "colocated" else pool.role
-
-
-def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
-    """Write how far the layouts have been checked, and what the time of each pool rests on."""
-    for pool in sure.pools:
-        layout = f"{Trust.ASSUMED}: {pool.layout}"
-        if pool.layout == SERVED:
-            far = ", which no forecast was compared with"
-            if pool.error is not None:
-                wide = "; the bands are from runs of this engine" * (pool.error > WIDE)
-                far = f" on any engine, three quarters within {pool.error:.0%} of their forecast{wide}"
-            layout = f"{pool.points:,} operating points of its kind were served{far}"
-        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 
 
 #: Axes of flips: a name, and how a value is written.
