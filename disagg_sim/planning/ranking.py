@@ -28,7 +28,7 @@ SIMPLER = 1.10
 class Standing(NamedTuple):
     """What puts designs of nearly one cost in order; the smaller comes first."""
 
-    unknown: bool  # whether no run of a layout of its kind and size is known
+    unknown: int  # pools of which no run of a layout of their kind and size is known [1]
     hosts: int  # of an instance, in doublings, added over its pools: 0 = one host or a part of one, 1 = two ... [1]
     cost: float  # in the unit of the objective, or GPUs
     held: bool  # whether prompts are held back, which takes an option of the engine
@@ -45,7 +45,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
     >>> best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
     >>> found = standing_of_pool(best.pools[0])
     >>> found.unknown, found.hosts, found.gpus, found.late < 1.0
-    (False, 0, 1, True)
+    (0, 0, 1, True)
     """
     at, mapping, work = pool.setup, pool.mapping, pool.choice.work
     seen, late = pool.rate * work.surge, 1.0
@@ -54,7 +54,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
             late *= latency(seen, pool.instances, limit.share) / limit.seconds
     gpus = int(mapping.gpus)
     return Standing(
-        unknown=bool(why_unserved(at, mapping, prefill=pool.role == "prefill")[0]),
+        unknown=int(why_unserved(at, mapping, prefill=pool.role == "prefill")[0] != ""),
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
         held=bool(getattr(pool.choice, "hold_steps", 0)),
@@ -75,7 +75,7 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
     """
     pools = [of_pool(pool) for pool in design.pools]
     return Standing(
-        unknown=any(each.unknown for each in pools),
+        unknown=sum(each.unknown for each in pools),
         hosts=sum(each.hosts for each in pools),
         cost=design.cost,
         held=any(each.held for each in pools),
@@ -151,7 +151,8 @@ def passed_over(best: Design, other: Design) -> str:
     of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
     dearer = f"{more} GPU{'s' * (more != 1)} more" if of_gpus else f"{other.cost / best.cost - 1:.0%} dearer"
     if other.rate < best.rate * (1.0 - 1e-9):
-        return f"serves {1 - other.rate / best.rate:.0%} less"
+        less = 1.0 - other.rate / best.rate
+        return f"serves {less:.{0 if less >= 0.01 else 1}%} less"
     if other.cost > (best.cost if apart else NEAR * best.cost):
         return dearer
     if apart:

@@ -20,7 +20,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.ranking import SIMPLER, passed_over, standing
+from disagg_sim.planning.ranking import SIMPLER, passed_over, standing, standing_of_pool
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict, why_rows
 
@@ -558,3 +558,15 @@ def test_a_plan_without_a_frontier_of_its_layouts_says_nothing_of_how_sure_it_is
     sure = assurance(ds.plan("llama_3_1_70b", "h100_sxm", lengths, ttft="500 ms", tpot="25 ms", rate=0.376))
     assert math.isnan(sure.probability)
     assert math.isnan(sure.holds)
+
+
+def test_a_pool_that_was_run_counts_beside_one_that_was_not(twenty):
+    """Of two designs with a decode pool that nobody ran, the one whose prefill pool was run comes first."""
+    prefill, decode = twenty.best.pools if len(twenty.best.pools) == 2 else twenty.other.pools
+    design = twenty.best if len(twenty.best.pools) == 2 else twenty.other
+    known = standing_of_pool(prefill)._replace(unknown=0)
+    unknown = {id(decode): known._replace(unknown=1), id(prefill): known}
+    both = standing(design, lambda pool: known._replace(unknown=1, late=0.1))
+    one = standing(design, lambda pool: unknown[id(pool)])
+    assert (one.unknown, both.unknown) == (1, 2)
+    assert one < both
