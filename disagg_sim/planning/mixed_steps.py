@@ -17,7 +17,7 @@ an instance.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -111,6 +111,21 @@ class MixedSteps:
         held, tables = self.room + self.verified / self.ranks, (self.single, self.mixed, self.late)
         one, every, late = (_between(self.tokens, each, held) for each in tables)
         return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
+
+    def with_prompts(self, sequences: float) -> tuple[float, Callable[[Floats], Floats]]:
+        """Prompt tokens of a full step of one rank beside so many sequences, and the time of a step by its own.
+
+        [token], [s]
+        """
+        decodes, room, alone = (
+            float(np.interp(sequences, self.batch, of)) for of in (self.verified, self.room, self.step)
+        )
+        times = [float(np.interp(sequences, self.batch, row)) for row in self.mixed]
+
+        def step(tokens: Floats) -> Floats:
+            return np.where(tokens > 0.0, np.interp(tokens + decodes, self.tokens, times), alone)
+
+        return room, step
 
     def beside(
         self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float, columns: Ints | slice = EVERY

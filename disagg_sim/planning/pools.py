@@ -23,6 +23,7 @@ from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import passes
 from disagg_sim.planning.prefill_delay_queue import waits
+from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -301,8 +302,15 @@ class ColocatedChoice:
         return occupancy(rate, instances, self.seats, self.batch, done), mixing
 
     def _delay(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
+        even = self._evenness(instances)
+        node, load, weights = loaded(self.loads, self.weights, rate / instances, even)
+        if self.ranks == 1:
+            room, step = self.steps.with_prompts(some)
+            laws = prompt_delay(rate / instances, self.nodes, self.weights, room, step, even)
+            values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
+            shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
+            return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
-        node, load, weights = loaded(self.loads, self.weights, rate / instances, self._evenness(instances))
         own = self.host + np.ceil(self.nodes / held)[node] * time + load
         own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
         weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
@@ -314,7 +322,6 @@ class ColocatedChoice:
         mean = float(self.weights @ self.nodes)
         spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
         service = used * instances * self.ranks / rate
-        even = self.work.dispersion if self.ranks == 1 else self._evenness(instances)  # not evened out within a prompt
         law = Service(service, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
@@ -344,7 +351,10 @@ class ColocatedChoice:
         mean, wide = self._tpot(self._evenness(instances), found, mixing)
         if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:
             return False
-        return self._delay(rate, instances, found.mean, mixing).late(ttft.seconds) <= 1.0 - ttft.share
+        return (
+            math.isinf(ttft.seconds)
+            or self._delay(rate, instances, found.mean, mixing).late(ttft.seconds) <= 1.0 - ttft.share
+        )
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""

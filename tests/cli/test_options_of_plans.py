@@ -240,7 +240,7 @@ SLOW = [
     Change("pools", ENCODE, ENCODE.replace("encode,prefill,decode", "encode,prefill,attention,ffn"), "pools"),
     _with("rank_imbalance", EXPERTS, "--rank-imbalance random", "runners_up"),
     _with("expert_skew", EXPERTS, "--expert-skew 0.5", "best.tpot_s.p90"),
-    _with("max_redundant_experts", f"{EXPERTS} --expert-skew 0.5", "--max-redundant-experts 8", "runners_up"),
+    _with("max_redundant_experts", f"{EXPERTS}0 --expert-skew 1.0", "--max-redundant-experts 8", "runners_up"),
     _with(
         "max_dcp",
         "--model deepseek_r1 --system gb200_nvl72 --isl 100000 --osl 512 --rate 2 --ttft 10s --tpot 10ms",

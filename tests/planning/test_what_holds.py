@@ -324,7 +324,7 @@ def test_co_located_prompts_wait_as_long_as_in_a_simulation_and_longer_in_bursts
         choice = replace(joint.pools[0].choice, work=replace(one.work, dispersion=spread))
         planned.append(choice.mean_ttft(rate, 1))
     assert planned[0] == pytest.approx(played[0], rel=0.08)
-    assert 0.35 * (played[1] - played[0]) < planned[1] - planned[0] < 1.2 * (played[1] - played[0])
+    assert 0.5 * (played[1] - played[0]) < planned[1] - planned[0] < 1.5 * (played[1] - played[0])
 
 
 @pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])

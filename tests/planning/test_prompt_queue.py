@@ -1,0 +1,78 @@
+"""Prompts of one rank share the budget of its steps: the chain beside a simulation, and limits by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disagg_sim.arrays import Floats
+from disagg_sim.planning.prompt_queue import prompt_delay
+
+ROOM = 8170.0
+
+
+def step(tokens: Floats) -> Floats:
+    """20 ms, and 0.9 s for 8,192 tokens."""
+    return 0.02 + 0.9 * np.asarray(tokens) / 8192.0
+
+
+def played(rate: float, prompts: Floats, weights: Floats, count: int, group: float = 1.0) -> Floats:
+    """Times from arrival to the end of the last step of a prompt: tokens first come, first served."""
+    rng = np.random.default_rng(1)
+    sizes = rng.geometric(1.0 / group, count)
+    arrival = np.repeat(np.cumsum(rng.exponential(group / rate, count)), sizes)[:count]
+    length = rng.choice(prompts, count, p=weights)
+    end = np.cumsum(length)  # tokens up to the end of each prompt
+    done, now, computed, seen = np.zeros(count), 0.0, 0.0, 0
+    while computed < end[-1] - 1e-6:
+        come = int(np.searchsorted(arrival, now, side="right"))
+        waiting = (end[come - 1] if come else 0.0) - computed
+        tokens = min(waiting, ROOM)
+        now += float(step(np.array(tokens)))
+        computed += tokens
+        last = int(np.searchsorted(end, computed + 1e-6, side="right"))
+        done[seen:last], seen = now, last
+    return done - arrival
+
+
+@pytest.mark.parametrize(
+    ("prompts", "weights", "rate"),
+    [
+        ((8192.0,), (1.0,), 0.75),  # a last piece of 22 tokens, which others fill up
+        ((8192.0,), (1.0,), 0.3),
+        ((2048.0,), (1.0,), 3.0),  # four share a step
+        ((20000.0,), (1.0,), 0.3),
+        ((64.0,), (1.0,), 60.0),
+        ((1000.0, 6000.0), (0.7, 0.3), 2.4),
+    ],
+)
+def test_times_are_those_of_a_simulation(prompts, weights, rate) -> None:
+    lengths, shares = np.array(prompts), np.array(weights)
+    found = prompt_delay(rate, lengths, shares, ROOM, step, 1.0)
+    times = np.concatenate([each for each, _ in found])
+    chances = np.concatenate([weight * each for weight, (_, each) in zip(weights, found, strict=True)])
+    assert chances.sum() == pytest.approx(1.0, abs=1e-3)
+    run = played(rate, lengths, shares, 60_000)
+    assert times @ chances == pytest.approx(run.mean(), rel=0.05)
+    order = np.argsort(times)
+    for share in (0.5, 0.9):
+        place = np.searchsorted(np.cumsum(chances[order]), share * chances.sum())
+        assert times[order][place] == pytest.approx(np.quantile(run, share), rel=0.08)
+
+
+def test_prompts_that_come_in_groups_wait_for_each_other() -> None:
+    """Groups of three on average: five times the variance of Poisson arrivals."""
+    lengths, one = np.array([2048.0]), np.ones(1)
+    [(times, chances)] = prompt_delay(2.0, lengths, one, ROOM, step, 5.0)
+    assert times @ chances == pytest.approx(played(2.0, lengths, one, 60_000, group=3.0).mean(), rel=0.1)
+
+
+def test_limits() -> None:
+    """A prompt that meets nobody: the rest of a decode step, a full one and 22 tokens; beyond full load no end."""
+    lengths, one = np.array([8192.0]), np.ones(1)
+    [(times, chances)] = prompt_delay(1e-6, lengths, one, ROOM, step, 1.0)
+    alone = 0.01 + float(step(np.array(ROOM))) + float(step(np.array(22.0)))
+    assert times @ chances == pytest.approx(alone, rel=1e-3)
+    assert prompt_delay(2.0, lengths, one, ROOM, step, 1.0)[0][0][0] == np.inf
+    even, poisson = (prompt_delay(0.7, lengths, one, ROOM, step, each)[0] for each in (0.5, 1.0))
+    assert even[0] @ even[1] < poisson[0] @ poisson[1]
