@@ -115,7 +115,8 @@ def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, f
         if ours.empty:
             continue
         inside = ours["x"][(ours["x"] * ours["x_unit"]).between(*RANGE)]
-        x = inside.iloc[0 if place == 0 else -1] if name and len(inside) else place
+        ends = inside if len(inside) else ours["x"]
+        x = ends.iloc[0 if place == 0 else -1] if name else place
         row = curve_points(panel, f"{PRINTED}{name or 'read'}", [x], [y], "").assign(x_unit=ours["x_unit"].iloc[0])
         frames.append(row if "y_label" in table else row.drop(columns="y_label"))
     return pd.concat(frames, ignore_index=True) if readings else table
