@@ -98,7 +98,7 @@ def prompt_delay(
     ahead = 1.0 / (1.0 - (group - 1.0) * law)  # of those in the group of a prompt
     law *= ahead
 
-    def come(counts: Floats, beside: Any = 1.0) -> Floats:
+    def arrived_cells(counts: Floats, beside: Any = 1.0) -> Floats:
         """Chances of the cells that so many prompts on average fill, and others beside them, (counts, cells)."""
         mean = counts[:, None] + TINY
         trials = np.ceil(mean / max(1.0 - dispersion, TINY))
@@ -106,7 +106,7 @@ def prompt_delay(
         found = np.fft.irfft(each * beside, axis=1)
         return np.maximum(found[:, :places], 0.0)
 
-    waiting = _stationary(come(rate * times), cells)
+    waiting = _stationary(arrived_cells(rate * times), cells)
     spent = waiting.copy()
     spent[:cells] *= times[:cells]
     spent[cells:] *= full
@@ -114,7 +114,7 @@ def prompt_delay(
     rows = [
         (np.full(places, (1.0 - part) * time), np.arange(places) * width, chances)
         for part in PARTS
-        for time, chances in zip(times, _before(come(rate * part * times, ahead), spent, cells), strict=True)
+        for time, chances in zip(times, _before(arrived_cells(rate * part * times, ahead), spent, cells), strict=True)
     ]
     rest, before, chance = (np.concatenate(each) for each in zip(*rows, strict=True))
     kept = chance > LEAST

@@ -27,6 +27,9 @@ def played(rate: float, prompts: Floats, weights: Floats, count: int, group: flo
     while computed < end[-1] - 1e-6:
         come = int(np.searchsorted(arrival, now, side="right"))
         waiting = (end[come - 1] if come else 0.0) - computed
+        if waiting < 1e-6:  # steps of decodes alone, until a prompt comes
+            now += 0.02 * np.ceil((arrival[come] - now) / 0.02)
+            continue
         tokens = min(waiting, ROOM)
         now += float(step(np.array(tokens)))
         computed += tokens
