@@ -79,6 +79,15 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the command that do not look for what would change them, which takes longer than they do."""
+    from disagg_sim.planning.flips import Changes
+
+    nothing = Changes(flips=(), limits=(), aside=None)
+    monkeypatch.setattr("disagg_sim.cli.plan.changes_of", lambda _: nothing)
+
+
+@pytest.fixture
 def seed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Efficiency files of the first calibration in place of the shipped ones."""
     monkeypatch.setenv(PATH_VARIABLE, str(SEED_FITS))

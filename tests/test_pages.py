@@ -4,6 +4,7 @@ A page is worked through in a directory of its own. Blocks of YAML begin with a 
 them are written first, and checked; blocks of Python that name one are written, too. Python blocks share one namespace.
 Lines of a console block that begin with ``$`` are run; other lines are what they must print. Commands of ``disagg-sim``
 are called in this process, which has imported them and shares its searches between pages; a shell runs the others.
+Plans leave out what would change them, which takes longer than they do and has tests of its own.
 A block that cannot run here says why, in a comment before it that a reader does not see: ``<!-- not run: REASON -->``.
 """
 
@@ -173,7 +174,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("in_one_process", "without_changes")
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     asked = [block for block in ALL[page] if block.language in RUN and block.reason is None]
     for block in asked:

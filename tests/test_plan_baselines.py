@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import disagg_sim.cli.plan as command
 from disagg_sim.cli.main import app
-from disagg_sim.planning.flips import Changes
 
 BASELINES = Path(__file__).parent / "planning" / "recorded"
 DIGITS = 10
@@ -177,9 +175,9 @@ def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_plan_is_as_recorded(name, trace, update_baselines, monkeypatch, tmp_path):
+def test_plan_is_as_recorded(name, trace, update_baselines, request, tmp_path):
     if name not in CHANGED:
-        monkeypatch.setattr(command, "changes_of", lambda _: Changes(flips=(), limits=(), aside=None))
+        request.getfixturevalue("without_changes")
     path, found = BASELINES / f"{name}.json", record(words(QUESTIONS[name], trace), tmp_path / "out")
     if update_baselines:
         path.write_text(json.dumps(found, indent=1) + "\n")
