@@ -1,11 +1,9 @@
 """Options of the whole test run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +40,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_core() -> Iterator[None]:
+def one_core():
     """Let commands that name no number of jobs run in this process: other test processes have the other cores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
@@ -50,12 +48,12 @@ def one_core() -> Iterator[None]:
 
 
 @pytest.fixture
-def update_baselines(request: pytest.FixtureRequest) -> bool:
+def update_baselines(request):
     return bool(request.config.getoption("--update-baselines"))
 
 
 @pytest.fixture(scope="session")
-def swept(one_core: None) -> Callable[[str, Path], Path]:
+def swept(one_core):
     """Run a sweep from its text, without pictures, into a directory; give the directory."""
 
     def computed(text: str, out: Path) -> Path:
@@ -68,7 +66,7 @@ def swept(one_core: None) -> Callable[[str, Path], Path]:
 
 
 @pytest.fixture
-def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_one_process(monkeypatch):
     """Run tasks of sweeps and scenarios here, however many jobs are asked for: all is imported, searches are kept."""
 
     @contextmanager
@@ -79,7 +77,7 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_changes(monkeypatch):
     """Plans of the command that do not look for what would change them, which takes longer than they do."""
     from disagg_sim.planning.flips import Changes
 
@@ -88,13 +86,13 @@ def without_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def seed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def seed_fits(monkeypatch):
     """Efficiency files of the first calibration in place of the shipped ones."""
     monkeypatch.setenv(PATH_VARIABLE, str(SEED_FITS))
 
 
 @pytest.fixture(scope="module")
-def seed_fits_throughout() -> Iterator[None]:
+def seed_fits_throughout():
     """The same for all of a module, its own fixtures of that scope included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PATH_VARIABLE, str(SEED_FITS))

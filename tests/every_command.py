@@ -1,7 +1,5 @@
 """Every command of ``disagg-sim``, found in the program itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

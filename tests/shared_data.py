@@ -4,8 +4,6 @@ What else lies in a folder is nobody's concern: a file that is added there chang
 holds that no test finds its data in another way.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file is there whole or not at all, whatever happens to its writer; what a killed one leaves is removed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -37,7 +35,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path):
     path = tmp_path / "table.csv"
     write_text(path, "old")
     with hanging(path) as writer:
@@ -51,7 +49,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_cleans_up(
     assert path.read_text() == "new"
 
 
-def test_leftovers_are_found_in_the_folders_of_a_run_and_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_leftovers_are_found_in_the_folders_of_a_run_and_nothing_else_is_touched(tmp_path):
     folders = [tmp_path, tmp_path / "figures", tmp_path / "figures" / "case"]
     folders[-1].mkdir(parents=True)
     for folder in folders:
@@ -64,7 +62,7 @@ def test_leftovers_are_found_in_the_folders_of_a_run_and_nothing_else_is_touched
         assert ".pareto.png.4711.tmp" not in names(folder)
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_leaves_the_old_file_alone(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     write_text(path, "old")
 
@@ -78,13 +76,13 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_alone(tmp_path: Path, m
     assert path.read_text() == "old"
 
 
-def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(StoreError, match="cannot write: "):
         write_text(tmp_path / "out" / "table.csv", "")
 
 
-def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
+def test_an_exception_while_writing_leaves_nothing(tmp_path):
     def fail() -> None:
         with written(tmp_path / "table.csv") as handle:
             handle.write(b"half")
@@ -95,7 +93,7 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_a_pipe_a_device_and_a_stream_are_written_in_place(tmp_path: Path) -> None:
+def test_a_pipe_a_device_and_a_stream_are_written_in_place(tmp_path):
     """A file renamed over ``/dev/stdout`` would take it from the whole machine."""
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     os.mkfifo(pipe)
@@ -112,7 +110,7 @@ def test_a_pipe_a_device_and_a_stream_are_written_in_place(tmp_path: Path) -> No
     assert (stream.is_symlink(), log.read_text()) == (True, "told again")
 
 
-def test_nothing_is_written_through_a_link_in_the_place_of_a_temporary_file(tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_in_the_place_of_a_temporary_file(tmp_path):
     """A name of one can be guessed, and a directory of results may come from somebody else."""
     foreign, missing, results = tmp_path / "foreign", tmp_path / "missing", tmp_path / "out"
     foreign.write_text("precious")
@@ -126,13 +124,13 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_temporary_file(tmp_
     assert not missing.exists()
 
 
-def test_a_full_device_is_one_line() -> None:
+def test_a_full_device_is_one_line():
     with pytest.raises(StoreError, match="/dev/full: cannot write: No space left on device"):
         write_text(Path("/dev/full"), "words")
     assert Path("/dev/full").is_char_device()
 
 
-def test_files_of_others_and_links_are_not_replaced(tmp_path: Path) -> None:
+def test_files_of_others_and_links_are_not_replaced(tmp_path):
     mine = {"a.sh": "by us, edited", "b.sh": "my own", "c.sh": "by us"}
     for name, text in mine.items():
         (tmp_path / name).write_text(text)

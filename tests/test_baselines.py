@@ -3,11 +3,9 @@
 ``pytest tests/test_baselines.py --update-baselines`` is the only way to record them anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +19,6 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import CASE_COLUMNS
 from disagg_sim.sweep.compare import FRONTIER, Comparison, FrontChange, PointChange, compare_fronts, read_frontier
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BASELINES = Path(__file__).parent / "baselines"
 PROFILES = ds.list_specs("profile")
@@ -203,7 +198,7 @@ CASES = {
 }
 
 
-def front_of(name: str) -> pd.DataFrame:
+def front_of(name: str):
     """The frontier of a case, without the columns that the case itself states."""
     case = CASES[name]
     at = ds.setup(case.model, case.system, case.precision, case.profile, case.engine)
@@ -254,7 +249,7 @@ def told(front: FrontChange) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_frontier_is_the_recorded_one(name: str, update_baselines: bool) -> None:
+def test_the_frontier_is_the_recorded_one(name, update_baselines):
     if update_baselines:
         front_of(name).to_csv(BASELINES / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
         pytest.skip(f"recorded {name}.csv: read the diff before committing it")
@@ -263,7 +258,7 @@ def test_the_frontier_is_the_recorded_one(name: str, update_baselines: bool) -> 
         pytest.fail(told(front), pytrace=False)
 
 
-def test_every_case_has_a_baseline_and_no_baseline_is_orphaned() -> None:
+def test_every_case_has_a_baseline_and_no_baseline_is_orphaned():
     assert {path.name for path in BASELINES.iterdir()} == {f"{name}.csv" for name in CASES}
 
 
@@ -312,9 +307,7 @@ FITTED = [
 
 
 @pytest.mark.parametrize(("section", "name"), FITTED)
-def test_two_percent_on_a_fitted_number_moves_some_baseline(
-    section: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_percent_on_a_fitted_number_moves_some_baseline(section, name, monkeypatch):
     monkeypatch.setattr(setup, "load_efficiency", lambda of: scaled_rows(load_efficiency(of), section, name, 1.02))
     assert some_baseline_moves()
 
@@ -329,20 +322,18 @@ def test_two_percent_on_a_fitted_number_moves_some_baseline(
         and any(getattr(ds.load_profile(profile), field.name) for profile in PROFILES)
     ],
 )
-def test_two_percent_on_an_assumption_of_the_profiles_moves_some_baseline(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_percent_on_an_assumption_of_the_profiles_moves_some_baseline(name, monkeypatch):
     monkeypatch.setattr(setup, "load_profile", lambda of: scaled(ds.load_profile(of), name, 1.02))
     assert some_baseline_moves()
 
 
 @pytest.mark.parametrize("name", ["peak_flops", "hbm_reported", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth"])
-def test_two_percent_on_a_vendors_number_moves_some_baseline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_percent_on_a_vendors_number_moves_some_baseline(name, monkeypatch):
     monkeypatch.setattr(setup, "load_system", lambda of: scaled(ds.load_system(of), name, 1.02))
     assert some_baseline_moves()
 
 
-def test_every_kind_of_layer_system_and_profile_has_a_baseline() -> None:
+def test_every_kind_of_layer_system_and_profile_has_a_baseline():
     models = [ds.load_model(case.model) for case in CASES.values()]
     kinds = [kind for model in models for kind in model.kinds]
     assert {kind.attention.kind for kind in kinds} == {*ATTENTION_KINDS, NONE}
@@ -358,7 +349,7 @@ def test_every_kind_of_layer_system_and_profile_has_a_baseline() -> None:
     assert {case.precision for case in CASES.values()} == set(ds.list_specs("precision"))
 
 
-def test_a_failure_names_what_was_lost_is_new_and_moved() -> None:
+def test_a_failure_names_what_was_lost_is_new_and_moved():
     front = front_of("llama_8b_h100_fp8")
     changed = front.iloc[:-1].copy()
     changed.loc[0, "tokens_per_s_per_gpu"] *= 1.02

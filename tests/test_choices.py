@@ -1,7 +1,5 @@
 """Constants that were set with data in view stand on the page of fidelity with the values of the code."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,13 +1,10 @@
 """The numbers that README and docs state are those that the code computes; the slow ones at least have a function."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,7 +15,7 @@ SCRIPT = ROOT / "docs" / "page_numbers.py"
 
 
 @pytest.fixture(scope="module")
-def numbers() -> ModuleType:
+def numbers():
     """The module of the numbers."""
     spec = importlib.util.spec_from_file_location("page_numbers", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -27,13 +24,13 @@ def numbers() -> ModuleType:
 
 
 @pytest.fixture
-def computed(numbers) -> ModuleType:
+def computed(numbers):
     """The registry of the functions, which the module of the numbers makes findable."""
     return importlib.import_module("docs.computed")
 
 
 @pytest.fixture
-def page(numbers, tmp_path, monkeypatch) -> Path:
+def page(numbers, tmp_path, monkeypatch):
     """A page of its own, whose one number has been 4 all along."""
     path = tmp_path / "page.md"
     path.write_text("It is <!-- number: four -->4<!-- /number --> GB.\n", encoding="utf-8")

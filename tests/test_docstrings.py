@@ -1,7 +1,5 @@
 """Names of ``ds``, equations and what a policy calls say what goes in and what comes out; cited pages exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``--update-baselines`` records them anew. What moves a part is named in the commit.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

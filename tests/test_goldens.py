@@ -1,7 +1,5 @@
 """The comparison to the byte of ``benchmarks/goldens.py`` on two of its files."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 
 @pytest.fixture
-def goldens(monkeypatch: pytest.MonkeyPatch):
+def goldens(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     return importlib.import_module("goldens")
 

@@ -1,7 +1,5 @@
 """What is locked is what ``pyproject.toml`` requires, at versions that it allows, with a hash of every file."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

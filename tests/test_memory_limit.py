@@ -1,7 +1,5 @@
 """What needs more memory than is allowed is refused before it is made, in the same words by a check and a run."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The notebooks run from the first cell to the last, on the public names alone, and show what they promise."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

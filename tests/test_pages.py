@@ -8,8 +8,6 @@ Plans leave out what would change them, which takes longer than they do and has 
 A block that cannot run here says why, in a comment before it that a reader does not see: ``<!-- not run: REASON -->``.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import io
@@ -154,7 +152,7 @@ def in_shell(line: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """A directory with the command and traces; policies that a page registers are forgotten afterwards."""
     for name in ("bin", "baselines"):
         (tmp_path / name).mkdir()
@@ -175,7 +173,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.usefixtures("in_one_process", "without_changes")
-def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
+def test_the_blocks_of_a_page_run(page, folder):
     asked = [block for block in ALL[page] if block.language in RUN and block.reason is None]
     for block in asked:
         assert block.file or block.language != "yaml", f"{block.where}: begins with no comment that names its file"
@@ -209,7 +207,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_lead_somewhere(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
             continue
@@ -241,7 +239,7 @@ def resolves(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_and_functions_that_a_page_names_exist(page: Path) -> None:
+def test_files_and_functions_that_a_page_names_exist(page):
     """A path is complete from some folder on; a function is named from its room, or from ``physics``, on."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for name in set(CODE.findall(text)):
@@ -257,7 +255,7 @@ def test_files_and_functions_that_a_page_names_exist(page: Path) -> None:
                 assert any(map(resolves, whole)), f"{page.name} names {name}"
 
 
-def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page() -> None:
+def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page():
     spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -269,7 +267,7 @@ def test_pictures_are_small_and_each_is_drawn_by_the_script_and_shown_by_a_page(
     assert set(module.ROOMS) == {path.parent.name for path in (ROOT / "disagg_sim").glob("*/__init__.py")}
 
 
-def test_the_citation_and_the_package_agree() -> None:
+def test_the_citation_and_the_package_agree():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (cited["title"], cited["version"], cited["license"]) == tuple(
@@ -281,7 +279,7 @@ def test_the_citation_and_the_package_agree() -> None:
     assert cited["authors"]
 
 
-def test_a_block_that_does_not_run_says_why() -> None:
+def test_a_block_that_does_not_run_says_why():
     for block in (block for page in PAGES for block in ALL[page]):
         assert block.language in (*RUN, *SHOWN), f"{block.where}: {block.language!r} is neither run nor shown"
         assert block.reason is None or len(block.reason.split()) > 1, f"{block.where}: the mark gives no reason"
@@ -298,7 +296,7 @@ def shown_commands() -> Iterator[tuple[str, list[str]]]:
                 yield block.where, shlex.split(line, comments=True)
 
 
-def test_commands_that_are_shown_and_not_run_have_options_that_exist() -> None:
+def test_commands_that_are_shown_and_not_run_have_options_that_exist():
     found = list(shown_commands())
     for where, words in found:
         command: Any = typer.main.get_command(app)
@@ -312,14 +310,14 @@ def test_commands_that_are_shown_and_not_run_have_options_that_exist() -> None:
     assert len(found) >= 30
 
 
-def test_messages_that_pages_show_are_those_of_the_code() -> None:
+def test_messages_that_pages_show_are_those_of_the_code():
     lines = re.findall(r"^error: .*$", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
     with pytest.raises(MissingExtraError) as missing, extra("simulate"):
         raise ModuleNotFoundError(name="numba")
     assert lines == [f"error: {missing.value}", f"error: {MISSING.format(what='validate')}"]
 
 
-def test_most_blocks_run() -> None:
+def test_most_blocks_run():
     known = [block for page in PAGES for block in ALL[page] if block.language in RUN]
     asked = [block for block in known if block.reason is None]
     assert len(known) >= 30

@@ -1,12 +1,9 @@
 """Tables come back from Parquet files as they were written, whatever stands in them and wherever the file lies."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from pathlib import Path
 from threading import Timer
 
 import numpy as np
@@ -30,7 +27,7 @@ ROWS = st.tuples(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(ROWS, min_size=1, max_size=5), note=TEXTS, name=TEXTS.filter(bool))
-def test_every_value_survives(rows: list[tuple[object, ...]], note: str, name: str, tmp_path: Path) -> None:
+def test_every_value_survives(rows, note, name, tmp_path):
     columns = dict(zip(("x", "n", "yes", "word", "bound"), zip(*rows, strict=True), strict=True))
     frame = pd.DataFrame(columns).astype({"word": "str" if pd.__version__ >= "3" else object, "yes": bool})
     frame["bound"] = pd.Categorical(columns["bound"], categories=["memory", "never", 'it\'s "compute"'])
@@ -41,14 +38,14 @@ def test_every_value_survives(rows: list[tuple[object, ...]], note: str, name: s
 
 
 @pytest.mark.parametrize("type_", ["int8", "uint8", "int16", "int32", "uint32", "uint64", "float32", "float64", "bool"])
-def test_types_of_numbers_stay(type_: str, tmp_path: Path) -> None:
+def test_types_of_numbers_stay(type_, tmp_path):
     frame = pd.DataFrame({"a": np.array([0, 1, 1], dtype=type_)})
     write_parquet(frame, tmp_path / "a.parquet", {})
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet"), frame)
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", columns=["a"]), frame)
 
 
-def test_a_table_without_rows_keeps_its_columns(tmp_path: Path) -> None:
+def test_a_table_without_rows_keeps_its_columns(tmp_path):
     kinds = pd.Categorical([], categories=["one"])
     frame = pd.DataFrame({"a": np.array([], dtype=float), "kind": kinds})
     write_parquet(frame, tmp_path / "a.parquet", {})
@@ -56,7 +53,7 @@ def test_a_table_without_rows_keeps_its_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a[1]b", "every*", "what?", "it's", "key=value", "[*]?", "{x}", "a\\b"])
-def test_a_name_is_no_pattern_and_tells_no_column(place: str, tmp_path: Path) -> None:
+def test_a_name_is_no_pattern_and_tells_no_column(place, tmp_path):
     """Signs of shell patterns, quotes, and what partitioned tables would take for a column."""
     for folder in (place, "a1b", "every thing", "whats"):
         (tmp_path / folder).mkdir()
@@ -66,7 +63,7 @@ def test_a_name_is_no_pattern_and_tells_no_column(place: str, tmp_path: Path) ->
     assert parquet_metadata(path)["at"] == place
 
 
-def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_table_is_one_line(tmp_path):
     (tmp_path / "text.parquet").write_text("no table at all, but long enough to have a footer")
     for path, kind in ((tmp_path / "text.parquet", ValueError), (tmp_path, ValueError), (tmp_path / "no", OSError)):
         with pytest.raises(kind) as told:
@@ -78,7 +75,7 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_ctrl_c_is_never_taken_for_a_fault(reads: bool, tmp_path: Path) -> None:
+def test_ctrl_c_is_never_taken_for_a_fault(reads, tmp_path):
     """DuckDB looks for signals while it runs, and raises errors of its own: half of all interrupts were lost."""
     frame = pd.DataFrame(np.random.default_rng(7).random((20_000, 12))).rename(columns=str)
     path, dice = tmp_path / "a.parquet", random.Random(7)

@@ -4,11 +4,7 @@ Not the bytes of the files: other versions of the libraries may draw the same pi
 minutes are compared by ``python docs/figures.py --check``.
 """
 
-from __future__ import annotations
-
 import importlib
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,13 +14,13 @@ SLOW = ("explain", "frontier", "scaling", "reuse_frontiers", "reuse_ratios", "po
 
 
 @pytest.fixture(scope="module")
-def figures() -> ModuleType:
+def figures():
     """The script that draws them."""
     return importlib.import_module("docs.figures")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW)])
-def test_a_picture_says_what_the_code_computes(figures: ModuleType, name: str) -> None:
+def test_a_picture_says_what_the_code_computes(figures, name):
     assert figures.changed(name) == [], f"python docs/figures.py {name} draws it anew; look at it"
 
 
@@ -42,9 +38,7 @@ USUAL = {"title": "a step of 5.3 ms", "line": 68, "end": 4.0, "points": 3}
         ({"points": 4}, "small.svg: the curves have other points than computed ones"),
     ],
 )
-def test_a_changed_word_number_or_curve_is_found(
-    figures: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str | None
-) -> None:
+def test_a_changed_word_number_or_curve_is_found(figures, tmp_path, monkeypatch, change, said):
     def small(title: str, line: int, end: float, points: int) -> Any:
         figure = figures.blank_figure((4.0, 3.0))
         axes = figure.add_subplot()

@@ -3,8 +3,6 @@
 ``pytest tests/test_plan_baselines.py --update-baselines`` records them anew. What moves a plan is named in the commit.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator
@@ -121,7 +119,7 @@ def words(argv: str, trace: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Path:
+def trace(tmp_path_factory):
     """A trace of 3,000 requests, 40 a second, half of which come in every fourth ten seconds."""
     rng = np.random.default_rng(31)
     second = np.arange(75.0)

@@ -1,7 +1,5 @@
 """Files are read once and within bounds: what has no end is refused, what comes once is kept."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import threading

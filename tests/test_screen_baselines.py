@@ -3,8 +3,6 @@
 ``--update-baselines`` records them anew; numbers of simulations and sweeps are those of small cases.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator
@@ -76,7 +74,7 @@ ASKED = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def said(tmp_path_factory):
     """What each command prints, and how it ends."""
     folder = tmp_path_factory.mktemp("asked")
     (folder / "old.yaml").write_text(SWEEP)

@@ -1,7 +1,5 @@
 """The site of the documentation has every page, and shows the pages as the repository has them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

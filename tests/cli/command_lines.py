@@ -1,7 +1,5 @@
 """A question as a person writes it in a shell, asked of the command or of the tool for agents."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """``check`` and ``compare``: a planted change of two percent is caught and named, unchanged results pass."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -35,7 +33,7 @@ def sweep(out: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """Results to be held against baselines; not to be changed."""
     return sweep(tmp_path_factory.mktemp("curves") / "results")
 
@@ -52,7 +50,7 @@ def planted(root: Path, factor: float, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sweep(root / "planted")
 
 
-def test_unchanged_results_pass(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchanged_results_pass(results, tmp_path, capsys):
     again = sweep(tmp_path / "again")
     capsys.readouterr()
     assert run(["check", str(again), "--baseline", str(results)]) == 0
@@ -60,9 +58,7 @@ def test_unchanged_results_pass(results: Path, tmp_path: Path, capsys: pytest.Ca
     assert run(["check", str(again), "--baseline", str(results / "frontier.csv")]) == 0
 
 
-def test_what_differs_in_the_inputs_is_named(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_in_the_inputs_is_named(results, tmp_path, monkeypatch, capsys):
     """Two values of a spec file, and the version of a library that computed the baseline."""
     source = find_file("hardware", "h100_sxm")
     changed = re.sub(r"(?m)^hbm_bandwidth:.*$", "hbm_bandwidth: 3.0 TB/s", source.read_text())
@@ -88,9 +84,7 @@ def test_what_differs_in_the_inputs_is_named(
     assert f"inputs: not compared, as {baseline} has no manifest.json" in capsys.readouterr().out
 
 
-def test_a_moved_curve_without_a_changed_input_says_so(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_moved_curve_without_a_changed_input_says_so(results, tmp_path, capsys):
     """As another machine, or a library below those whose versions are kept, may cause it."""
     table = pd.read_csv(results / "frontier.csv")
     table["tokens_per_s_per_gpu"] *= 0.9
@@ -104,9 +98,7 @@ def test_a_moved_curve_without_a_changed_input_says_so(
         assert "inputs: the same specs, options, versions and code on both sides" in capsys.readouterr().out
 
 
-def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(results, tmp_path, capsys):
     shutil.copytree(results, tmp_path, dirs_exist_ok=True)
     path, dice = tmp_path / "frontier.csv", random.Random(5)
     whole = path.read_bytes()
@@ -123,7 +115,7 @@ def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(
 
 
 @pytest.mark.long
-def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(results: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(results, tmp_path):
     path, dice = tmp_path / "frontier.csv", random.Random(6)
     whole = (results / "frontier.csv").read_bytes()
     for _ in range(60):
@@ -134,9 +126,7 @@ def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(result
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cases": 3}', '{"cases": [1]}', '{"cases": [], "tables": 1}'])
-def test_a_damaged_manifest_is_one_line(
-    text: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_manifest_is_one_line(text, results, tmp_path, capsys):
     shutil.copytree(results, tmp_path, dirs_exist_ok=True)
     (tmp_path / "manifest.json").write_text(text)
     assert run(["check", str(tmp_path), "--baseline", str(results)]) == 2
@@ -154,7 +144,7 @@ def process(arguments: list[str], *, before: str = "", output: int | None = subp
     return done.returncode, done.stderr
 
 
-def test_a_crash_is_no_moved_curve(results: Path) -> None:
+def test_a_crash_is_no_moved_curve(results):
     crash = "import disagg_sim.sweep.compare as c\ndef crash(*a, **k): 1 / 0\nc.compare_frontiers = crash"
     code, said = process(["check", str(results), "--baseline", str(results)], before=crash)
     assert code == 3
@@ -163,7 +153,7 @@ def test_a_crash_is_no_moved_curve(results: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["check", "{results}", "--baseline", "{results}"], ["specs", "list"]])
-def test_a_closed_pipe_is_no_moved_curve(arguments: list[str], results: Path) -> None:
+def test_a_closed_pipe_is_no_moved_curve(arguments, results):
     reader, writer = os.pipe()
     os.close(reader)
     code, said = process([argument.format(results=results) for argument in arguments], output=writer)
@@ -171,7 +161,7 @@ def test_a_closed_pipe_is_no_moved_curve(arguments: list[str], results: Path) ->
     assert (code, said) == (3, "error: the output was closed before its end\n")
 
 
-def test_a_plan_is_written_where_nobody_reads_its_answer(tmp_path: Path) -> None:
+def test_a_plan_is_written_where_nobody_reads_its_answer(tmp_path):
     """As in ``plan ... --out DIR | head``: what was computed is not lost."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -186,7 +176,7 @@ def test_a_plan_is_written_where_nobody_reads_its_answer(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code"), [("check {results} --baseline {results}", 0), ("check gone --baseline {results}", 3)]
 )
-def test_a_closed_standard_error_is_no_moved_curve(arguments: str, code: int, results: Path) -> None:
+def test_a_closed_standard_error_is_no_moved_curve(arguments, code, results):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", MAIN, *arguments.format(results=results).split()]
@@ -195,13 +185,13 @@ def test_a_closed_standard_error_is_no_moved_curve(arguments: str, code: int, re
     assert done.returncode == code
 
 
-def test_without_any_standard_output_the_exit_code_is_the_verdict(results: Path) -> None:
+def test_without_any_standard_output_the_exit_code_is_the_verdict(results):
     command = f'exec "{sys.executable}" -c "{MAIN}" check "{results}" --baseline "{results}" >&-'
     assert subprocess.run(["sh", "-c", command], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_below_the_output_is_no_moved_curve(results: Path) -> None:
+def test_a_full_disk_below_the_output_is_no_moved_curve(results):
     with open("/dev/full", "w") as full:
         code, said = process(["check", str(results), "--baseline", str(results)], output=full.fileno())
     assert (code, said) == (3, "error: No space left on device\n")
@@ -209,13 +199,8 @@ def test_a_full_disk_below_the_output_is_no_moved_curve(results: Path) -> None:
 
 @pytest.mark.parametrize(("factor", "ground"), [(0.98, "some lost ground"), (1.02, "none lost ground")])
 def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
-    factor: float,
-    ground: str,
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    factor, ground, results, tmp_path, monkeypatch, capsys
+):
     out = planted(tmp_path, factor, monkeypatch)
     capsys.readouterr()
     report = tmp_path / "report.json"
@@ -244,9 +229,7 @@ def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(
     assert len(capsys.readouterr().out) > 0
 
 
-def test_a_changed_word_passes_a_wide_tolerance_and_is_told(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_word_passes_a_wide_tolerance_and_is_told(results, tmp_path, capsys):
     table = pd.read_csv(results / "frontier.csv")
     table["tokens_per_s_per_gpu"] *= 0.995
     table.loc[0, "decode_bound"] = "luck"
@@ -260,9 +243,7 @@ def test_a_changed_word_passes_a_wide_tolerance_and_is_told(
     assert run(check) == 1
 
 
-def test_lost_points_and_cases_of_one_side_are_told(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_points_and_cases_of_one_side_are_told(results, tmp_path, capsys):
     table = pd.read_csv(results / "frontier.csv")
     pd.concat([table.iloc[1:], table.assign(case="other")]).to_csv(tmp_path / "frontier.csv", index=False)
     assert run(["compare", str(results), str(tmp_path)]) == 0
@@ -286,9 +267,7 @@ def test_lost_points_and_cases_of_one_side_are_told(
         (["compare", "{results}"], "B"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(arguments, said, results, tmp_path, capsys):
     table = pd.read_csv(results / "frontier.csv")
     places = {"results": results, "empty": tmp_path}
     for name, changed in {

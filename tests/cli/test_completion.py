@@ -1,13 +1,10 @@
 """Shell completion, asked as shells ask: by a variable of the environment and the words so far."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +24,7 @@ Asked = Callable[..., str]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
+def asked(monkeypatch, capsys):
     """What the program tells a shell at the end of a line; it says nothing else, and its exit code is 0."""
 
     def ask(line: str, shell: str = "bash", code: int = 0, **more: str) -> str:
@@ -62,25 +59,25 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         ("disagg-sim nothing ", set(Commands.table)),
     ],
 )
-def test_words_of_a_line(line: str, words: set[str], asked: Asked) -> None:
+def test_words_of_a_line(line, words, asked):
     assert set(asked(line).split()) == words
 
 
-def test_names_of_own_specs_and_a_wrong_search_path(tmp_path: Path, asked: Asked) -> None:
+def test_names_of_own_specs_and_a_wrong_search_path(tmp_path, asked):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "own_7b.yaml").write_text("")
     assert asked("disagg-sim plan --model own", DISAGG_SIM_PATH=str(tmp_path)).split() == ["own_7b"]
     assert asked("disagg-sim plan --model own", DISAGG_SIM_PATH=str(tmp_path / "none")).strip() == ""
 
 
-def test_zsh_and_fish_are_told_what_a_command_does(asked: Asked) -> None:
+def test_zsh_and_fish_are_told_what_a_command_does(asked):
     assert '"plan":"Answer what to deploy, on one screen."' in asked("disagg-sim pl", "zsh")
     told = asked("disagg-sim pl", "fish", _TYPER_COMPLETE_FISH_ACTION="get-args")
     assert told.strip() == "plan\tAnswer what to deploy, on one screen."
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_takes_the_script() -> None:
+def test_bash_takes_the_script():
     """The script that ``--show-completion bash`` prints, and a Tab behind it; whichever shell runs the tests."""
     shown = subprocess.run(
         [sys.executable, "-c", MAIN.replace("['disagg-sim']", "['disagg-sim', '--show-completion', 'bash']")],
@@ -114,7 +111,7 @@ def functions(group: type[LazyGroup]) -> list[tuple[str, Any]]:
     [(name, entry) for name, entry in functions(Commands) if entry.question is None],
     ids=lambda value: getattr(value, "place", ""),
 )
-def test_an_outline_has_the_options_of_its_command(name: str, entry: Any) -> None:
+def test_an_outline_has_the_options_of_its_command(name, entry):
     def shape(command: Any) -> list[Any]:
         return [
             (each.name, each.opts, each.secondary_opts, getattr(each, "is_flag", None), each.multiple, each.nargs)
@@ -125,7 +122,7 @@ def test_an_outline_has_the_options_of_its_command(name: str, entry: Any) -> Non
     assert shape(outline(name, module, function)) == shape(_load(name, entry))
 
 
-def test_words_are_those_that_the_commands_take() -> None:
+def test_words_are_those_that_the_commands_take():
     assert set(VALUES["study"]) == {"beyond-the-buzz", *paper_names()}
     assert sorted(POLICIES) == sorted(name for name, policy in policies().items() if policy in BUILT_IN)
     assert all(list_specs(kind) for kind in VALUES.values() if isinstance(kind, str))
@@ -135,7 +132,7 @@ def test_words_are_those_that_the_commands_take() -> None:
 PATIENCE = 1.0
 
 
-def test_nothing_heavy_is_loaded_for_a_word() -> None:
+def test_nothing_heavy_is_loaded_for_a_word():
     heavy = ("numpy", "pandas", "matplotlib", "rich", "disagg_sim.cli.plan")
     told = f"print(*({{*{heavy}}} & {{*sys.modules}}), time.process_time(), file=sys.stderr)"
     code = f"import atexit, time; atexit.register(lambda: {told}); {MAIN}"

@@ -1,13 +1,10 @@
 """docs/security.md: which commands open a connection, and what their results say of the machine."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -52,7 +49,7 @@ print(json.dumps([codes, told]), file=sys.stderr)
 
 
 @pytest.mark.long
-def test_no_command_connects_anywhere_and_results_say_nothing_of_the_machine(tmp_path: Path) -> None:
+def test_no_command_connects_anywhere_and_results_say_nothing_of_the_machine(tmp_path):
     """The directory's name stands for paths; Parquet and pictures are searched as bytes."""
     here = tmp_path / "whose_is_this_directory"
     here.mkdir()

@@ -1,10 +1,7 @@
 """``disagg-sim evaluate``: pools as they are written, the screen, the JSON, and one line for what is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -26,14 +23,14 @@ QUESTION = "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256
         ("colocated:dp=4,token_budget=8192,hold_steps=5", Sharding(dp_attn=4, tp_ffn=4), (1, None, 8192, 5)),
     ],
 )
-def test_a_pool_is_read_as_it_is_written(text: str, mapping: Sharding, rest: tuple[int | None, ...]) -> None:
+def test_a_pool_is_read_as_it_is_written(text, mapping, rest):
     role, pool = pool_of(text)
     assert role == text.partition(":")[0]
     assert pool.mapping == mapping
     assert (pool.instances, *pool.limits) == rest
 
 
-def test_the_screen_says_what_holds_and_what_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_says_what_holds_and_what_starts_it(capsys):
     assert run(f"{QUESTION} --engine vllm --pool colocated:tp=2,instances=4,batch=96,token_budget=4096".split()) == 0
     said = capsys.readouterr().out
     assert "HOLDS: 8 GPUs serve 40 requests/s, and up to " in said
@@ -47,7 +44,7 @@ def test_the_screen_says_what_holds_and_what_starts_it(capsys: pytest.CaptureFix
     assert "the plan for this load" not in said
 
 
-def test_a_plan_that_was_written_is_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_was_written_is_a_deployment(tmp_path, capsys):
     assert run(["plan", *QUESTION.split()[1:], "--out", str(tmp_path / "plan")]) == 0
     capsys.readouterr()
     assert run([*QUESTION.split(), "--plan", str(tmp_path / "plan"), "--json"]) == 0
@@ -60,7 +57,7 @@ def test_a_plan_that_was_written_is_a_deployment(tmp_path: Path, capsys: pytest.
     assert found["capacity_per_s"] >= 40
 
 
-def test_every_degree_of_a_planned_pool_is_read(tmp_path: Path) -> None:
+def test_every_degree_of_a_planned_pool_is_read(tmp_path):
     """Another number for each: none is left out, none is taken for another."""
     names = [each.name for each in fields(Sharding) if each.name != "refused"]
     degrees = dict(zip(names, (4, 3, 6, 2, 5, 8, 2, 1, 512, 7), strict=True))
@@ -87,7 +84,7 @@ def test_every_degree_of_a_planned_pool_is_read(tmp_path: Path) -> None:
         ("--pool colocated --system h100_sxm,h200_sxm", "a deployment is on one system"),
     ],
 )
-def test_what_is_wrong_is_one_line(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_one_line(more, said, capsys):
     assert run([*QUESTION.split(), *more.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -1,12 +1,8 @@
 """``disagg-sim explain``: one row of results, down to its fits."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -29,14 +25,12 @@ limits: {max_gpus: 4}
 
 
 @pytest.fixture(scope="module")
-def results(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(swept, tmp_path_factory):
     return swept(SWEEP, tmp_path_factory.mktemp("explained") / "out")
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "colocated", "piggyback"])
-def test_printed_parts_add_up_to_the_printed_latency(
-    mode: str, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_parts_add_up_to_the_printed_latency(mode, results, capsys):
     """A row of each mode of a computed sweep, with an NVLink domain of its own, and the memory of its GPUs."""
     table = pd.read_csv(results / "frontier.csv")
     row = int(table.index[table["mode"] == mode][0])
@@ -51,7 +45,7 @@ def test_printed_parts_add_up_to_the_printed_latency(
         assert filled == pytest.approx(table[f"{phase}_memory_bytes"][row], rel=1e-9)
 
 
-def test_the_table_tells_how_near_a_part_is_to_the_speed_of_light(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_tells_how_near_a_part_is_to_the_speed_of_light(capsys):
     shape = ["--precision", "fp8", "--phase", "decode", "--tp", "4", "--batch", "4", "--isl", "4096", "--osl", "256"]
     asked = ["explain", "--model", "llama_3_1_70b", "--system", "h100_sxm", *shape]
     assert run([*asked, "--json"]) == 0
@@ -64,9 +58,7 @@ def test_the_table_tells_how_near_a_part_is_to_the_speed_of_light(capsys: pytest
 
 
 @pytest.mark.parametrize(("options", "pool"), [(["--phase", "decode"], "decode"), (["--phase", "prefill"], "prefill")])
-def test_a_design_that_does_not_fit_says_so_first(
-    options: list[str], pool: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_design_that_does_not_fit_says_so_first(options, pool, capsys):
     """406 billion parameters in bf16 are 203 GB on each of four GPUs of 80 GB; eight of them hold them in fp8."""
     asked = ["explain", "--model", "llama_3_1_405b", "--system", "h100_sxm", "--batch", "8", *options]
     assert run([*asked, "--precision", "bf16", "--tp", "4"]) == 2
@@ -87,14 +79,14 @@ def test_a_design_that_does_not_fit_says_so_first(
     assert (fits["status"], fits["binds"]) == ("feasible", "")
 
 
-def test_halves_of_split_instances_that_do_not_fit_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_halves_of_split_instances_that_do_not_fit_say_so(capsys):
     split = ["--phase", "attention_ffn", "--tp", "4", "--ffn-gpus", "4", "--batch", "12"]
     asked = ["explain", "--model", "llama_3_1_405b", "--system", "h100_sxm", "--precision", "bf16", *split]
     assert run(asked) == 2
     assert capsys.readouterr().out.startswith("does not fit: one FFN GPU would hold ")
 
 
-def test_a_block_of_points_is_explained_and_drawn(results: Path, tmp_path: Path) -> None:
+def test_a_block_of_points_is_explained_and_drawn(results, tmp_path):
     block = next(results.glob("points/*/piggyback-*.parquet"))
     for name, head in (("parts.png", b"\x89PNG"), ("parts.svg", b"<?xml")):
         assert run(["explain", str(block), "--row", "0", "--figure", str(tmp_path / name)]) == 0
@@ -105,9 +97,7 @@ def test_a_block_of_points_is_explained_and_drawn(results: Path, tmp_path: Path)
     "name",
     ["parts.png", "page.html", *(pytest.param(f"parts.{kind}", marks=pytest.mark.long) for kind in ("svg", "pdf"))],
 )
-def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(
-    name: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(name, results, tmp_path, capsys):
     command = ["report", str(results), "--no-breakdowns", "--points", "0", "--jobs", "1", "--out"]
     command = command if name == "page.html" else ["explain", str(results), "--row", "0", "--figure"]
     path, link = tmp_path / name, tmp_path / f"link_{name}"
@@ -121,7 +111,7 @@ def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(
     assert "is a link, and nothing is written through it" in told
 
 
-def test_a_point_as_fast_as_asked_for_is_chosen(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_point_as_fast_as_asked_for_is_chosen(results, capsys):
     table = pd.read_csv(results / "frontier.csv")
     capsys.readouterr()
     assert run(["explain", str(results / "frontier.csv"), "--at-interactivity", "100", "--json"]) == 0
@@ -142,9 +132,7 @@ def test_a_point_as_fast_as_asked_for_is_chosen(results: Path, capsys: pytest.Ca
         (["--best", "--figure", "picture.bmp"], "a picture ends in .png, .svg or .pdf"),
     ],
 )
-def test_what_cannot_be_explained_is_one_line(
-    arguments: list[str], said: str, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_explained_is_one_line(arguments, said, results, capsys):
     capsys.readouterr()
     assert run(["explain", str(results), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -161,9 +149,7 @@ def test_what_cannot_be_explained_is_one_line(
         ("model", "llama_3_1_8c", "did you mean 'llama_3_1_8b'"),
     ],
 )
-def test_a_table_changed_by_hand_is_refused(
-    column: str, value: object, said: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_changed_by_hand_is_refused(column, value, said, results, tmp_path, capsys):
     table = pd.read_csv(results / "frontier.csv").head(1).astype({column: object})
     table[column] = value
     path = tmp_path / "changed.csv"
@@ -186,9 +172,7 @@ BY_HAND = ["--system", "h100_sxm", "--precision", "fp8", "--tp", "4", "--batch",
         ("piggyback", {"ttl", "ftl"}, {"both"}),
     ],
 )
-def test_a_design_by_hand_is_explained_in_its_phases(
-    phase: str, latencies: set[str], pools: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_design_by_hand_is_explained_in_its_phases(phase, latencies, pools, capsys):
     assert run(["explain", "--model", "llama_3_1_70b", *BY_HAND, "--phase", phase, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {part["latency"] for part in told["operators"]} == latencies
@@ -211,9 +195,7 @@ def test_a_design_by_hand_is_explained_in_its_phases(
         (["--model", "llama_3_1_70b", *BY_HAND, "--tp", "3"], "tp_attn does not divide 64 query heads"),
     ],
 )
-def test_a_wrong_design_by_hand_is_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_design_by_hand_is_one_line(arguments, said, capsys):
     assert run(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -231,7 +213,7 @@ limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
 
 
 @pytest.mark.long
-def test_memory_of_a_server_is_told_by_its_terms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_a_server_is_told_by_its_terms(capsys):
     """A model with states on an engine whose start-up is known: all that fills the GPU, and what lies outside."""
     by_hand = ["--model", "qwen3_5_35b_a3b", "--system", "h100_sxm", "--precision", "fp8", "--engine", "vllm"]
     assert run(["explain", *by_hand, "--tp", "2", "--batch", "64"]) == 0
@@ -242,7 +224,7 @@ def test_memory_of_a_server_is_told_by_its_terms(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.long
-def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
     """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
     (tmp_path / "law.yaml").write_text(LAW)
     sweep, out = [str(tmp_path / "law.yaml"), "--out", str(tmp_path / "out")], tmp_path / "out"
@@ -282,7 +264,7 @@ def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
 ALONE = ["--model", "llama_3_1_8b", "--system", "h200_sxm", "--precision", "fp8", "--isl", "8192", "--osl", "256"]
 
 
-def test_cached_prompts_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_prompts_by_hand(capsys):
     """460 of 512 blocks of 16 tokens are found; 65,536 B a token come at 50 GB/s and 20 us."""
     text, told = explained([*ALONE, "--phase", "prefill", "--cached", "0.9", "--tiers", "dram"], capsys)
     (load,) = [part["seconds"] for part in told["operators"] if part["operator"] == "load of the past"]
@@ -294,7 +276,7 @@ def test_cached_prompts_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(part["seconds"] for part in told["operators"]) == pytest.approx(told["points"][0]["ftl_s"])
 
 
-def test_options_of_serving_are_off_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_serving_are_off_unless_asked_for(capsys):
     asked = [*ALONE, "--phase", "prefill"]
     plain, told = explained(asked, capsys)
     assert explained([*asked, "--cached", "0"], capsys) == (plain, told)
@@ -302,7 +284,7 @@ def test_options_of_serving_are_off_unless_asked_for(capsys: pytest.CaptureFixtu
     assert "as it is served" not in plain
 
 
-def test_failures_of_an_instance_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_of_an_instance_by_hand(capsys):
     """One GPU in 50,677 hours fails in all, so one of eight every 264 days; caches come from another NVLink domain."""
     hand = ["--model", "llama_3_1_70b", "--system", "h100_sxm", "--precision", "fp8", "--tp", "8", "--batch", "32"]
     text, told = explained([*hand, "--availability", "0.99999"], capsys)
@@ -314,7 +296,7 @@ def test_failures_of_an_instance_by_hand(capsys: pytest.CaptureFixture[str]) -> 
     assert explained(both, capsys)[1]["spares"]["mtbf"][0] > told["spares"]["mtbf"][0]  # it needs no links
 
 
-def test_spares_of_a_row_are_those_of_its_pools(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spares_of_a_row_are_those_of_its_pools(results, capsys):
     """Two pools of a matched point fail independently: their shares of the time multiply."""
     table = pd.read_csv(results / "frontier.csv")
     row = int(table.index[table["mode"] == "disaggregated"][0])
@@ -347,15 +329,13 @@ def test_spares_of_a_row_are_those_of_its_pools(results: Path, capsys: pytest.Ca
         (["--availability", "0.9", "--failures", "rsc_3"], "did you mean 'rsc_"),
     ],
 )
-def test_faults_of_options_of_serving_are_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_options_of_serving_are_one_line(arguments, said, capsys):
     assert run(["explain", *ALONE[:6], *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
 
-def test_a_table_says_what_its_designs_are(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_says_what_its_designs_are(results, capsys):
     capsys.readouterr()
     assert run(["explain", str(results), "--best", "--cached", "0.9", "--tp", "8"]) == 2
     assert "--tp, --cached: of a design by hand; a table says that of each row" in capsys.readouterr().err

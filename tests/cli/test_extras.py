@@ -1,7 +1,5 @@
 """An installation without extras: the main job runs, and what it cannot do is one line that says what to install."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +37,7 @@ def ran(*lines: str, at: Path) -> tuple[list[int], str, list[str]]:
 
 
 @pytest.mark.long
-def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
+def test_the_main_job_needs_no_extra(tmp_path):
     (tmp_path / "small.yaml").write_text(SWEEP)
     codes, said, _ = ran(
         PLAN,
@@ -55,7 +53,7 @@ def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
     assert "serving policies are not listed: simulation needs numba" in said
 
 
-def test_what_an_extra_brings_is_one_line_without_it(tmp_path: Path) -> None:
+def test_what_an_extra_brings_is_one_line_without_it(tmp_path):
     simulation = "simulation needs numba: pip install 'disagg-sim[simulate]'"
     said = {
         f"{PLAN} --simulate": simulation,
@@ -72,7 +70,7 @@ def test_what_an_extra_brings_is_one_line_without_it(tmp_path: Path) -> None:
     assert errors == [f"error: {line}" for line in said.values()]
 
 
-def test_a_notebook_hears_the_same_line(tmp_path: Path) -> None:
+def test_a_notebook_hears_the_same_line(tmp_path):
     code = BLOCKED + "import disagg_sim as ds; ds.simulate"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("simulation needs numba: pip install 'disagg-sim[simulate]'")

@@ -1,7 +1,5 @@
 """Help of every command: by ``-h`` as by ``--help``, whole at every width, with an example that is a command."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -22,9 +20,7 @@ def shown(words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_is_whole(
-    words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_whole(words, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
     text = shown(words, "--help", capsys)
     assert shown(words, "-h", capsys) == text
@@ -34,7 +30,7 @@ def test_help_is_whole(
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_the_example_of_a_command_is_one(words: tuple[str, ...]) -> None:
+def test_the_example_of_a_command_is_one(words):
     """Its words name the command, and its options are the command's own."""
     example = LEAVES[words].epilog.removeprefix("Example: disagg-sim ").split()
     assert tuple(example[: len(words)]) == words
@@ -43,7 +39,7 @@ def test_the_example_of_a_command_is_one(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
-def test_the_help_of_a_question_loads_no_room(command: str) -> None:
+def test_the_help_of_a_question_loads_no_room(command):
     heavy = ("numpy", "pandas", "rich", "disagg_sim.facts.schema", f"disagg_sim.cli.{command}")
     code = "import sys; from disagg_sim.cli.main import run; run(sys.argv[1:]); "
     code += f"print({{*{heavy}}} & {{*sys.modules}})"
@@ -53,7 +49,7 @@ def test_the_help_of_a_question_loads_no_room(command: str) -> None:
     assert shown.splitlines()[-1] == "set()"
 
 
-def test_the_page_of_plans_lists_every_option_once() -> None:
+def test_the_page_of_plans_lists_every_option_once():
     page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
     listed = [
         word for row in re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE) for word in re.findall(r"--[\w-]+", row)

@@ -1,7 +1,5 @@
 """The command line: exit codes, one line for an error, nothing heavy loaded before it is needed."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -26,7 +24,7 @@ HEAVY = ("matplotlib", "pandas", "duckdb", "scipy", "pulp", "joblib", "rich", "p
 
 
 @pytest.fixture
-def sweep_file(tmp_path: Path) -> Path:
+def sweep_file(tmp_path):
     path = tmp_path / "trial.yaml"
     path.write_text(SWEEP)
     return path
@@ -55,9 +53,7 @@ def sweep_file(tmp_path: Path) -> Path:
         (["specs", "show", "model", "lama_3_1_70b"], "did you mean 'llama_3_1_70b'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, said, capsys):
     assert run(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -66,9 +62,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert len(error.splitlines()) == 1
 
 
-def test_an_unwritable_directory_is_one_line(
-    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_directory_is_one_line(sweep_file, tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.write_text("")
     for out in (blocked, blocked / "below", Path("/proc/none")):
@@ -78,9 +72,7 @@ def test_an_unwritable_directory_is_one_line(
         assert "cannot write results there" in lines[0]
 
 
-def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(
-    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(sweep_file, tmp_path, capsys):
     sweep_file.write_text(SWEEP.replace("max_gpus: 2", "max_gpus: 2, ftl_s: 1e-5"))
     assert run(["sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 2
     assert "the best FTL is" in capsys.readouterr().err.splitlines()[-1]
@@ -100,9 +92,7 @@ def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(
         ("--confidence=much", "'much' is not a number with a unit such as '90 %'"),
     ],
 )
-def test_a_number_that_is_none_is_refused_with_what_to_write(
-    option: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_that_is_none_is_refused_with_what_to_write(option, said, capsys):
     assert run(["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", option]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: Invalid value for '{option.partition('=')[0]}': ")
@@ -110,7 +100,7 @@ def test_a_number_that_is_none_is_refused_with_what_to_write(
     assert "Input should" not in error
 
 
-def test_errors_of_a_process_have_no_traceback_and_no_box(tmp_path: Path) -> None:
+def test_errors_of_a_process_have_no_traceback_and_no_box(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\x00\xff\xfe\x01")
     command = [sys.executable, "-c", "from disagg_sim.cli.main import main; main()", "sweep", str(path), "--dry-run"]
@@ -121,7 +111,7 @@ def test_errors_of_a_process_have_no_traceback_and_no_box(tmp_path: Path) -> Non
     assert not set("╭│╰") & set(done.stderr)
 
 
-def test_a_sweep_writes_all_its_results(sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_writes_all_its_results(sweep_file, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(["sweep", str(sweep_file), "--out", str(out), "--jobs", "1"]) == 0
     said = capsys.readouterr()
@@ -137,9 +127,7 @@ def test_a_sweep_writes_all_its_results(sweep_file: Path, tmp_path: Path, capsys
     assert f"figures/{case}/pareto.png" in (out / "summary.md").read_text()
 
 
-def test_results_of_another_sweep_are_kept_unless_told_otherwise(
-    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_another_sweep_are_kept_unless_told_otherwise(sweep_file, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["sweep", str(sweep_file), "--out", str(out), "--jobs", "1", "--no-figures"]
     assert run(command) == 0
@@ -166,15 +154,13 @@ def test_results_of_another_sweep_are_kept_unless_told_otherwise(
     assert len(list((out / "points").iterdir())) == 1
 
 
-def test_a_dry_run_counts_and_writes_nothing(
-    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_and_writes_nothing(sweep_file, tmp_path, capsys):
     assert run(["sweep", str(sweep_file), "--dry-run", "--out", str(tmp_path / "out")]) == 0
     assert "design points in 2 blocks, 1 cases" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("disagg-sim ")
     assert run(["sweep", "--help"]) == 0
@@ -182,7 +168,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [([], "compare"), (["specs"], "show")])
-def test_a_bare_command_shows_its_help(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_command_shows_its_help(arguments, said, capsys):
     assert run(arguments) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -190,7 +176,7 @@ def test_a_bare_command_shows_its_help(arguments: list[str], said: str, capsys: 
     assert said in shown.out
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_nothing_heavy():
     script = f"import sys, disagg_sim; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -256,7 +242,7 @@ def test_a_file_is_not_written_in_place_of_a_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["calibrate", "--help"], ["swep"]])
-def test_a_list_of_commands_and_a_wrong_one_load_no_room(arguments: list[str]) -> None:
+def test_a_list_of_commands_and_a_wrong_one_load_no_room(arguments):
     """A command is imported when it is called."""
     heavy = {*HEAVY, "numpy", "numba", "disagg_sim.sweep", "disagg_sim.simulation", "lab.calibration"}
     heavy -= {"pydantic"}  # typer itself reads options with it
@@ -268,7 +254,7 @@ print([m for m in {heavy!r} if m in sys.modules])"""
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_importing_the_package_takes_less_than_half_a_second() -> None:
+def test_importing_the_package_takes_less_than_half_a_second():
     """CPU seconds, the best of three, as other processes may hold the cores."""
     script = "import time; t = time.process_time(); import disagg_sim; print(time.process_time() - t)"
     times = [
@@ -291,9 +277,7 @@ def test_importing_the_package_takes_less_than_half_a_second() -> None:
         ["measure", "--out", "x.csv", "--system", "h200_sxm"],
     ],
 )
-def test_a_missing_directory_of_specs_stops_every_command(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_directory_of_specs_stops_every_command(arguments, tmp_path, monkeypatch, capsys):
     """Ignored, it would let a gate test the shipped specs in the place of the user's."""
     monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "gone"))
     assert run(arguments) == 2
@@ -313,9 +297,7 @@ def test_the_garbage_collector_works_again_once_a_command_is_imported():
 
 
 @pytest.mark.parametrize("words", [["sweep", "--help"], ["plan", "--model", "llama_3_1_8b", "--system", "any"]])
-def test_ctrl_c_is_a_line_while_a_command_is_imported(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_a_line_while_a_command_is_imported(words, monkeypatch, capsys):
     def interrupted(*_: str) -> None:
         raise KeyboardInterrupt
 

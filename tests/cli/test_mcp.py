@@ -1,7 +1,5 @@
 """``disagg-sim mcp``: an agent's client gets the JSON of the commands, and one line for what it can mend."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
@@ -44,13 +42,13 @@ def called(tool: str, of: Any = None, **arguments: Any) -> Any:
     return asked(lambda client: client.call_tool(tool, arguments), of)
 
 
-def test_every_tool_says_what_it_does_and_takes() -> None:
+def test_every_tool_says_what_it_does_and_takes():
     found = asked(lambda client: client.list_tools()).tools
     assert [tool.name for tool in found] == [tool.__name__ for tool in TOOLS]
     assert all(tool.description and tool.output_schema for tool in found)
 
 
-def test_names_come_with_their_titles() -> None:
+def test_names_come_with_their_titles():
     names = called("list_names", kind="model").structured_content["names"]
     assert names["llama_3_1_70b"] == "Llama 3.1 70B"
 
@@ -87,20 +85,20 @@ def test_names_come_with_their_titles() -> None:
         ),
     ],
 )
-def test_a_tool_answers_as_its_command(tool: str, said: str) -> None:
+def test_a_tool_answers_as_its_command(tool, said):
     question = {"explain": ExplainQuestion, "evaluate": EvaluateQuestion}.get(tool, PlanQuestion)
     found = called(tool, **arguments(question, said)).structured_content
     jsonschema.validate(found, json_schema(tool.removeprefix("plan_")))
     assert json_of(tool.removesuffix("_pools"), said) == found
 
 
-def test_pools_of_every_plan_are_of_the_tool_plan() -> None:
+def test_pools_of_every_plan_are_of_the_tool_plan():
     alone = called("plan_pools", **CASE, pools="prefill,decode", gpus=16)
     assert alone.is_error
     assert "of the tool plan" in alone.content[0].text
 
 
-def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line() -> None:
+def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line():
     assert called("plan", **CASE, rate_per_s=40.0, tpot="1 ms").structured_content["status"] == "infeasible"
     wrong = called("plan", **{**CASE, "system": "h100"}, rate_per_s=40.0)
     assert wrong.is_error
@@ -120,14 +118,14 @@ def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line() -> None:
         ({"gpus": "many"}, "gpus 'many': Input should be a valid integer"),
     ],
 )
-def test_an_argument_that_cannot_be_meant_is_refused_in_a_line(arguments: dict[str, Any], line: str) -> None:
+def test_an_argument_that_cannot_be_meant_is_refused_in_a_line(arguments, line):
     found = called("plan", **CASE, rate_per_s=10.0, **arguments)
     assert found.is_error
     assert line in found.content[0].text
     assert len(found.content[0].text.splitlines()) == 1
 
 
-def test_an_instance_is_explained_and_results_are_read(tmp_path: Path) -> None:
+def test_an_instance_is_explained_and_results_are_read(tmp_path):
     shape = {"tp": 2, "batch": 16, "isl": 1024, "osl": 128}
     found = called("explain", model="llama_3_1_8b", system="h100_sxm", precision="fp8", **shape).structured_content
     jsonschema.validate(found, json_schema("explain"))
@@ -138,7 +136,7 @@ def test_an_instance_is_explained_and_results_are_read(tmp_path: Path) -> None:
     assert "no such file or directory" in missing.content[0].text
 
 
-def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_sweep_is_computed_with_its_axes(tmp_path, monkeypatch):
     file = tmp_path / "links.yaml"
     file.write_text(
         "name: links\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
@@ -159,7 +157,7 @@ def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_small_deployment_is_simulated() -> None:
+def test_a_small_deployment_is_simulated():
     pytest.importorskip("numba")
     shape = {"precision": "fp8", "rate_per_s": 5.0, "requests": 200}
     (row,) = called("simulate", **CASE, **shape, colocated=1).structured_content["runs"]
@@ -167,7 +165,7 @@ def test_a_small_deployment_is_simulated() -> None:
     assert called("simulate", **CASE, **shape, prefill=1).is_error
 
 
-def test_standard_output_carries_nothing_else() -> None:
+def test_standard_output_carries_nothing_else():
     """A client that starts the command reads it line by line: whatever else is printed there breaks the connection."""
     mcp = pytest.importorskip("mcp")
     code = "from disagg_sim.cli.main import main; main()"
@@ -177,16 +175,14 @@ def test_standard_output_carries_nothing_else() -> None:
     assert "h100_sxm" in found.structured_content["names"]
 
 
-def test_a_closed_stream_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_stream_is_one_line(monkeypatch, capsys):
     pytest.importorskip("mcp")
     monkeypatch.setattr(sys, "stdin", None)
     assert run(["mcp"]) == 2
     assert capsys.readouterr().err.startswith("error: a client talks over standard input and output")
 
 
-def test_without_the_extra_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     assert run(["mcp"]) == 2
     assert capsys.readouterr().err == ("error: a server of tools for agents needs mcp: pip install 'disagg-sim[mcp]'\n")
@@ -199,7 +195,7 @@ SMALL = (
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """The directory of a server, beside one with files that are none of its business."""
     for name in ("inside", "outside"):
         (tmp_path / name).mkdir()
@@ -238,7 +234,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("explain", {"results": "door/frontier.csv", "best": True}),
     ],
 )
-def test_nothing_outside_of_the_root_is_read_or_written(tool: str, arguments: dict[str, Any], root: Path) -> None:
+def test_nothing_outside_of_the_root_is_read_or_written(tool, arguments, root):
     before = {path: path.read_bytes() for path in root.parent.glob("outside/**/*")}
     found = called(tool, server(root), **arguments)
     assert found.is_error
@@ -247,7 +243,7 @@ def test_nothing_outside_of_the_root_is_read_or_written(tool: str, arguments: di
     assert {path: path.read_bytes() for path in root.parent.glob("outside/**/*")} == before
 
 
-def test_what_lies_in_the_root_is_read_and_written_there(root: Path) -> None:
+def test_what_lies_in_the_root_is_read_and_written_there(root):
     out = str(root / "out")
     found = called("sweep", server(root), file="small.yaml", out=out).structured_content
     assert found["cases"]
@@ -258,7 +254,7 @@ def test_what_lies_in_the_root_is_read_and_written_there(root: Path) -> None:
     assert called("simulate", server(root), **CASE, **shape).structured_content["runs"]
 
 
-def test_a_call_ends_when_its_time_is_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_ends_when_its_time_is_over(root, monkeypatch):
     """Its thread, too: nothing of it runs on beside the calls that follow."""
     ended = threading.Event()
 
@@ -277,7 +273,7 @@ def test_a_call_ends_when_its_time_is_over(root: Path, monkeypatch: pytest.Monke
     assert ended.wait(5.0)
 
 
-def test_options_of_mcp_reach_its_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_mcp_reach_its_server(root, monkeypatch):
     given: dict[str, Any] = {}
     monkeypatch.setattr(mcp_room, "server", lambda **named: given.update(named) or Mock())
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
@@ -288,6 +284,6 @@ def test_options_of_mcp_reach_its_server(root: Path, monkeypatch: pytest.MonkeyP
     assert {"root", "timeout", "offline"} == {*inspect.signature(mcp_room.mcp).parameters}
 
 
-def test_a_root_that_is_no_directory_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_that_is_no_directory_is_one_line(root, capsys):
     assert run(["mcp", "--root", "small.yaml"]) == 2
     assert capsys.readouterr().err == "error: --root small.yaml: Not a directory\n"

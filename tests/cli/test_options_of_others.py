@@ -1,10 +1,7 @@
 """Options of ``explain``, ``sweep``, ``simulate`` and ``launch``: what they change, or the value that arrives."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -80,13 +77,13 @@ told = cache(partial(json_of, "explain"))
 
 
 @pytest.mark.parametrize(("option", "base", "changed", "where"), CHANGES, ids=[each[0] for each in CHANGES])
-def test_an_option_of_explain_changes_the_answer(option: str, base: str, changed: str, where: str) -> None:
+def test_an_option_of_explain_changes_the_answer(option, base, changed, where):
     before, after = told(base), told(changed)
     assert at(after, where) is not None, option
     assert at(before, where) != at(after, where)
 
 
-def test_no_option_of_explain_lacks_a_row() -> None:
+def test_no_option_of_explain_lacks_a_row():
     assert {each[0] for each in CHANGES} | ELSEWHERE == {each.name for each in fields_of(ExplainQuestion)}
 
 
@@ -106,9 +103,7 @@ def test_no_option_of_explain_lacks_a_row() -> None:
         ("--images", "--phase encode --images 1x560x560", "--phase encode --images 2x1120x1120"),
     ],
 )
-def test_an_option_of_further_pools_changes_what_is_printed(
-    option: str, less: str, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_of_further_pools_changes_what_is_printed(option, less, more, capsys):
     model = "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8"
     found = []
     for said in (less, more):
@@ -122,7 +117,7 @@ def test_an_option_of_further_pools_changes_what_is_printed(
 
 
 @pytest.fixture
-def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def caught(monkeypatch):
     """What a function of a room is given, in place of what it does."""
 
     def catch(room: Any, name: str, *said: str) -> dict[str, Any]:
@@ -148,7 +143,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         (["--price", "h100_sxm=2.5"], "prices", {"h100_sxm": 2.5}),
     ],
 )
-def test_an_option_of_sweep_reaches_its_spec(said: list[str], field: str, value: Any, caught: Any) -> None:
+def test_an_option_of_sweep_reaches_its_spec(said, field, value, caught):
     assert caught(sweep_room, "load_sweep", "sweep", "smoke", "--dry-run", *said)[field] == value
 
 
@@ -162,9 +157,7 @@ def test_an_option_of_sweep_reaches_its_spec(said: list[str], field: str, value:
         (["--jobs", "3"], "workers", 3),
     ],
 )
-def test_an_option_of_sweep_reaches_its_run(
-    said: list[str], field: str, value: Any, caught: Any, tmp_path: Path
-) -> None:
+def test_an_option_of_sweep_reaches_its_run(said, field, value, caught, tmp_path):
     found = caught(sweep_room, "compute", "sweep", "smoke", "--out", str(tmp_path / "out"), *said)[field]
     assert getattr(found, "jobs", found) == value
 
@@ -173,14 +166,12 @@ def test_an_option_of_sweep_reaches_its_run(
     ("said", "field", "value"),
     [(["--trace", "own.csv"], "trace", "own.csv"), (["--seed", "7"], "seed", 7), ([], "seed", None)],
 )
-def test_an_option_of_simulate_reaches_its_scenario(
-    said: list[str], field: str, value: Any, caught: Any, tmp_path: Path
-) -> None:
+def test_an_option_of_simulate_reaches_its_scenario(said, field, value, caught, tmp_path):
     given = ["simulate", "azure_conv_on_h100", "--out", str(tmp_path / "out"), *said]
     assert caught(simulate_room, "load_scenario", *given)[field] == value
 
 
-def test_requests_of_simulate_reach_every_trace(caught: Any, tmp_path: Path) -> None:
+def test_requests_of_simulate_reach_every_trace(caught, tmp_path):
     (tmp_path / "short.csv").write_text("arrival_s,input_tokens,output_tokens\n0,512,10\n1,64,20\n2,64,20\n")
     given = ["simulate", "azure_conv_on_h100", "--out", str(tmp_path / "out"), "--trace", str(tmp_path / "short.csv")]
     found = caught(simulate_room, "plan_scenario", *given, "--requests", "2")
@@ -196,7 +187,7 @@ def test_requests_of_simulate_reach_every_trace(caught: Any, tmp_path: Path) -> 
         (["--engine", "vllm", "--node-gpus", "4"], "node_gpus", 4),
     ],
 )
-def test_an_option_of_launch_arrives(said: list[str], field: str, value: Any, caught: Any, tmp_path: Path) -> None:
+def test_an_option_of_launch_arrives(said, field, value, caught, tmp_path):
     text = (ROOT / "scenarios" / "azure_conv_on_h100.yaml").read_text()
     two = re.sub(r"deployments:\n  eight: (.*)\n", r"deployments:\n  eight: \1\n  other: \1\n", text)
     (tmp_path / "two.yaml").write_text(two)

@@ -1,11 +1,8 @@
 """Every option of ``plan``: the value that reaches the planner, and what it changes in the answer, as ``--json``."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +60,7 @@ class Reached(NamedTuple):
 
 
 @pytest.fixture
-def reached(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
+def reached(monkeypatch):
     """What planners are given, which do nothing."""
     found: list[Reached] = []
 
@@ -128,7 +125,7 @@ REACHED = [
 
 
 @pytest.mark.parametrize("row", REACHED, ids=lambda row: f"{row.option} {row.said}")
-def test_a_value_reaches_the_planner_in_si_units(row: Row, reached: list[Reached]) -> None:
+def test_a_value_reaches_the_planner_in_si_units(row, reached):
     assert run(["plan", *words(f"{row.base} {row.said}")]) == 2
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
 
@@ -137,7 +134,7 @@ OF_TOOLS = [row for row in REACHED if FIELDS[row.option].ask.agents is not None]
 
 
 @pytest.mark.parametrize("row", OF_TOOLS, ids=lambda row: f"{row.option} {row.said}")
-def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row: Row, reached: list[Reached]) -> None:
+def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row, reached):
     pytest.importorskip("mcp")
     from test_mcp import called
 
@@ -146,7 +143,7 @@ def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row: Row, r
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
 
 
-def test_prices_of_a_tool_are_a_mapping_too(reached: list[Reached]) -> None:
+def test_prices_of_a_tool_are_a_mapping_too(reached):
     pytest.importorskip("mcp")
     from test_mcp import called
 
@@ -154,13 +151,13 @@ def test_prices_of_a_tool_are_a_mapping_too(reached: list[Reached]) -> None:
     assert (reached[0].of("prices"), reached[0].of("ttft")) == ({"h100_sxm": 2.5}, (2.0, 0.9))
 
 
-def test_images_of_further_pools_reach_the_planner(reached: list[Reached]) -> None:
+def test_images_of_further_pools_reach_the_planner(reached):
     assert run(["plan", *words(ENCODE.replace("1x1120x1120", "2x560x1120@25%".replace("25%", "0.25")))]) == 2
     images = reached[0].of("asked.images")
     assert (images.images, images.height, images.width, images.cached) == (2, 560, 1120, 0.25)
 
 
-def test_drafts_and_tiers_reach_the_planner(reached: list[Reached]) -> None:
+def test_drafts_and_tiers_reach_the_planner(reached):
     said = "--speculate 2 --acceptance 'mtp 0.8 0.6' --cached 0.5 --tiers hbm=25%,dram=0.75"
     assert run(["plan", *words(f"{RATE} {said}")]) == 2
     drafter = reached[0].of("speculation")
@@ -168,7 +165,7 @@ def test_drafts_and_tiers_reach_the_planner(reached: list[Reached]) -> None:
     assert dict(reached[0].of("lengths.cached").reuse.tiers) == {"hbm": 0.25, "dram": 0.75}
 
 
-def test_a_trace_and_a_traffic_reach_the_planner(reached: list[Reached], tmp_path: Path) -> None:
+def test_a_trace_and_a_traffic_reach_the_planner(reached, tmp_path):
     (tmp_path / "log.csv").write_text(TRACE)
     assert run(["plan", *words(f"{SMALL} --trace {tmp_path / 'log.csv'}")]) == 2
     assert reached[0].args[2].input_tokens[:2].tolist() == [400, 437]
@@ -260,7 +257,7 @@ SLOW = [
 OTHERS = {"out", "as_json"}
 
 
-def test_no_option_of_plan_lacks_a_row() -> None:
+def test_no_option_of_plan_lacks_a_row():
     assert {row.option for row in (*CHANGES, *SLOW)} | OTHERS == {*FIELDS}
     reaching = {row.option for row in REACHED} | {"images", "speculate", "acceptance", "tiers", "trace", "traffic"}
     assert {*FIELDS} - reaching == OTHERS | {
@@ -273,14 +270,14 @@ def test_no_option_of_plan_lacks_a_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("traces") / "log.csv"
     path.write_text(TRACE)
     return path
 
 
 @pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def brief(monkeypatch):
     """Plans without what comes behind their answer, which takes most of the time."""
     monkeypatch.setattr(plan_room, "changes_of", lambda _: None)
     monkeypatch.setattr(plan_room, "assurance", lambda *_, **__: None)
@@ -295,7 +292,7 @@ def _base(said: str) -> Any:
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.option)
-def test_an_option_changes_the_answer(change: Change, log: Path) -> None:
+def test_an_option_changes_the_answer(change, log):
     before, after = _base(change.base), json_of("plan", change.changed.replace("TRACE", str(log)))
     assert at(before, change.where) != at(after, change.where)
     assert at(after, change.where) is not None
@@ -303,7 +300,7 @@ def test_an_option_changes_the_answer(change: Change, log: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", SLOW, ids=lambda change: change.option)
-def test_an_option_changes_the_answer_of_experts_and_pools(change: Change, brief: pytest.MonkeyPatch) -> None:
+def test_an_option_changes_the_answer_of_experts_and_pools(change, brief):
     """One of them with all that comes behind an answer."""
     before, after = _base(change.base), json_of("plan", change.changed)
     assert at(before, change.where) != at(after, change.where)
@@ -313,7 +310,7 @@ def test_an_option_changes_the_answer_of_experts_and_pools(change: Change, brief
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_plan_is_written_and_printed_as_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_written_and_printed_as_it_is_told(tmp_path, capsys):
     assert run(["plan", *words(RATE), "--out", str(tmp_path / "out"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     (file,) = (tmp_path / "out").glob("*.json")

@@ -1,17 +1,11 @@
-from __future__ import annotations
-
-import pytest
-
 from disagg_sim.cli.progress import Lines, ProgressBar, listener
 
 
-def test_off_a_terminal_there_are_plain_lines() -> None:
+def test_off_a_terminal_there_are_plain_lines():
     assert isinstance(listener(), Lines)
 
 
-def test_lines_tell_how_far_how_fast_and_how_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_tell_how_far_how_fast_and_how_long(capsys, monkeypatch):
     clock = iter([100.0, 101.0, 102.0, 104.0, 110.0])  # the first after 1 s, then 1,000 in 1, 2 and 6 s
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = Lines(interval=2.0)
@@ -27,9 +21,7 @@ def test_lines_tell_how_far_how_fast_and_how_long(
     ]
 
 
-def test_the_time_in_which_workers_start_is_no_measure_of_what_is_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_in_which_workers_start_is_no_measure_of_what_is_left(capsys, monkeypatch):
     clock = iter([0.0, 60.0, 61.0, 66.0])  # a minute until the first block, then one block of 100 a second
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = Lines()
@@ -42,14 +34,14 @@ def test_the_time_in_which_workers_start_is_no_measure_of_what_is_left(
     ]
 
 
-def test_nothing_to_compute_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_compute_says_nothing(capsys):
     lines = Lines()
     lines.start(0)
     lines.finish()
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_shows_notes_and_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_notes_and_the_total(capsys):
     bar = ProgressBar()
     bar.note("3 of 9 blocks already stored")
     bar.start(500)

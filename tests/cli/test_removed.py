@@ -1,7 +1,5 @@
 """Options and keys of earlier releases: one line says what to do instead."""
 
-from pathlib import Path
-
 import pytest
 
 from disagg_sim.cli.main import run
@@ -18,12 +16,12 @@ PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64"
         ("store compact", ["store", "compact", "results"]),
     ],
 )
-def test_a_removed_option_is_told(option: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_option_is_told(option, asked, capsys):
     assert run(asked) == 2
     assert f"{option} {REMOVED[option]}" in capsys.readouterr().err
 
 
-def test_a_removed_key_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_key_is_told(tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("models: [llama_3_1_8b]\npopularity_drift_s: 600\n")
     assert run(["specs", "check", str(file)]) == 2

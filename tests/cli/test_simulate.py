@@ -1,13 +1,10 @@
 """``disagg-sim simulate``: files of a run, resuming, and one line for what a user can mend."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -273,7 +270,7 @@ class Nowhere:
 
 
 @pytest.fixture
-def impossible() -> Iterator[str]:
+def impossible():
     @register("impossible")
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Impossible:

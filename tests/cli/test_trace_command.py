@@ -1,9 +1,6 @@
 """``disagg-sim trace stats``."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ ROWS = "arrival_s,input_tokens,output_tokens\n0,10,2\n90,30,4\n60,20,3\n95,0,1\n
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(tmp_path):
     path = tmp_path / "requests.csv"
     path.write_text(ROWS)
     return path

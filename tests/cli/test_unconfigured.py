@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from disagg_sim.facts.yaml_files import find_document, shipped_root
 
 SWEEP = """name: small
@@ -26,7 +24,7 @@ def ran(folder: Path, code: str, *words: str) -> str:
     return done.stdout
 
 
-def test_no_configuration_of_the_working_directory_is_read(tmp_path: Path) -> None:
+def test_no_configuration_of_the_working_directory_is_read(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: [\n")
     ran(tmp_path, COMPILED)
@@ -35,7 +33,7 @@ def test_no_configuration_of_the_working_directory_is_read(tmp_path: Path) -> No
     assert (tmp_path / "parts.svg").stat().st_size
 
 
-def test_workers_take_no_modules_of_the_working_directory(tmp_path: Path) -> None:
+def test_workers_take_no_modules_of_the_working_directory(tmp_path):
     for name in ("joblib", "multiprocessing", "numpy"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n")
     (tmp_path / "small.yaml").write_text(SWEEP)
@@ -43,9 +41,7 @@ def test_workers_take_no_modules_of_the_working_directory(tmp_path: Path) -> Non
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_name_of_a_shipped_file_means_none_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_shipped_file_means_none_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "datacenter_day").write_text("policy_file: mine.py\n")
     assert find_document("scenario", "datacenter_day").is_relative_to(shipped_root())

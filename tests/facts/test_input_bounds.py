@@ -1,7 +1,5 @@
 """Spec files that would take the memory, the stack or the screen: each is refused in one short line."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every file format that is read: a good file of it, made once, and the reader that a command calls first."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """The valid inputs that are spoilt, one function a kind: files of a directory and the command that reads them."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Ways to spoil a document, a table, a file and a command line; each takes the random stream that decides."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 ``DISAGG_SIM_READS=20000`` takes so many files.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections import Counter

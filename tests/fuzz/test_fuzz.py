@@ -4,8 +4,6 @@
 fails is looked at with ``python tests/fuzz/worker.py SEED 1 DIR``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -45,7 +43,7 @@ def _started(first: int, count: int, folder: Path) -> tuple[subprocess.Popen[byt
         return subprocess.Popen(command, stdout=output, stderr=errors, env=env), out, err
 
 
-def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) -> None:
+def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path):
     share = -(-INPUTS // WORKERS)
     running = [_started(FIRST + i * share, min(share, INPUTS - i * share), tmp_path) for i in range(WORKERS)]
     told, broken = [], []
@@ -70,13 +68,13 @@ def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) ->
     assert codes[2] > 0.4 * len(told), "the inputs are hardly spoilt"
 
 
-def test_equal_seeds_give_equal_inputs_and_all_kinds_are_met() -> None:
+def test_equal_seeds_give_equal_inputs_and_all_kinds_are_met():
     made = [spoilt(seed) for seed in range(100)]
     assert made == [spoilt(seed) for seed in range(100)]
     assert len({each.kind.split()[0] for each in made}) >= len(KINDS) - 2
 
 
-def test_the_judge_sees_what_is_wrong(tmp_path: Path, monkeypatch) -> None:
+def test_the_judge_sees_what_is_wrong(tmp_path, monkeypatch):
     """A traceback, an endless run, much memory, a silent failure, two errors and code that was run are all told."""
 
     def verdict(command) -> str:

@@ -4,8 +4,6 @@
 files stay there to be looked at.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import io
 import json

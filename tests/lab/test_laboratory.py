@@ -45,7 +45,7 @@ def started(code: str, *words: str, at: Path, path: str) -> subprocess.Completed
     )
 
 
-def test_a_planted_laboratory_does_not_run(tmp_path: Path) -> None:
+def test_a_planted_laboratory_does_not_run(tmp_path):
     """Neither one of the working directory nor one that stands first among the places of modules."""
     plant(tmp_path)
     done = started(RUN, "validate", "memory", "none.csv", at=tmp_path, path=f"{tmp_path}{os.pathsep}{ROOT}")
@@ -56,7 +56,7 @@ def test_a_planted_laboratory_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_worker_processes_find_the_same_one(tmp_path: Path) -> None:
+def test_worker_processes_find_the_same_one(tmp_path):
     plant(tmp_path)
     done = started(WORKERS, at=tmp_path, path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.stdout, done.stderr) == ("gb200_nvl72 h100_sxm\n", "")
@@ -64,7 +64,7 @@ def test_worker_processes_find_the_same_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [True, False], ids=["a wheel", "no data of its own"])
-def test_without_a_laboratory_its_commands_end_with_one_line(tmp_path: Path, data: bool) -> None:
+def test_without_a_laboratory_its_commands_end_with_one_line(tmp_path, data):
     """Whatever another package of the name puts beside that of a wheel."""
     site = tmp_path / "site"
     shutil.copytree(ROOT / "disagg_sim", site / "disagg_sim", ignore=shutil.ignore_patterns("__pycache__"))
@@ -82,7 +82,7 @@ def test_without_a_laboratory_its_commands_end_with_one_line(tmp_path: Path, dat
     assert "(in a clone)" in started(RUN, "--help", at=tmp_path, path=str(site)).stdout
 
 
-def test_another_module_of_the_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_module_of_the_name_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, LAB, ModuleType(LAB))
     with pytest.raises(MissingExtraError, match=r"validate needs .*: another module 'lab' is imported in this process"):
         import_lab("cli.commands", "validate")

@@ -1,7 +1,5 @@
 """Setups and mappings that the property tests draw from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

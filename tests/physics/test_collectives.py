@@ -1,7 +1,5 @@
 """Collectives by hand: bytes over one link, latency plus wire time, and which path counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Formulas: the head of ``physics.context``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +62,7 @@ def sizes_sent(at: Setup, dcp: int, batch: float) -> dict[str, float]:
     return {name: float(op.size) for name, op in found.items() if op.kind == "gather"}
 
 
-def test_queries_sums_and_outputs_of_all_heads_are_exchanged_in_latent_space() -> None:
+def test_queries_sums_and_outputs_of_all_heads_are_exchanged_in_latent_space():
     # 4 sequences, 128 heads in the group of eight: queries of 576 and outputs of 512 in 2 bytes, sums in 4
     assert sizes_sent(FITTED_AG, 8, 4.0) == {
         "all-gather of queries": 4 * 128 * 576 * 2,
@@ -78,7 +76,7 @@ def test_queries_sums_and_outputs_of_all_heads_are_exchanged_in_latent_space() -
 FITTED_AG = under(FITTED, dcp_exchange="ag_rs")
 
 
-def test_drafts_that_a_step_verifies_are_exchanged_as_any_tokens() -> None:
+def test_drafts_that_a_step_verifies_are_exchanged_as_any_tokens():
     (layer, _), *_ = layers_of(FITTED.model)
 
     def sent(queries: float) -> float:
@@ -89,14 +87,14 @@ def test_drafts_that_a_step_verifies_are_exchanged_as_any_tokens() -> None:
     assert sent(3.0) == 3.0 * sent(1.0)
 
 
-def test_a2a_sends_sums_with_outputs_and_helix_gathers_no_queries() -> None:
+def test_a2a_sends_sums_with_outputs_and_helix_gathers_no_queries():
     joined = 4 * 128 * (512 * 2 + 4)
     gathered = {"all-gather of queries": 4 * 128 * 576 * 2, "reduce-scatter of outputs": joined}
     assert sizes_sent(under(FITTED, dcp_exchange="a2a"), 8, 4.0) == gathered
     assert sizes_sent(under(FITTED, dcp_exchange="helix"), 8, 4.0) == {"reduce-scatter of outputs": joined}
 
 
-def test_a_gpu_reads_an_eighth_of_the_latents_for_eight_times_the_heads() -> None:
+def test_a_gpu_reads_an_eighth_of_the_latents_for_eight_times_the_heads():
     def attention(dcp: int) -> Operator:
         found = operators(R1, lambda at: decode_step(at, sharing(dcp), batch=4.0, context=65_536.0))
         return found["decode attention"]
@@ -107,7 +105,7 @@ def test_a_gpu_reads_an_eighth_of_the_latents_for_eight_times_the_heads() -> Non
     assert eight.flops == pytest.approx(one.flops, rel=1e-3)  # but for the token itself, which has no past
 
 
-def test_helix_of_the_paper_in_numbers() -> None:
+def test_helix_of_the_paper_in_numbers():
     """Llama-405B, a million tokens, 8 x 8 GPUs: 4.03 GB of keys and values each; 28.7 kB for eight sequences."""
     at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
     wide = ds.Sharding(tp_attn=64, tp_ffn=64, dcp=8)
@@ -119,7 +117,7 @@ def test_helix_of_the_paper_in_numbers() -> None:
     assert 7 / 8 * outputs == 7 / 8 * 8 * 16 * 128 * 2 == 28_672
 
 
-def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would() -> None:
+def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would():
     at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
     wide = ds.Sharding(tp_attn=64, tp_ffn=64, dcp=8)
     found = operators(at, lambda at: decode_step(at, wide, batch=8.0, context=1e6))
@@ -131,7 +129,7 @@ def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would() -> None:
     assert more == pytest.approx(126 * queries * at.precision.projection("gqa").bytes)
 
 
-def test_an_exchange_behind_the_scores_of_the_next_sequence_shows_its_first_part_alone() -> None:
+def test_an_exchange_behind_the_scores_of_the_next_sequence_shows_its_first_part_alone():
     plain = under(FITTED, dcp_exchange="helix")
     hidden = under(plain, dcp_overlap=True)
     one, overlapped = (decode_step(at, sharing(8), batch=1.0, context=2**20).ttl for at in (plain, hidden))
@@ -149,7 +147,7 @@ def free_exchange(at: Setup) -> Setup:
 
 
 @pytest.mark.parametrize("at", [R1, FITTED], ids=["ideal", "measured"])
-def test_a_degree_of_one_is_tp_to_the_last_bit(at: Setup) -> None:
+def test_a_degree_of_one_is_tp_to_the_last_bit(at):
     batch = np.array([[1.0, 8.0, 64.0]])
     alone = ds.Sharding.stack([sharing()]).for_grid()
     beside = ds.Sharding.stack([sharing(), sharing(8)]).for_grid()
@@ -162,7 +160,7 @@ def test_a_degree_of_one_is_tp_to_the_last_bit(at: Setup) -> None:
         np.testing.assert_array_equal(timed(alone)[0], timed(beside)[0])
 
 
-def test_the_cache_is_shared_but_indices_windows_and_states_are_whole() -> None:
+def test_the_cache_is_shared_but_indices_windows_and_states_are_whole():
     def layer(name: str, kind: str) -> Any:
         model = ds.setup(name, "b200_sxm", "fp8", profile="ideal").model
         return next(each.attention for each, _ in layers_of(model) if each.attention.spec.kind == kind)
@@ -180,7 +178,7 @@ def test_the_cache_is_shared_but_indices_windows_and_states_are_whole() -> None:
     assert state.stores(1.0, 8.0, 2.0) == []
 
 
-def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_choice() -> None:
+def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_choice():
     at = ds.setup("deepseek_v3_2", "b200_sxm", "fp8", profile="ideal")
 
     def under(mapping: ds.Sharding) -> dict[str, Operator]:
@@ -191,7 +189,7 @@ def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_cho
     assert one["decode attention"].work.hbm_bytes == 8 * eight["decode attention"].work.hbm_bytes == 4 * 2048 * 656
 
 
-def test_each_gpu_takes_in_its_own_part_of_a_cache() -> None:
+def test_each_gpu_takes_in_its_own_part_of_a_cache():
     whole = kv_bytes_per_request(R1.model, R1.precision, 65_536)
     assert [int(unique_gpus(R1.model, sharing(dcp))) for dcp in (1, 2, 4, 8)] == [1, 2, 4, 8]
     wide = ds.Sharding(tp_attn=4, dp_attn=2, ep=8, pp=2, dcp=4)
@@ -204,7 +202,7 @@ def test_each_gpu_takes_in_its_own_part_of_a_cache() -> None:
     assert 1 < unique_gpus(sparse, sharing(8), 65_536) < 8
 
 
-def test_ranks_that_share_a_prompt_score_its_pairs_once() -> None:
+def test_ranks_that_share_a_prompt_score_its_pairs_once():
     whole, shared = Tokens(prompts=1.0, new=8192.0), Tokens(prompts=1.0, new=8192.0, pcp=4.0)
     part = shared.of_one
     pairs = part.prompts * (part.new * part.past + part.new * (part.new + 1) / 2)
@@ -216,7 +214,7 @@ def test_ranks_that_share_a_prompt_score_its_pairs_once() -> None:
     assert chunk[0] == pytest.approx(4 * chunk[1])
 
 
-def test_keys_and_values_of_a_prompt_are_gathered_once_a_layer_in_sixteen_bits() -> None:
+def test_keys_and_values_of_a_prompt_are_gathered_once_a_layer_in_sixteen_bits():
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
     two = ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     sent = operators(at, lambda at: prefill_pass(at, two, batch=3, isl=8192.0))["all-gather of keys and values"]
@@ -226,7 +224,7 @@ def test_keys_and_values_of_a_prompt_are_gathered_once_a_layer_in_sixteen_bits()
     assert float(sent.domains) == 2.0
 
 
-def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part() -> None:
+def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part():
     at = under(ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), pcp_exchange="ring")
     two = ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     free = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * (op.name[:4] != "ring")))
@@ -235,7 +233,7 @@ def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part() -> None:
     assert short[0] > short[1]
 
 
-def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_the_activations() -> None:
+def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_the_activations():
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
     mappings = ds.Sharding(tp_attn=4, tp_ffn=4), ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     loads = [prefill_load(at, each, 1, prompt=prompt_residents(8192), chunk_tokens=0) for each in mappings]
@@ -248,7 +246,7 @@ def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_
     assert held[0].weights - held[1].weights == pytest.approx(experts / 8 - experts / 16)
 
 
-def test_the_past_of_a_chunk_is_gathered_before_it_is_scored() -> None:
+def test_the_past_of_a_chunk_is_gathered_before_it_is_scored():
     chunk = Chunk(2048.0, 65_536.0)
     found = operators(R1, lambda at: mixed_step(at, sharing(8), batch=8.0, context=65_536.0, chunk=chunk))
     assert float(found["all-gather of the past"].size) == (65_536 - 2048) / 2 * 576
@@ -262,9 +260,7 @@ def test_the_past_of_a_chunk_is_gathered_before_it_is_scored() -> None:
     parameter=st.sampled_from(["nvlink_bandwidth", "hbm_bandwidth", "flops"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_more_of_anything_is_never_slower(
-    dcp: int, batch: float, context: float, exchange: str, parameter: str
-) -> None:
+def test_more_of_anything_is_never_slower(dcp, batch, context, exchange, parameter):
     at = under(FITTED, dcp_exchange=exchange)
     faster = scaled(at, parameter, 2.0)
     step, sooner = (decode_step(each, sharing(dcp), batch=batch, context=context).ttl for each in (at, faster))
@@ -273,7 +269,7 @@ def test_more_of_anything_is_never_slower(
 
 @given(name=st.sampled_from(["deepseek_r1", "deepseek_v3_2", "kimi_k2"]), pool=st.integers(1, 512))
 @settings(max_examples=15, deadline=None)
-def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name: str, pool: int) -> None:
+def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name, pool):
     at = ds.setup(name, "b200_sxm", "fp8", profile="ideal")
     cached = decode_residents(32_768, 1024)
     held = [
@@ -284,7 +280,7 @@ def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name: str, p
     assert held[0] > held[-1]
 
 
-def test_dp_reads_less_than_tp_from_as_many_tokens_as_copies_of_weights_weigh() -> None:
+def test_dp_reads_less_than_tp_from_as_many_tokens_as_copies_of_weights_weigh():
     """W*(tp - 1)/(K*(copies - 1)) resident tokens: 8 GPUs, 4 KV heads, 71.3e6 weights of a layer against 1024 B."""
     at = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal")
     ((layer, _),) = layers_of(at.model)
@@ -303,7 +299,7 @@ def test_dp_reads_less_than_tp_from_as_many_tokens_as_copies_of_weights_weigh() 
     assert ratio[2] > 1.2
 
 
-def test_rules_of_sharing_are_told() -> None:
+def test_rules_of_sharing_are_told():
     qwen = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8")
     hybrid = ds.setup("qwen3_next_80b_a3b", "h200_sxm", "bf16")
     flash = ds.setup("deepseek_v4_flash", "b200_sxm", "fp8")
@@ -322,7 +318,7 @@ def test_rules_of_sharing_are_told() -> None:
         ds.decode_grid(R1, ds.Sharding(tp_attn=4, ep=8, pcp=2), ds.lengths(1024, 128), batch=[1])
 
 
-def test_a_search_widens_only_when_asked() -> None:
+def test_a_search_widens_only_when_asked():
     plain = enumerate_mappings(R1)
     assert set(plain.dcp.tolist()) == set(plain.pcp.tolist()) == {1}
     wide = enumerate_mappings(R1, max_dcp=4, layouts="all", max_gpus=8)
@@ -333,7 +329,7 @@ def test_a_search_widens_only_when_asked() -> None:
     assert prompts.gpus.max() == 8
 
 
-def test_points_name_the_degrees_and_are_timed_again_from_them() -> None:
+def test_points_name_the_degrees_and_are_timed_again_from_them():
     lengths = ds.lengths(65_536, 1024)
     prefill = ds.prefill_grid(FITTED, [sharing(), ds.Sharding(tp_attn=4, ep=8, pcp=2)], lengths, batch=[1, 2])
     decode = ds.decode_grid(FITTED, [sharing(), sharing(8)], lengths, batch=[1, 4, 16, 64])
@@ -353,9 +349,7 @@ def test_points_name_the_degrees_and_are_timed_again_from_them() -> None:
     parameter=st.sampled_from(["nvlink_bandwidth", "nic_bandwidth", "hbm_bandwidth", "flops"]),
 )
 @settings(max_examples=15, deadline=None)
-def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones(
-    name: str, isl: float, past: float, exchange: str, parameter: str
-) -> None:
+def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones(name, isl, past, exchange, parameter):
     at = under(ds.setup(name, "b200_sxm", "fp8"), pcp_exchange=exchange)
     one, two = (ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))
 

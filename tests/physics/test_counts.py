@@ -1,7 +1,5 @@
 """FLOP and bytes by operator against formulas written out by hand, for every shipped model, to 1e-9."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

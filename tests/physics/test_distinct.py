@@ -1,7 +1,5 @@
 """Distinct values: sorted, marked or hashed, they are those of ``numpy.unique``."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A draft model of its own: its passes by hand, limits, its memory and cache, and the search over draft tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

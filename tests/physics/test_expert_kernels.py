@@ -1,7 +1,5 @@
 """Which kernels time experts in a format that no table of measurements holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What must hold at every point, whatever the model, system, profile and mapping."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Limits: layers split into their operators, a window as long as the context, chunks, sizes that are equal by default.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

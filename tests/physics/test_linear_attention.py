@@ -1,7 +1,5 @@
 """Linear attention: a state of each sequence in place of a cache, by hand for Qwen3.5, Kimi K3 and Nemotron-3."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

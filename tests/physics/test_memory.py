@@ -1,7 +1,5 @@
 """Terms of the memory of a GPU, each by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import cached_setting

@@ -1,7 +1,5 @@
 """The mixed step: its limits, its chunk penalty under MLA, and interference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

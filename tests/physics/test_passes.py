@@ -1,7 +1,5 @@
 """Whole passes against hand sums: what is exchanged, who computes which tokens, what a first chunk pays."""
 
-from __future__ import annotations
-
 import pytest
 from cases import cached_setting
 

@@ -1,7 +1,5 @@
 """From peaks, fits and profile to rates: which fit is taken, what a profile changes, what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

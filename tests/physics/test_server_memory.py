@@ -1,7 +1,5 @@
 """What a server holds beside weights and cache, each term by hand, with round numbers of an engine."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What sharding and cutting must conserve: FLOP over ranks and chunks, and time where nothing is replicated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 The index goes on growing with the context, scores and values do not beyond what is chosen.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Speculative decoding: counts by hand, limits, and what a search over draft tokens must keep."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

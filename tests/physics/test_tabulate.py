@@ -1,7 +1,5 @@
 """Tables of operators: distinct arguments are computed once, and are what every point would have computed alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

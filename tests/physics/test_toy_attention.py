@@ -4,8 +4,6 @@ Linear attention keeps a matrix of ``key_dim x value_dim`` a head and sequence, 
 the package offers to everybody: a spec whose keys are registered, a block, and rows of fits in files of the user's own.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ maximum, a bound to its neighbour, prefill to decode, the input length to the ou
 decided by a hash of the function and the expression, so that moving a file changes nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Digests of the results of many commands, as one line of JSON: what a fault in a formula would change."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -8,8 +8,6 @@ them is none; for any other all further tests run. The share of the others that 
 a minute a fault and more, and runs on request alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A pass taken apart: seconds of every operator over all layers of one GPU, without overlap."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from disagg_sim.domain import Sharding

@@ -4,8 +4,6 @@ Rates are flat here (one arithmetic rate, infinite bandwidth, no latency), so th
 rate and the hand figures hold without any efficiency.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ Numbers are those of the list of claims: C10, C18-C24, C32. Figures were read fr
 percent. A miss is pinned with its reason, not tolerated away. GB200 NVL72, recipe nvfp4_fp8kv, unless said.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -281,7 +279,7 @@ def test_c20_ingress_falls_as_ttl_tightens(model, mapping, profile):
 
 
 @pytest.fixture(scope="module")
-def sweeps() -> dict[int, object]:
+def sweeps():
     """Matched points of R1 at 2k output: 16k prompts under 10 s, and 1M prompts with the cut-off waived."""
     table = enumerate_mappings(setup("deepseek_r1", SYSTEM, RECIPE), max_gpus=64)
     return {

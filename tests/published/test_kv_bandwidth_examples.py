@@ -3,8 +3,6 @@
 Tolerance 0.2 %: the hand figures have three digits.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from disagg_sim.domain import Sharding

@@ -67,7 +67,7 @@ def row_of(line: dict[str, str]) -> ServingRow:
 
 
 @pytest.fixture(scope="module")
-def errors() -> np.ndarray:
+def errors():
     return evaluate([row_of(line) for line in LINES])["relative_error"].to_numpy()
 
 

@@ -4,8 +4,6 @@ Where a hand figure is printed with three digits the tolerance is its rounding (
 says why it is wider.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small kernel tables for tests: written by the rules of the forms, from laws with known numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

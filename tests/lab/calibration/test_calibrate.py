@@ -1,7 +1,5 @@
 """From tables to an efficiency file: known numbers come back, the same data give the same bytes, bad data nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The language of ``--exclude``: what it means, what it refuses, and that it runs nothing."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from hypothesis import given

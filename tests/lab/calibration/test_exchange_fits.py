@@ -1,7 +1,5 @@
 """Fits of collectives and of the MoE exchange: numbers that made the rows come back, ranks enter by the form."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,9 +1,5 @@
 """Kinds of layouts counted from runs made by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 
 from disagg_sim.domain import Sharding
@@ -54,7 +50,7 @@ def test_runs_points_sizes_and_errors_of_each_kind():
     assert (narrow.layout, narrow.most_gpus, narrow.rows, narrow.points, narrow.error) == ("TP", 4, 3, 3, 0.4)
 
 
-def test_the_file_reads_back_as_what_was_counted(tmp_path: Path):
+def test_the_file_reads_back_as_what_was_counted(tmp_path):
     kinds = checked_kinds(ROWS, TABLE)
     spec = write_evidence(tmp_path / "own.yaml", evidence_text(kinds, date="2026-11-21"))
     assert spec.kinds == kinds

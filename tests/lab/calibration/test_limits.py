@@ -1,7 +1,5 @@
 """The least time of a call, by hand from the vendor's peaks: H100, 989.4 TFLOP/s in bf16, 3.35 TB/s, 450 GB/s."""
 
-from __future__ import annotations
-
 import pytest
 from kernel_csv import frame
 from shared_data import shared_file

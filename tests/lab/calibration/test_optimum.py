@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -210,7 +209,7 @@ MLPERF = (
 )
 
 
-def test_the_command_prints_a_screen_and_writes_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_prints_a_screen_and_writes_the_tables(tmp_path, capsys):
     file, out = tmp_path / "mlperf.csv", tmp_path / "out"
     file.write_text(MLPERF)
     assert run(["validate", "optimum", str(file), "--out", str(out)]) == 0

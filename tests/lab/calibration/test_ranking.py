@@ -1,7 +1,5 @@
 """Picks at equal interactivity, by hand: curves, the pick and its regret, heights, modes, another tool's numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,7 +126,7 @@ def test_without_a_closed_loop_there_is_nothing_to_rank():
     assert modes(served_points(lines.head(0))).empty
 
 
-def test_another_tools_numbers_take_the_place_of_ours(tmp_path: Path):
+def test_another_tools_numbers_take_the_place_of_ours(tmp_path):
     path = tmp_path / "tool.csv"
     path.write_text("row_id,tpot_ms,ttft_ms\nr1,12,800\nr9,1,1\n")
     theirs, ours = predicted_by(served_lines(), read_predictions(path))

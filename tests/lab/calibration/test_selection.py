@@ -3,8 +3,6 @@
 Of attention parts those that miss little, of the version with most rows; of experts those that gain by fewer bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operating points: re-runs of one count once; layouts are told apart; groups and limits follow from small tables."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -169,7 +167,7 @@ def test_coverage_is_judged_from_fifty_rows_on():
     assert coverage(table.head(49)).empty
 
 
-def test_a_file_that_cannot_be_read_is_one_line_and_the_others_are_read(tmp_path: Path):
+def test_a_file_that_cannot_be_read_is_one_line_and_the_others_are_read(tmp_path):
     good = tmp_path / "manifest.csv"
     good.write_text("file,sha256\n")
     bad = tmp_path / "other.csv"

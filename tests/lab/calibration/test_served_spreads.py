@@ -1,7 +1,5 @@
 """Spreads of served runs: those of made-up errors come back by kind of evidence, and what nobody fitted is wider."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

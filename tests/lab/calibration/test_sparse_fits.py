@@ -1,7 +1,5 @@
 """Fits of sparse attention: modules made by known rates give these rates back; rows without a fit have no forecast."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

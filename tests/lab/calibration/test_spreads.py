@@ -1,7 +1,5 @@
 """Spreads: estimated from made-up errors whose spread is known, written, read back; bands of served rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

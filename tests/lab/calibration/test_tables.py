@@ -1,7 +1,5 @@
 """Reading kernel tables: forms, faults in one line each, the mask, and a split that never moves."""
 
-from __future__ import annotations
-
 import pytest
 from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
 

@@ -1,7 +1,5 @@
 """Evaluators of claims on frontiers made by hand, and those that need no frontier on the model itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one frontier gains over another: step functions drawn by hand, and scaling."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -27,14 +25,14 @@ def table(mode: str, curve: Curve, **columns: object) -> pd.DataFrame:
     return pd.DataFrame({**columns, "mode": mode, **points})
 
 
-def test_the_gain_at_a_point_is_that_of_the_best_point_beyond() -> None:
+def test_the_gain_at_a_point_is_that_of_the_best_point_beyond():
     found = pointwise_gain(A, B, [5, 10, 15, 20, 30, 40, 60, 100])
     assert found[:7].tolist() == [2, 2, 3, 3, 1.5, 1.5, math.inf]
     assert math.isnan(found[7])
     assert pointwise_gain(B, A, [60]).tolist() == [0]
 
 
-def test_areas_by_hand() -> None:
+def test_areas_by_hand():
     """From 20, where both have points, to 40: a = 6, b = 4. From 10: a = 12 then 6, b = 4; log widths ln 2 each."""
     assert shared_range(A, B) == (20, 40)
     assert gain(A, B).area_ratio == pytest.approx(1.5)
@@ -45,18 +43,18 @@ def test_areas_by_hand() -> None:
     assert log.area_ratio == pytest.approx((12 + 6) / (4 + 4))
 
 
-def test_the_hypervolume_credits_what_only_one_reaches() -> None:
+def test_the_hypervolume_credits_what_only_one_reaches():
     assert gain(A, B).hypervolume_ratio == pytest.approx((12 * 20 + 6 * 20 + 1 * 40) / (6 * 10 + 4 * 30))
 
 
-def test_the_largest_gain_and_the_share_of_the_range_above_a_worth() -> None:
+def test_the_largest_gain_and_the_share_of_the_range_above_a_worth():
     found = gain(A, B, low=10, axis="linear", worth=2.0)
     assert (found.largest, found.largest_at) == (3, 20)
     assert found.share_above == pytest.approx(10 / 30)
     assert gain(A, B, low=10, axis="log", worth=2.0).share_above == pytest.approx(0.5)
 
 
-def test_without_a_common_range_there_is_no_area_ratio() -> None:
+def test_without_a_common_range_there_is_no_area_ratio():
     found = gain(A, B, low=50)
     assert math.isnan(found.area_ratio)
     assert math.isnan(found.low)
@@ -64,7 +62,7 @@ def test_without_a_common_range_there_is_no_area_ratio() -> None:
 
 
 @given(curve=curves, factor=st.floats(0.01, 100), axis=st.sampled_from(["linear", "log"]))
-def test_scaling_a_frontier_by_a_factor_gains_that_factor(curve: Curve, factor: float, axis: str) -> None:
+def test_scaling_a_frontier_by_a_factor_gains_that_factor(curve, factor, axis):
     found = gain(Curve(curve.x, factor * curve.y), curve, axis=axis)
     for value in (found.area_ratio, found.hypervolume_ratio, found.largest):
         assert value == pytest.approx(factor, rel=1e-9)
@@ -72,15 +70,13 @@ def test_scaling_a_frontier_by_a_factor_gains_that_factor(curve: Curve, factor: 
 
 
 @given(curve=curves, axis=st.sampled_from(["linear", "log"]))
-def test_equal_frontiers_gain_nothing(curve: Curve, axis: str) -> None:
+def test_equal_frontiers_gain_nothing(curve, axis):
     found = gain(curve, curve, axis=axis)
     assert (found.area_ratio, found.hypervolume_ratio, found.largest, found.share_above) == (1, 1, 1, 1)
 
 
 @given(a=curves, b=curves, axis=st.sampled_from(["linear", "log"]))
-def test_the_area_ratio_lies_between_the_extremes_of_the_gain_and_its_inverse_is_the_other_way_round(
-    a: Curve, b: Curve, axis: str
-) -> None:
+def test_the_area_ratio_lies_between_the_extremes_of_the_gain_and_its_inverse_is_the_other_way_round(a, b, axis):
     there, back = (gain(*pair, axis=axis) for pair in ((a, b), (b, a)))
     if math.isnan(there.area_ratio):
         assert math.isnan(back.area_ratio)
@@ -91,7 +87,7 @@ def test_the_area_ratio_lies_between_the_extremes_of_the_gain_and_its_inverse_is
 
 
 @given(curve=curves, other=curves)
-def test_points_that_another_beats_change_nothing(curve: Curve, other: Curve) -> None:
+def test_points_that_another_beats_change_nothing(curve, other):
     beaten = Curve(np.append(curve.x, curve.x[0] * 0.9), np.append(curve.y, curve.y[0] * 0.9))
     low = max(curve.x.min(), other.x.min())
     if low <= min(curve.x.max(), other.x.max()):
@@ -99,7 +95,7 @@ def test_points_that_another_beats_change_nothing(curve: Curve, other: Curve) ->
         assert gain(beaten, other, low=low).area_ratio == pytest.approx(expected, rel=1e-9)
 
 
-def test_where_it_pays_takes_the_best_of_both_colocated_modes() -> None:
+def test_where_it_pays_takes_the_best_of_both_colocated_modes():
     piggyback = Curve(np.array([40.0]), np.array([3.0]))
     frontier = pd.concat([table("disaggregated", A), table("colocated", piggyback), table("piggyback", B)])
     (row,) = where_it_pays(frontier.assign(model="m", system="s", isl=8, osl=2), low=10).to_dict("records")
@@ -113,13 +109,13 @@ def test_where_it_pays_takes_the_best_of_both_colocated_modes() -> None:
     ("factor", "low", "said"),
     [(1.0, 10, "everywhere"), (0.5, 10, "mostly"), (0.5, 15, "partly"), (0.5, 25, "nowhere"), (0.1, 10, "nowhere")],
 )
-def test_the_verdict_follows_the_share_of_the_range(factor: float, low: float, said: str) -> None:
+def test_the_verdict_follows_the_share_of_the_range(factor, low, said):
     """The gain is 3 up to 20 and 1.5 from there to 40, times the factor; from 10, ln 2 lies on either side."""
     frontier = pd.concat([table("disaggregated", Curve(A.x, factor * A.y)), table("colocated", B)])
     assert where_it_pays(frontier.assign(model="m"), low=low)["pays"].tolist() == [said]
 
 
-def test_settings_are_told_apart_and_lonely_modes_said() -> None:
+def test_settings_are_told_apart_and_lonely_modes_said():
     frontier = pd.concat(
         [
             table("disaggregated", A, system="one"),
@@ -134,7 +130,7 @@ def test_settings_are_told_apart_and_lonely_modes_said() -> None:
     assert where_it_pays(frontier[frontier["system"] == "one"], low=60)["pays"].tolist() == ["no common range"]
 
 
-def test_cases_of_one_setting_under_other_limits_are_told_apart() -> None:
+def test_cases_of_one_setting_under_other_limits_are_told_apart():
     pair = pd.concat([table("disaggregated", A), table("colocated", B)]).assign(model="m")
     found = where_it_pays(pd.concat([pair.assign(case="tight"), pair.assign(case="loose")]))
     assert found["case"].tolist() == ["tight", "loose"]
@@ -150,7 +146,7 @@ def test_cases_of_one_setting_under_other_limits_are_told_apart() -> None:
         (lambda: where_it_pays(table("colocated", A).drop(columns="mode")), "missing column 'mode'"),
     ],
 )
-def test_wrong_input_is_one_line(call: object, said: str) -> None:
+def test_wrong_input_is_one_line(call, said):
     with pytest.raises(InputError, match=said) as caught:
         call()
     assert "\n" not in str(caught.value)

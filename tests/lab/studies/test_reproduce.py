@@ -1,9 +1,5 @@
 """A published study from its sweeps to figures: what is computed once, what a figure shows, what is written."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,7 +37,7 @@ mla_forms: [naive, cached]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """Small sweeps in place of the shipped ones of the same names."""
     folder = tmp_path_factory.mktemp("user") / "sweeps" / "beyond_the_buzz"
     folder.mkdir(parents=True)
@@ -53,17 +49,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_sweeps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sweeps(root, monkeypatch):
     monkeypatch.setenv("DISAGG_SIM_PATH", str(root))
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     return tmp_path_factory.mktemp("out")
 
 
 @pytest.mark.parametrize("profile", list_specs("profile"))
-def test_every_shipped_sweep_of_the_study_is_valid(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_sweep_of_the_study_is_valid(profile, monkeypatch):
     monkeypatch.delenv("DISAGG_SIM_PATH")
     for name, path in study_files().items():
         if KIND in path.read_text():
@@ -72,14 +68,14 @@ def test_every_shipped_sweep_of_the_study_is_valid(profile: str, monkeypatch: py
             assert load_sweep(str(path), profile=profile).profile == profile, name
 
 
-def test_every_figure_of_the_paper_has_a_sweep_and_a_picture() -> None:
+def test_every_figure_of_the_paper_has_a_sweep_and_a_picture():
     paper = {f"fig{number:02d}" for number in (1, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
     assert set(figure_names()) == paper
     assert {name for name in study_files() if name[3:].isdecimal()} == paper
     assert set(item_names()) <= set(study_files())
 
 
-def test_a_figure_is_its_own_sweep_and_those_named_after_it() -> None:
+def test_a_figure_is_its_own_sweep_and_those_named_after_it():
     names = ("fig01", "fig1", "fig10", "fig10_colocated")
     assert parts_of("fig10", names) == ("fig10", "fig10_colocated")
     assert parts_of("fig10_colocated", names) == ("fig10_colocated",)
@@ -97,7 +93,7 @@ class Counting(Silent):
         self.computed += points
 
 
-def test_what_lies_on_disk_is_not_computed_again(out: Path) -> None:
+def test_what_lies_on_disk_is_not_computed_again(out):
     first, second = Counting(), Counting()
     frontiers = Frontiers(out, listener=first)
     table = frontiers.frontier("fig06", "ideal")
@@ -110,7 +106,7 @@ def test_what_lies_on_disk_is_not_computed_again(out: Path) -> None:
     assert again.design_points == frontiers.design_points > 0
 
 
-def test_sweeps_with_a_case_in_common_compute_it_once(out: Path, tmp_path: Path) -> None:
+def test_sweeps_with_a_case_in_common_compute_it_once(out, tmp_path):
     """Figure 9 is one mode of the case of figure 6: beside that it takes nothing, and gives the same as alone."""
     alone, told = Frontiers(out), Counting()
     together = Frontiers(tmp_path, listener=told)
@@ -119,7 +115,7 @@ def test_sweeps_with_a_case_in_common_compute_it_once(out: Path, tmp_path: Path)
     assert together.design_points == told.computed + alone.design_points
 
 
-def test_names_that_do_not_exist_are_refused(out: Path) -> None:
+def test_names_that_do_not_exist_are_refused(out):
     frontiers = Frontiers(out)
     with pytest.raises(UnknownNameError, match="'fig6'"):
         frontiers.frontier("fig6", "ideal")
@@ -131,14 +127,14 @@ def test_names_that_do_not_exist_are_refused(out: Path) -> None:
         figure_data(frontiers, "fig02", "ideal")
 
 
-def test_both_axes_of_a_panel_end_at_one(out: Path) -> None:
+def test_both_axes_of_a_panel_end_at_one(out):
     table = figure_data(Frontiers(out), "fig06", "ideal").table
     assert table["x"].max() == table["y"].max() == 1
     np.testing.assert_allclose(table["x"] * table["x_unit"], table["tokens_per_s_per_user"])
     assert table["curve"].nunique() == 3
 
 
-def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out: Path) -> None:
+def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out):
     points = Frontiers(out).frontier("fig06", "ideal")
     best = best_colocated(points)
     assert set(best["mode"]) <= {"colocated", "piggyback"}
@@ -147,7 +143,7 @@ def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out: Path)
         assert reached["tokens_per_s_per_gpu"].max() >= point["tokens_per_s_per_gpu"]
 
 
-def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner(root: Path) -> None:
+def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner(root):
     study = load_pipelining(root / "sweeps" / "beyond_the_buzz" / "fig05.yaml")
     table = pipelined_prefill(study, profile="ideal")
     assert (table["ep"] * table["pp"] == 16).all()
@@ -163,7 +159,7 @@ def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner(root: Path) -> No
     assert one.loc[4, "memory_bytes"] < other.loc[4, "memory_bytes"]
 
 
-def test_a_file_of_a_pipeline_tells_all_its_faults(tmp_path: Path) -> None:
+def test_a_file_of_a_pipeline_tells_all_its_faults(tmp_path):
     file = tmp_path / "broken.yaml"
     file.write_text(PIPELINE.replace("[1, 2, 4]", "[1, 3]").replace("cached", "cashed").replace("8192", "0"))
     with pytest.raises(SpecError) as caught:
@@ -181,7 +177,7 @@ def test_a_file_of_a_pipeline_tells_all_its_faults(tmp_path: Path) -> None:
     assert "missing key 'gpus'" in str(caught.value)
 
 
-def test_figures_are_written_with_their_data(out: Path) -> None:
+def test_figures_are_written_with_their_data(out):
     done = reproduce(Frontiers(out), items=["fig05", "fig06"], profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png", "fig06.png"]
     for path in done.pictures:
@@ -191,9 +187,7 @@ def test_figures_are_written_with_their_data(out: Path) -> None:
         assert len(data) > 3
 
 
-def test_everything_is_the_figures_and_the_claims(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_everything_is_the_figures_and_the_claims(root, tmp_path, monkeypatch, capsys):
     folder = root / "sweeps" / "tiny"
     folder.mkdir()
     (folder / "fig05.yaml").write_text(PIPELINE)
@@ -210,7 +204,7 @@ def test_everything_is_the_figures_and_the_claims(
     assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
 
 
-def test_the_command_writes_a_figure_and_counts_design_points(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_figure_and_counts_design_points(out, capsys):
     arguments = ["--figure", "9", "--profile", "ideal", "--out", str(out), "--jobs", "1"]
     assert run(["reproduce", "beyond-the-buzz", *arguments]) == 0
     assert "design points, 1 pictures" in capsys.readouterr().out
@@ -225,16 +219,14 @@ def test_the_command_writes_a_figure_and_counts_design_points(out: Path, capsys:
         (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd', did you mean 'measured'"),
     ],
 )
-def test_wrong_arguments_end_in_one_line(
-    arguments: list[str], said: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_end_in_one_line(arguments, said, out, capsys):
     assert run(["reproduce", *arguments, "--out", str(out)]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("error: ")
     assert said in told
 
 
-def test_cells_stand_where_their_setting_says(tmp_path: Path) -> None:
+def test_cells_stand_where_their_setting_says(tmp_path):
     settings = [
         (model, system, isl)
         for model in ("llama_3_1_8b", "deepseek_r1")

@@ -1,7 +1,5 @@
 """Verdicts: which claims count as reproduced, and which do not although their acceptance is met."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab.studies.claims import DERIVED, Finding, Without, claim, evaluate, holding
