@@ -1,6 +1,7 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
-# blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make docs-numbers:
-# compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make test-rare: tests of
+# half a minute each, of which shorter ones hold a part.  make docs-numbers: compute and write the numbers that README and docs
+# mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
 # make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it. Of a change of structure:
 # benchmarks/house.py, goldens.py and pairs.py (CONTRIBUTING.md).
 # make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
@@ -27,7 +28,7 @@ SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv lock demo test tests versions kernel lint types test-long test-all checks bench docs docs-numbers figures clean
+.PHONY: venv lock demo test tests versions kernel lint types test-long test-rare test-all checks bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -88,16 +89,19 @@ checks: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernel types $(VENV)/.collected lint
 
 tests: $(VENV)/.installed-dev
-	$(PARALLEL) -m "not long"
+	$(PARALLEL) -m "not long and not rare"
 
 test: checks
 	@$(MAKE) --no-print-directory tests
 
 test-long: $(VENV)/.installed-dev
-	$(PARALLEL) -m long
+	$(PARALLEL) -m "long and not rare"
+
+test-rare: $(VENV)/.installed-dev
+	$(PARALLEL) -m rare
 
 test-all: checks
-	$(PARALLEL)
+	$(PARALLEL) -m "not rare"
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks -m "not long" --benchmark-max-time=0.5 --benchmark-min-rounds=3 $(ARGS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 QUICK = ("breakdown", "architecture")
-SLOW = ("explain", "frontier", "scaling", "reuse_frontiers", "reuse_ratios", "policies")
+SLOW = ("explain", "frontier", "scaling", "reuse_frontiers", "reuse_ratios")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,14 @@ def figures():
     return importlib.import_module("docs.figures")
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.long) for name in SLOW),
+        pytest.param("policies", marks=pytest.mark.rare),
+    ],
+)
 def test_a_picture_says_what_the_code_computes(figures, name):
     assert figures.changed(name) == [], f"python docs/figures.py {name} draws it anew; look at it"
 

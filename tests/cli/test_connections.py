@@ -42,7 +42,9 @@ import json, sys
 told = []
 names = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 sys.addaudithook(lambda event, args: told.append([event, str(args[1:])]) if event in names else None)
+from disagg_sim.cli import plan
 from disagg_sim.cli.main import run
+plan.changes_of = lambda _: None  # other plans
 codes = [run(words) for words in json.loads(sys.argv[1])]
 print(json.dumps([codes, told]), file=sys.stderr)
 """

@@ -85,6 +85,7 @@ def test_names_come_with_their_titles():
         ),
     ],
 )
+@pytest.mark.usefixtures("without_changes")
 def test_a_tool_answers_as_its_command(tool, said):
     question = {"explain": ExplainQuestion, "evaluate": EvaluateQuestion}.get(tool, PlanQuestion)
     found = called(tool, **arguments(question, said)).structured_content

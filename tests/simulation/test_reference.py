@@ -412,12 +412,12 @@ def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_insta
     assert np.isfinite(reference.records()["finish_s"]).all()
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_many_more_cases():
     assert hold(range(1060, 1135))["circle"] >= 1
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_many_more_cases_with_swap():
     assert hold(range(5000, 5100), most=3, drafts=(0, 0, 2), swaps=True)["swapped"] > 500
 

@@ -214,6 +214,7 @@ def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(
     assert held["serial"] == held["dask"]
 
 
+@pytest.mark.rare
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers of Ray by /proc")
 def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
     plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

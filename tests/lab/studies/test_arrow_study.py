@@ -71,7 +71,7 @@ def small(_traces, *, quick=False):
     return {name: each._replace(trace=each.trace.head(80)) for name, each in found.items()}
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(arrow, "workloads", small)
     monkeypatch.setattr(arrow_setup, "TOLERANCE", 1.0)

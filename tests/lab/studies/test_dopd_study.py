@@ -81,7 +81,7 @@ def test_pools_are_named_and_leave_room():
     assert pools(2, 3).name == "2P + 3D"
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
     assert run(["reproduce", "dopd", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv").set_index("id")
