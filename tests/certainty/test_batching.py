@@ -1,7 +1,5 @@
 """Designs of several modes are timed together as they are one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -15,7 +13,7 @@ from disagg_sim.certainty.trust import rests_on
 from disagg_sim.sweep.labels import label_rows
 
 
-def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
+def test_passes_of_one_kind_are_one_evaluation_with_the_same_times():
     """Two pools and co-located instances, with and without a pipeline: one evaluation of decode steps for all."""
     at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
     mappings = [ds.Sharding(), ds.Sharding(pp=2)]
@@ -33,7 +31,7 @@ def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
             np.testing.assert_array_equal(np.broadcast_to(part, one.rows.shape), alone)
 
 
-def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_words() -> None:
+def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_words():
     """Three constant lengths and a distribution: times and words are those of each alone."""
     at, mappings = (
         ds.setup("deepseek_r1", "h200_sxm", "fp8"),
@@ -64,7 +62,7 @@ def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_w
     assert len({*rests_on(points, origin=Origin(lengths=given))}) > 1
 
 
-def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
+def test_both_labels_of_one_evaluation_are_those_of_two():
     """Prefill on H100, which has fits of its own, decode on H20, which inherits them; and every mode of both."""
     here, there = (ds.setup("llama_3_1_8b", system, "fp8") for system in ("h100_sxm", "h20_sxm"))
     lengths, wide = ds.lengths(30_000, 256), [ds.Sharding(), ds.Sharding(tp_attn=8, tp_ffn=8)]
@@ -80,7 +78,7 @@ def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
     assert both.nunique().min() > 1
 
 
-def test_designs_are_taken_apart_together_as_they_are_one_by_one() -> None:
+def test_designs_are_taken_apart_together_as_they_are_one_by_one():
     """Two pools, co-located and piggybacked instances, whole prompts and chunks, one length and a mix of lengths."""
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
     mappings = [ds.Sharding(dp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, pp=2)]

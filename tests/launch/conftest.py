@@ -1,9 +1,6 @@
 """Programs that print their arguments, in the place of those that scripts start."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ RECORDER = (
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(tmp_path_factory):
     where = tmp_path_factory.mktemp("bin")
     for name in PROGRAMS:
         (where / name).write_text(RECORDER)

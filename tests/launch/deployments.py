@@ -1,7 +1,5 @@
 """Deployments that tests launch: unequal TP, attention DP with experts over several nodes, a rack, chunks, one pool."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import disagg_sim as ds

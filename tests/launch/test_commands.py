@@ -1,9 +1,6 @@
 """``disagg-sim launch`` and ``disagg-sim plan --emit``: files, notes, refusals."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +29,7 @@ def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path) -> Path:
+def scenario(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SCENARIO)
     return path

@@ -1,7 +1,5 @@
 """What an engine cannot start is said, a line a reason, and not written."""
 
-from __future__ import annotations
-
 import pytest
 
 import disagg_sim as ds
@@ -12,7 +10,7 @@ from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, tp, work
 
 
 @pytest.mark.parametrize(("case", "engine"), PAIRS)
-def test_nothing_is_in_the_way_of_what_is_written(case: str, engine: str) -> None:
+def test_nothing_is_in_the_way_of_what_is_written(case, engine):
     assert ds.expressible(CASES[case][0](), engine) == ()
 
 
@@ -20,7 +18,7 @@ MIXED = ds.Sharding(tp_attn=2, dp_attn=4, ep=8)
 GROUPS = ds.Sharding(tp_attn=8, tp_ffn=2, ep=4)
 
 
-def test_engines_that_cannot_are_told_from_those_that_can() -> None:
+def test_engines_that_cannot_are_told_from_those_that_can():
     with pytest.raises(ds.DisaggSimError) as refused:
         ds.launch([workers("colocated", ds.setup(*R1_ON_H200, engine="vllm"), MIXED)], engine="trtllm")
     assert str(refused.value) == (
@@ -39,7 +37,7 @@ def test_engines_that_cannot_are_told_from_those_that_can() -> None:
         ("trainium3", set()),
     ],
 )
-def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system: str, able: set[str]) -> None:
+def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system, able):
     pool = [workers("colocated", ds.setup("llama_3_1_8b", system, "bf16"), tp(1))]
     assert {engine for engine in LAUNCHERS if not ds.expressible(pool, engine)} == able
     for engine in {*LAUNCHERS} - able:
@@ -49,7 +47,7 @@ def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system: str
 
 
 @pytest.mark.parametrize("system", ["mi300x", "mi355x", "tpu7x", "trainium2"])
-def test_no_forecast_is_made_of_an_engine_that_does_not_run_on_a_system(system: str) -> None:
+def test_no_forecast_is_made_of_an_engine_that_does_not_run_on_a_system(system):
     other = "runs on systems of NVIDIA, and not of (AMD|Google|AWS); allowed there: sglang, vllm, "
     for engine in ("trtllm", "trtllm_engine"):
         with pytest.raises(ds.DisaggSimError, match=other):
@@ -65,12 +63,12 @@ def test_no_forecast_is_made_of_an_engine_that_does_not_run_on_a_system(system: 
 
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name in list_specs("engine")])
-def test_what_a_launcher_starts_is_what_its_engine_runs_on(launcher: str) -> None:
+def test_what_a_launcher_starts_is_what_its_engine_runs_on(launcher):
     runs_on = load_engine(launcher).vendors
     assert not runs_on or set(load_launcher(launcher).vendors) == set(runs_on)
 
 
-def test_kernels_of_cuda_between_experts_are_left_out_elsewhere() -> None:
+def test_kernels_of_cuda_between_experts_are_left_out_elsewhere():
     for engine, flags in (("vllm", ["--all2all-backend"]), ("sglang", ["--moe-a2a-backend", "--deepep-mode"])):
         for system, there in (("h100_sxm", True), ("mi300x", False)):
             pool = [workers("decode", ds.setup("deepseek_r1", system, "fp8"), ds.Sharding(dp_attn=16, ep=16))]
@@ -88,7 +86,7 @@ def test_kernels_of_cuda_between_experts_are_left_out_elsewhere() -> None:
         (GROUPS, "sglang", ""),
     ],
 )
-def test_rules_on_one_pool_are_those_of_the_search(mapping: ds.Sharding, engine: str, rule: str) -> None:
+def test_rules_on_one_pool_are_those_of_the_search(mapping, engine, rule):
     found = ds.expressible([workers("colocated", ds.setup(*R1_ON_H200), mapping)], engine)
     assert [line.split(": ")[1] for line in found] == ([rule] if rule else [])
 
@@ -119,13 +117,13 @@ def pair(model: str, prefill: ds.Sharding, decode: ds.Sharding) -> list[ds.Worke
         (pair("llama_3_1_70b", ds.Sharding(tp_attn=2, tp_ffn=2, pp=2), tp(4)), "sglang", ""),
     ],
 )
-def test_pools_that_cannot_send_each_other_caches(pools: list[ds.Workers], engine: str, reason: str) -> None:
+def test_pools_that_cannot_send_each_other_caches(pools, engine, reason):
     found = ds.expressible(pools, engine)
     assert [line for line in found if reason not in line or not reason] == []
     assert bool(found) == bool(reason)
 
 
-def test_attention_tp_must_divide() -> None:
+def test_attention_tp_must_divide():
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     pools = [workers("prefill", at, ds.Sharding(tp_attn=8, ep=8))]
     pools.append(workers("decode", at, ds.Sharding(tp_attn=12, ep=12, redundant_slots=8)))
@@ -134,21 +132,21 @@ def test_attention_tp_must_divide() -> None:
     assert ds.expressible(pools, "trtllm") == ()
 
 
-def test_caches_of_both_pools_have_one_format() -> None:
+def test_caches_of_both_pools_have_one_format():
     sides = [ds.setup("llama_3_1_8b", "h100_sxm", precision) for precision in ("bf16", "fp8")]
     pools = [workers(role, at, tp(1)) for role, at in zip(("prefill", "decode"), sides, strict=True)]
     for engine in ("vllm", "sglang", "trtllm"):
         assert ds.expressible(pools, engine)[0].endswith("caches in bf16 and fp8")
 
 
-def test_pairs_that_split_a_request_are_nobodys() -> None:
+def test_pairs_that_split_a_request_are_nobodys():
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     parts = ds.ServedDeployment(name="p", gpus=2, setup=at, pairs=(ds.Replicas(mapping=tp(1), instances=2),))
     for engine in ("vllm", "sglang", "trtllm"):
         assert "split between the two instances of a pair" in ds.expressible(parts, engine)[0]
 
 
-def test_unknown_names_are_told_with_the_nearest() -> None:
+def test_unknown_names_are_told_with_the_nearest():
     with pytest.raises(ds.DisaggSimError, match=r"unknown engine 'sglnag', did you mean 'sglang'\?; known: dynamo"):
         ds.launch(chunked(), engine="sglnag")
     with pytest.raises(ds.DisaggSimError, match=r"backend 'sglang' of llm-d; allowed: vllm"):
@@ -159,7 +157,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         ds.launch([], engine="vllm")
 
 
-def test_a_cache_in_bf16_is_refused_where_auto_is_the_format_of_the_checkpoint() -> None:
+def test_a_cache_in_bf16_is_refused_where_auto_is_the_format_of_the_checkpoint():
     for precision, refused in {"nvfp4_bf16kv": True, "nvfp4_fp8kv": False, "fp8_block_bf16kv": False}.items():
         pool = workers("colocated", ds.setup("deepseek_r1", "b200_sxm", precision), ds.Sharding(dp_attn=8, ep=8))
         told = ds.expressible([pool], "trtllm")

@@ -1,7 +1,5 @@
 """Files as they are written; ``pytest tests/launch/test_golden.py --update-baselines`` records them anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(("case", "engine"), PAIRS)
-def test_files_are_those_recorded(case: str, engine: str, update_baselines: bool) -> None:
+def test_files_are_those_recorded(case, engine, update_baselines):
     made = ds.launch(CASES[case][0](), engine=engine)
     where = GOLDEN / f"{case}-{engine}"
     texts = {**made.files, "notes.txt": "".join(f"{line}\n" for line in made.notes)}

@@ -4,8 +4,6 @@ The programs that a script starts are replaced by one that prints its arguments,
 would be told, after the shell has expanded it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -107,7 +105,7 @@ RARER = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("pool", RARER.values(), ids=RARER)
-def test_options_of_rarer_pools_are_sourced(pool: ds.Workers, engine: str) -> None:
+def test_options_of_rarer_pools_are_sourced(pool, engine):
     table = load_launcher(engine).options
     settings = ENGINES[engine].settings(pool, Weights(checkpoint="a/model"))
     for path, value in leaves(settings, "", {path for path, option in table.items() if option.takes == "json"}):

@@ -1,7 +1,5 @@
 """What others could do to a machine by files that are emitted: no text runs as code, nothing listens unasked."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -53,9 +51,7 @@ def started(
 @pytest.mark.parametrize("engine", ENGINES)
 @SLOW
 @given(name=TEXTS, drafter=TEXTS, version=TEXTS)
-def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
-    engine: str, name: str, drafter: str, version: str, programs: Path, tmp_path: Path
-) -> None:
+def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(engine, name, drafter, version, programs, tmp_path):
     """Whatever the schema lets through: here the names come in without it."""
     mapping = ds.Sharding(tp_attn=8, tp_ffn=8, draft_tokens=2)
     pool = [workers("colocated", DRAFTING, mapping, batch=8)]
@@ -76,7 +72,7 @@ def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
 
 @SLOW
 @given(name=TEXTS)
-def test_every_text_of_a_manifest_is_told_as_it_is(name: str) -> None:
+def test_every_text_of_a_manifest_is_told_as_it_is(name):
     pool = CASES["one_pool"][0]()[0]
     pairs = [(pool, Weights(checkpoint=name))]
     made = [dynamo_manifest("vllm", pairs, load_launcher("dynamo"))]
@@ -87,7 +83,7 @@ def test_every_text_of_a_manifest_is_told_as_it_is(name: str) -> None:
 
 
 @given(text=st.one_of(TEXTS, st.text(max_size=20)))
-def test_a_name_with_signs_of_a_shell_is_refused_in_one_line(text: str) -> None:
+def test_a_name_with_signs_of_a_shell_is_refused_in_one_line(text):
     odd = (
         not text
         or not text.isascii()
@@ -106,19 +102,19 @@ def test_a_name_with_signs_of_a_shell_is_refused_in_one_line(text: str) -> None:
         assert not odd
 
 
-def test_every_published_checkpoint_has_such_a_name() -> None:
+def test_every_published_checkpoint_has_such_a_name():
     for kinds in load_checkpoints().models.values():
         assert all(checkpoint_name(name) == name for name in kinds.values())
 
 
-def test_a_file_of_ones_own_with_such_a_name_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_with_such_a_name_is_refused(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text('title: mine\nmodels: {llama_3_1_8b: {bf16: "a/$(touch owned)"}}\nsource: me\n')
     with pytest.raises(SpecError, match=r"mine.yaml: models.llama_3_1_8b.bf16: .* is no name of a checkpoint"):
         load_checkpoints(mine)
 
 
-def test_a_model_of_ones_own_under_a_shipped_name_is_told(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_under_a_shipped_name_is_told(tmp_path):
     shipped, mine = shipped_root() / "models" / "llama_3_1_8b.yaml", tmp_path / "llama_3_1_8b.yaml"
     for text in (shipped.read_text(), shipped.read_text().replace("count: 32", "count: 16")):
         mine.write_text(text)
@@ -126,7 +122,7 @@ def test_a_model_of_ones_own_under_a_shipped_name_is_told(tmp_path: Path) -> Non
         assert any("shipped, from which yours differs" in note for note in made.notes) == ("count: 16" in text)
 
 
-def test_workers_have_names_that_pods_may_have() -> None:
+def test_workers_have_names_that_pods_may_have():
     for name in ("Prefill", "a b", "a;b", "-a", "a" * 64, "../a"):
         with pytest.raises(InputError, match="of workers; allowed"):
             workers("decode", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1), name=name)
@@ -145,7 +141,7 @@ def test_workers_have_names_that_pods_may_have() -> None:
         ({"batch": 0}, "batch 0 is out of range"),
     ],
 )
-def test_numbers_that_no_engine_takes_become_no_option(given: dict[str, int], said: str) -> None:
+def test_numbers_that_no_engine_takes_become_no_option(given, said):
     """As a ``frontier.csv`` that was changed by hand may have them."""
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     with pytest.raises(InputError, match=said):
@@ -168,9 +164,7 @@ def host_of(ran: subprocess.CompletedProcess) -> str:
 
 
 @pytest.mark.parametrize(("case", "engine"), SCRIPTS)
-def test_nothing_listens_on_all_addresses_unless_it_is_asked_to(
-    case: str, engine: str, programs: Path, tmp_path: Path
-) -> None:
+def test_nothing_listens_on_all_addresses_unless_it_is_asked_to(case, engine, programs, tmp_path):
     pools = CASES[case][0]()
     files = ds.launch(pools, engine=engine).files
     assert not any("0.0.0.0" in text for text in files.values())
@@ -187,8 +181,8 @@ def test_nothing_listens_on_all_addresses_unless_it_is_asked_to(
 
 @pytest.mark.parametrize(("case", "engine"), SCRIPTS)
 def test_who_is_reached_by_others_asks_for_a_key_or_is_told_that_the_network_is_private(
-    case: str, engine: str, programs: Path, tmp_path: Path
-) -> None:
+    case, engine, programs, tmp_path
+):
     files, key = ds.launch(CASES[case][0](), engine=engine).files, "a b'$(touch owned)"
     for name in (name for name in files if name.endswith(".sh")):
         for address in ("0.0.0.0", "10.0.0.9", "127.example.org"):
@@ -203,7 +197,7 @@ def test_who_is_reached_by_others_asks_for_a_key_or_is_told_that_the_network_is_
     assert not (tmp_path / "owned").exists()
 
 
-def test_modules_of_the_working_directory_are_not_run(tmp_path: Path) -> None:
+def test_modules_of_the_working_directory_are_not_run(tmp_path):
     (tmp_path / "python3").symlink_to(sys.executable)
     for planted in ("sglang.py", "sglang_router.py"):
         (tmp_path / planted).write_text("open('owned', 'w')")
@@ -215,9 +209,7 @@ def test_modules_of_the_working_directory_are_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["a[$(touch owned)]", "--trust-remote-code", "*", "1\n2", "08", "http://a:b[0]", " "])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_values_from_outside_run_nothing_and_are_no_options(
-    engine: str, value: str, programs: Path, tmp_path: Path
-) -> None:
+def test_values_from_outside_run_nothing_and_are_no_options(engine, value, programs, tmp_path):
     read = {
         "prefill.sh": ("SLOT", "HOST", "CHECKPOINT"),
         "decode.sh": ("NODE_RANK", "HEAD") if engine != "trtllm" else (),
@@ -235,7 +227,7 @@ def test_values_from_outside_run_nothing_and_are_no_options(
     assert not (tmp_path / "owned").exists()
 
 
-def test_another_checkpoint_than_the_planned_one_is_told(programs: Path, tmp_path: Path) -> None:
+def test_another_checkpoint_than_the_planned_one_is_told(programs, tmp_path):
     files = ds.launch(CASES["one_pool"][0](), engine="vllm").files
     assert '"Qwen/Qwen3-32B"' in started(files, "colocated.sh", programs, tmp_path, MODEL="mine").stdout
     other = started(files, "colocated.sh", programs, tmp_path, CHECKPOINT="/disk/mine")
@@ -243,7 +235,7 @@ def test_another_checkpoint_than_the_planned_one_is_told(programs: Path, tmp_pat
     assert other.stderr == "starting CHECKPOINT=/disk/mine in place of Qwen/Qwen3-32B\n"
 
 
-def test_a_script_without_a_known_checkpoint_asks_for_one(programs: Path, tmp_path: Path) -> None:
+def test_a_script_without_a_known_checkpoint_asks_for_one(programs, tmp_path):
     at = ds.setup("llama_3_1_70b", "b200_sxm", "nvfp4_fp8kv")
     files = ds.launch([workers("colocated", at, tp(1))], engine="vllm").files
     bare = started(files, "colocated.sh", programs, tmp_path)
@@ -252,7 +244,7 @@ def test_a_script_without_a_known_checkpoint_asks_for_one(programs: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("case", "engine"), [pair for pair in PAIRS if pair[0] in ("dep", "one_pool")])
-def test_notes_name_every_port_and_the_private_network(case: str, engine: str) -> None:
+def test_notes_name_every_port_and_the_private_network(case, engine):
     made = ds.launch(CASES[case][0](), engine=engine)
     (ports,) = [line for line in made.notes if line.startswith("ports: ")]
     named: dict[str, Any] = {

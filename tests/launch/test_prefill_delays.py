@@ -1,7 +1,5 @@
 """Engines that can are told to hold prompts back until every attention rank can take one."""
 
-from __future__ import annotations
-
 import disagg_sim as ds
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import expressible

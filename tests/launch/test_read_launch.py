@@ -1,9 +1,5 @@
 """A deployment is read from what starts it: from files that were written for a plan, and from commands by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -25,7 +21,7 @@ def only(given: str) -> Started:
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_written_files_are_read_as_the_plan_that_they_start(name: str, engine: str, tmp_path: Path) -> None:
+def test_written_files_are_read_as_the_plan_that_they_start(name, engine, tmp_path):
     design = planned(name, engine)
     ds.launch(design, engine=engine).write(tmp_path)
     started = {each.role: each for each in read_launch(str(tmp_path))}
@@ -74,14 +70,14 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("given", COMMANDS)
-def test_commands_are_read_as_their_engine_means_them(given: str) -> None:
+def test_commands_are_read_as_their_engine_means_them(given):
     one = only(given)
     told = one.replicas
     degrees = tuple(int(getattr(told.mapping, key)) for key in ("tp_attn", "dp_attn", "ep", "pp", "tp_ffn"))
     assert (one.role, told.instances, degrees, told.batch, told.token_budget) == COMMANDS[given]
 
 
-def test_a_configuration_of_tensorrt_llm_beside_its_script(tmp_path: Path) -> None:
+def test_a_configuration_of_tensorrt_llm_beside_its_script(tmp_path):
     """Attention DP takes all eight GPUs; a wait of at most 60 iterations counts the pass that ends it."""
     (tmp_path / "gen.yaml").write_text(
         "tensor_parallel_size: 8\nmoe_expert_parallel_size: 8\nenable_attention_dp: true\nmax_batch_size: 32\n"
@@ -110,13 +106,13 @@ def test_a_configuration_of_tensorrt_llm_beside_its_script(tmp_path: Path) -> No
         ("decode: 2 x ", "empty"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(given: str, said: str) -> None:
+def test_what_cannot_be_read_is_refused_in_one_line(given, said):
     with pytest.raises(InputError, match=said) as caught:
         read_launch(given)
     assert "\n" not in str(caught.value)
 
 
-def test_evaluate_takes_commands_and_says_what_it_did_not_read(tmp_path: Path) -> None:
+def test_evaluate_takes_commands_and_says_what_it_did_not_read(tmp_path):
     command = "vllm serve M -tp 2 --max-num-seqs 64 --enable-prefix-caching --kv-cache-dtype fp8"
     run = CliRunner()
     told = run.invoke(app, ["evaluate", *LOAD, "--rate", "20", "--launch", f"2 x {command}"])

@@ -1,7 +1,5 @@
 """What stands in emitted files, read as an engine would read it, is what was planned."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
@@ -143,7 +141,7 @@ QUESTIONS = {
 
 
 @cache
-def planned(name: str, engine: str) -> ds.Design:
+def planned(name: str, engine: str):
     model, system, precision, lengths, rate = QUESTIONS[name]
     options = ds.PlanOptions(engine=engine, precision=precision, within=engine)
     found = ds.plan(model, system, lengths, ttft="2 s", tpot="60 ms", rate=rate, options=options)
@@ -156,7 +154,7 @@ CASES = [(name, launcher, own) for name in QUESTIONS for launcher in LAUNCHERS f
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "launcher", "engine"), CASES)
-def test_files_say_what_was_planned(name: str, launcher: str, engine: str) -> None:
+def test_files_say_what_was_planned(name, launcher, engine):
     design, lengths = planned(name, engine), QUESTIONS[name][3]
     made = ds.launch(design, engine=launcher, backend="" if launcher == engine else engine)
     found = told_of(made, engine, QUESTIONS[name][0])
@@ -192,7 +190,7 @@ def test_files_say_what_was_planned(name: str, launcher: str, engine: str) -> No
             assert told.tokens is None
 
 
-def test_the_readers_see_a_difference() -> None:
+def test_the_readers_see_a_difference():
     """A flag more, or one less, is another plan."""
     flags = {"--tensor-parallel-size": 4, "--kv-cache-dtype": "fp8", "--max-num-seqs": 8}
     bf16 = {**flags, "--kv-cache-dtype": "bfloat16"}

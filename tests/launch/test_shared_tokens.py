@@ -1,7 +1,5 @@
 """What each engine is told of GPUs that share tokens, and which of them cannot."""
 
-from __future__ import annotations
-
 import pytest
 
 import disagg_sim as ds
@@ -14,7 +12,7 @@ PROMPTS = ds.Sharding(tp_attn=4, ep=8, pcp=2)
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 
-def test_flags_of_vllm_and_sglang() -> None:
+def test_flags_of_vllm_and_sglang():
     at = ds.setup(*R1_ON_H200, engine="vllm")
     decode, prefill = workers("decode", at, SHARED, batch=64), workers("prefill", at, PROMPTS, batch=1)
     flags = vllm_flags(decode, R1)
@@ -28,7 +26,7 @@ def test_flags_of_vllm_and_sglang() -> None:
     assert "--dcp-size" not in flags
 
 
-def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp() -> None:
+def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp():
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
     decode = workers("decode", at, ds.Sharding(tp_attn=8, ep=8, dcp=4), batch=64)
     config = trtllm_config(decode, R1)
@@ -61,7 +59,7 @@ def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp() -> None:
         ),
     ],
 )
-def test_rules_of_engines(model: str, role: str, mapping: ds.Sharding, engine: str, rule: str) -> None:
+def test_rules_of_engines(model, role, mapping, engine, rule):
     at = ds.setup(model, "h200_sxm", "bf16" if "next" in model else "fp8")
     found = ds.expressible([workers(role, at, mapping)], engine)
     assert [line.split(": ")[1][: len(rule)] for line in found] == ([rule] if rule else [])
@@ -90,22 +88,20 @@ def test_rules_of_engines(model: str, role: str, mapping: ds.Sharding, engine: s
         ),
     ],
 )
-def test_rules_on_what_pools_can_send_each_other(
-    model: str, prefill: ds.Sharding, decode: ds.Sharding, engine: str, reason: str
-) -> None:
+def test_rules_on_what_pools_can_send_each_other(model, prefill, decode, engine, reason):
     at = ds.setup(model, "h200_sxm", "fp8")
     found = ds.expressible([workers("prefill", at, prefill), workers("decode", at, decode)], engine)
     assert [line.split(": ", 1)[1][: len(reason)] for line in found] == ([reason] if reason else [])
 
 
-def test_another_exchange_than_the_default_is_told() -> None:
+def test_another_exchange_than_the_default_is_told():
     decode = {name: workers("decode", ds.setup(*R1_ON_H200, engine=name), SHARED) for name in ("vllm", "sglang")}
     assert "--dcp-comm-backend" not in sglang_flags(decode["sglang"], R1)
     assert sglang_flags(decode["vllm"], R1)["--dcp-comm-backend"] == "ag_rs"
     assert vllm_flags(decode["sglang"], R1)["--dcp-comm-backend"] == "a2a"
 
 
-def test_helix_is_for_decode_pools() -> None:
+def test_helix_is_for_decode_pools():
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     (said,) = ds.expressible([workers("colocated", at, SHARED)], "trtllm")
     assert said == "colocated TP8 DCP8 EP8 of TensorRT-LLM: Helix outside of decode pools"

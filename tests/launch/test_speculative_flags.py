@@ -1,7 +1,5 @@
 """Engines are started with the draft tokens of a plan, prefill with the drafter whose cache decode needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

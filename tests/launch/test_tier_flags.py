@@ -1,7 +1,5 @@
 """Engines are told which tiers keep prompts, each in its own unit; what they cannot do is a line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Small results whose pages the tests look at."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,9 +1,6 @@
 """Drafts of a plan: in the question, in the pools, on its page and in its files, of a module and of a draft model."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +21,7 @@ def plan(request):
     return request.param, ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED, options=options)
 
 
-def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path: Path):
+def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path):
     """Pools that decode say their draft tokens, prefill none; the question names drafter and acceptance."""
     drafter, found = plan
     write_plan(found, PlanExtras(), blocks_text(screen(found, PlanExtras())), tmp_path)
@@ -39,7 +36,7 @@ def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path: Path):
     assert f"drafts of {drafter}" in page
 
 
-def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path: Path):
+def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path):
     _, found = plan
     text = blocks_text(screen(found, PlanExtras()))
     assert "draft tokens 2" in text
@@ -48,7 +45,7 @@ def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path: Path)
     assert {pool["draft_tokens"] for pool in pools if pool["role"] != "prefill"} == {2}
 
 
-def test_a_plan_without_drafts_says_none(tmp_path: Path):
+def test_a_plan_without_drafts_says_none(tmp_path):
     found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED)
     write_plan(found, PlanExtras(), blocks_text(screen(found, PlanExtras())), tmp_path)
     assert "draft" not in json.dumps(plan_content(tmp_path).facts["plan"]["best"]["pools"][0]["mapping"])

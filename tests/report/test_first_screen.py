@@ -1,10 +1,7 @@
 """The first screen of a sweep: which mode is better where, by how much, and how sure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,7 +15,6 @@ from disagg_sim.report.summary import summary
 from disagg_sim.report.verdicts import verdict_of
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity, fidelity_of
 from disagg_sim.sweep.plan import plan_sweep
-from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, load_sweep, same_system
 from disagg_sim.sweep.traffic import Traffic
@@ -90,20 +86,20 @@ def bars(low: float, high: float, probability: float) -> CaseFidelity:
         ((None, None, None), None, "–", None),
     ],
 )
-def test_a_mode_is_better_where_the_gain_is_large_and_sure(modes, sure, text, taken) -> None:
+def test_a_mode_is_better_where_the_gain_is_large_and_sure(modes, sure, text, taken):
     item = case(**dict(zip(("disaggregated", "colocated", "piggyback"), modes, strict=True)))
     found = verdict_of(item, bars(*sure) if sure else None, 50.0)
     assert found.text == text
     assert (found.take or {"mode": None})["mode"] == taken
 
 
-def test_error_bars_of_another_speed_say_nothing() -> None:
+def test_error_bars_of_another_speed_say_nothing():
     found = verdict_of(case(disaggregated=300.0, colocated=100.0), bars(0.5, 4.0, 0.5), 20.0)
     assert found.text == "**disaggregated** 3.0×"
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
+def swept(tmp_path_factory):
     """Two cases that an idle axis tells apart: no NIC limit, and one that nothing reaches."""
     root = tmp_path_factory.mktemp("out")
     spec = SweepSpec(
@@ -119,7 +115,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Overview]:
+def drawn(monkeypatch):
     """Pictures that compare cases, as they are asked for; none is drawn, nor those of a case."""
     found: list[Overview] = []
     monkeypatch.setattr(figures, "_overview", found.append)
@@ -128,7 +124,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Overview]:
     return found
 
 
-def test_the_first_table_compares_modes_as_the_frontiers_do(swept: tuple[SweepResult, Path]) -> None:
+def test_the_first_table_compares_modes_as_the_frontiers_do(swept):
     result, root = swept
     fidelity = fidelity_of(result, root, error_bars=True)
     table = summary(result, figures=False, fidelity=fidelity).split("\n\n")[3].splitlines()
@@ -153,9 +149,7 @@ def test_the_first_table_compares_modes_as_the_frontiers_do(swept: tuple[SweepRe
             assert ("disaggregated" in cell) == (ratio >= 1)
 
 
-def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(
-    swept: tuple[SweepResult, Path], drawn: list[Overview]
-) -> None:
+def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(swept, drawn):
     result, root = swept
     text = summary(result, figures=True)
     rows = [
@@ -176,7 +170,7 @@ def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(
     assert ours[Y].max() > theirs[Y].max()
 
 
-def test_a_picture_tells_apart_what_readers_can(swept: tuple[SweepResult, Path], drawn: list[Overview]) -> None:
+def test_a_picture_tells_apart_what_readers_can(swept, drawn):
     """Half the speed is another curve; half a percent of throughput is not."""
     result, root = swept
     for factor, curves in ((0.5, 3), (1.005, 2)):
@@ -190,12 +184,12 @@ def test_a_picture_tells_apart_what_readers_can(swept: tuple[SweepResult, Path],
         assert len(drawn[-1].panels[0][1]) == curves
 
 
-def test_a_summary_without_error_bars_says_how_to_get_them(swept: tuple[SweepResult, Path]) -> None:
+def test_a_summary_without_error_bars_says_how_to_get_them(swept):
     result, _ = swept
     assert "`--uncertainty` adds it" in summary(result, figures=False)
 
 
-def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept: tuple[SweepResult, Path]) -> None:
+def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept):
     result, _ = swept
     modes = [replace(item, modes=item.modes[1:]) for item in result.cases]
     spec = replace(result.plan.spec, modes=MODES[1:])
@@ -207,7 +201,7 @@ def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept: tuple[SweepResult,
     assert f"| {best['h100_sxm']:,.0f} |" in text
 
 
-def test_the_demo_has_error_bars_and_no_idle_axis() -> None:
+def test_the_demo_has_error_bars_and_no_idle_axis():
     spec = load_sweep("demo")
     assert spec.uncertainty
     assert len(plan_sweep(spec).cases) == 2 * 3 * 2

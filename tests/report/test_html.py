@@ -1,7 +1,5 @@
 """What a notebook shows: tables of HTML with units, escaped; readable tables of points."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html.parser import HTMLParser

@@ -62,7 +62,7 @@ def unpacked(text: str) -> dict[str, pd.DataFrame]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     return small_sweep(tmp_path_factory.mktemp("sweep"))
 
 

@@ -1,11 +1,9 @@
 """The page of results in a real browser, headless: hover, pin, filter, export, keys, themes, widths, spoilt names."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,12 @@ PATIENCE = 10.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
 
 @pytest.fixture(scope="module")
-def browser(folder: Path) -> Iterator[Any]:
+def browser(folder):
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
     for argument in ARGUMENTS:
@@ -48,14 +46,14 @@ def browser(folder: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def sweep_page(folder: Path) -> Path:
+def sweep_page(folder):
     results = small_sweep(folder / "small")
     write_page(content_of(results, beside=300), folder / "sweep.html")
     return folder / "sweep.html"
 
 
 @pytest.fixture
-def sweep(browser: Any, sweep_page: Path) -> Any:
+def sweep(browser, sweep_page):
     return opened(browser, sweep_page)
 
 

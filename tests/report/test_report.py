@@ -1,10 +1,7 @@
 """What people read: words for mappings, the summary, and labels that do not cover each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,7 +19,6 @@ from disagg_sim.report.figures import MARK, draw_figures
 from disagg_sim.report.summary import summary
 from disagg_sim.report.words import mapping_text, ratio_text
 from disagg_sim.sweep.plan import plan_sweep
-from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, same_system
 from disagg_sim.sweep.store import RunListener
@@ -46,17 +42,17 @@ def point(*cut: int) -> dict[str, int]:
         ((1, 48, 1, 48, 1, 32), "DP48 EP48+32"),
     ],
 )
-def test_a_mapping_reads_as_engineers_write_it(degrees: tuple[int, ...], text: str) -> None:
+def test_a_mapping_reads_as_engineers_write_it(degrees, text):
     assert mapping_text(point(*degrees), "decode") == text
 
 
-def test_a_ratio_shows_instances_and_their_size() -> None:
+def test_a_ratio_shows_instances_and_their_size():
     counts = {"prefill_instances": 3, "prefill_gpus": 8, "decode_instances": 2, "decode_gpus": 16}
     assert ratio_text(counts) == "3×8 : 2×16"
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+def result(tmp_path_factory):
     listener: RunListener = Mock()
     spec = SweepSpec(
         source="trial.yaml",
@@ -70,7 +66,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return run_sweep(plan_sweep(spec), tmp_path_factory.mktemp("out"), jobs=1, listener=listener)
 
 
-def test_designs_tell_results_reasons_and_inherited_fits(result: SweepResult) -> None:
+def test_designs_tell_results_reasons_and_inherited_fits(result):
     text = designs_text(result, figures=False)
     for _, front in result.frontier.groupby("mode", observed=True):
         assert f"| {front['tokens_per_s_per_gpu'].max():,.0f} |" in text
@@ -81,14 +77,14 @@ def test_designs_tell_results_reasons_and_inherited_fits(result: SweepResult) ->
     assert ".png" not in text
 
 
-def test_the_summary_names_the_ftl_limit_of_each_traffic(result: SweepResult) -> None:
+def test_the_summary_names_the_ftl_limit_of_each_traffic(result):
     spec = result.plan.spec
     longer = replace(spec, traffic=(*spec.traffic, Traffic(isl=65536, osl=128, ftl_s=60.0)))
     assert "FTL at most 10 s," in summary(result, figures=False)
     assert "FTL at most 10 or 60 s," in summary(replace(result, plan=replace(result.plan, spec=longer)), figures=False)
 
 
-def test_a_row_of_designs_at_an_interactivity_keeps_it(result: SweepResult) -> None:
+def test_a_row_of_designs_at_an_interactivity_keeps_it(result):
     rows = [line for line in designs_text(result, figures=True).splitlines() if line.startswith("| ≥ 50")]
     fronts = [mode.frontier for case in result.cases for mode in case.found]
     for row, front in zip(rows, fronts, strict=True):
@@ -96,7 +92,7 @@ def test_a_row_of_designs_at_an_interactivity_keeps_it(result: SweepResult) -> N
         assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in row
 
 
-def test_gpus_and_requests_of_a_row_of_designs_make_its_throughput(result: SweepResult) -> None:
+def test_gpus_and_requests_of_a_row_of_designs_make_its_throughput(result):
     """Requests/s times the tokens of an answer, over the GPUs of both pools, are the tokens/s/GPU beside them."""
     lines = [line.strip("| ").split(" | ") for line in designs_text(result, figures=False).splitlines() if "|" in line]
     heads = [line for line in lines if "requests/s" in line]
@@ -110,13 +106,13 @@ def test_gpus_and_requests_of_a_row_of_designs_make_its_throughput(result: Sweep
         assert float(cell["with slot wait [s]"]) >= float(cell["FTL [s]"])
 
 
-def test_designs_tell_the_gain_over_the_best_co_located_mode(result: SweepResult) -> None:
+def test_designs_tell_the_gain_over_the_best_co_located_mode(result):
     best = result.frontier.groupby("mode", observed=True)["tokens_per_s_per_gpu"].max()
     gain = best["disaggregated"] / max(best["colocated"], best["piggyback"])
     assert f"co-located throughput: at best {gain:.2f}, at 20 tokens/s/user " in designs_text(result, figures=False)
 
 
-def test_every_table_of_the_summary_is_rectangular(result: SweepResult) -> None:
+def test_every_table_of_the_summary_is_rectangular(result):
     for text in (summary(result, figures=True), designs_text(result, figures=True)):
         tables = [block for block in text.split("\n\n") if block.startswith("|")]
         assert len(tables) >= 3
@@ -126,7 +122,7 @@ def test_every_table_of_the_summary_is_rectangular(result: SweepResult) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 60), st.floats(0.2, 4.0), st.integers(0, 10**6))
-def test_labels_never_cover_each_other(count: int, bend: float, seed: int) -> None:
+def test_labels_never_cover_each_other(count, bend, seed):
     x = np.sort(np.random.default_rng(seed).uniform(5, 200, count))
     y = 1000 * (1 - (x / 210) ** bend)
     figure = Figure(figsize=(9, 5.6), layout="constrained")
@@ -145,13 +141,13 @@ def test_labels_never_cover_each_other(count: int, bend: float, seed: int) -> No
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_no_point_no_label() -> None:
+def test_no_point_no_label():
     figure = Figure()
     FigureCanvasAgg(figure)
     assert place_labels(figure, figure.add_subplot(), []) == 0
 
 
-def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepResult) -> None:
+def test_pictures_of_an_axis_compare_its_values(tmp_path, result):
     """Two cases: one picture each of the co-located modes alone, and one that compares them."""
     limits = (PointLimits(max_gpus=2), PointLimits(max_gpus=2, ftl_s=0.5))
     spec = replace(result.plan.spec, models=("llama_3_1_8b",), modes=MODES[1:], limits=limits)
@@ -165,7 +161,7 @@ def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepRes
     assert "![llama_3_1_8b](figures/llama_3_1_8b.png)" in summary(both, figures=True)
 
 
-def test_figures_of_an_earlier_sweep_are_removed(tmp_path: Path, result: SweepResult) -> None:
+def test_figures_of_an_earlier_sweep_are_removed(tmp_path, result):
     run_sweep(result.plan, tmp_path, jobs=1, listener=Mock())
     stale = tmp_path / "figures" / "gone" / "pareto.png"
     stale.parent.mkdir(parents=True)

@@ -1,9 +1,6 @@
 """JSON of every command keeps its schema, and the schema refuses what is not such JSON."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -27,7 +24,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """A small sweep, of which one case has no result."""
     folder = tmp_path_factory.mktemp("sweep")
     text = "name: small\nmodels: [llama_3_1_8b, llama_3_1_405b]\nsystems: {h100_sxm: bf16}\n"
@@ -36,13 +33,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_schema_is_a_schema() -> None:
+def test_every_schema_is_a_schema():
     for command in SCHEMAS:
         jsonschema.Draft202012Validator.check_schema(json_schema(command))
 
 
 @pytest.mark.parametrize("limit", ["50 ms", "1 ms"])
-def test_plans_keep_their_schema(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_keep_their_schema(limit, capsys):
     found = printed(capsys, "plan", *CASE, "--rate", "40", "--tpot", limit, "--json")
     assert (found["best"] is None) == (found["status"] == "infeasible") == (limit == "1 ms")
     if found["best"]:
@@ -51,13 +48,13 @@ def test_plans_keep_their_schema(limit: str, capsys: pytest.CaptureFixture[str])
         assert set(pools[0]["rests_on"]) <= set(found["labels"])
 
 
-def test_plans_keep_it_with_tiers_spares_and_joules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_keep_it_with_tiers_spares_and_joules(capsys):
     asked = ("--cached", "0.5", "--tiers", "hbm=0.5,dram=0.5", "--availability", "0.999", "--objective", "joule")
     found = printed(capsys, "plan", *CASE, "--rate", "40", *asked, "--json")
     assert {"tiers", "joules_per_output_token", "fewest_gpus", "drawn"} <= found.keys()
 
 
-def test_sweeps_explanations_and_comparisons_keep_theirs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_explanations_and_comparisons_keep_theirs(results, capsys):
     out = str(results / "out")
     found = printed(capsys, "sweep", str(results / "small.yaml"), "--out", out, "--jobs", "1", "--no-figures", "--json")
     small, large = found["cases"]
@@ -73,7 +70,7 @@ def test_sweeps_explanations_and_comparisons_keep_theirs(results: Path, capsys: 
     assert same["inputs"] == []
 
 
-def test_simulations_keep_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulations_keep_theirs(tmp_path, capsys):
     pytest.importorskip("numba")
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "0,100,5\n" * 5 + "1,100,5\n")
     (tmp_path / "one.yaml").write_text(
@@ -87,7 +84,7 @@ def test_simulations_keep_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [each["policy"] for each in found["runs"]] == ["vllm"]
 
 
-def test_a_schema_refuses_other_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schema_refuses_other_json(capsys):
     for wrong in ({}, {"schema": "disagg-sim/plan/2"}, {"schema": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, json_schema("plan"))

@@ -1,7 +1,5 @@
 """Sentences of a plan from values put in by hand: changes, limits, what was set aside, proofs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Groups of instances in a scenario: on unlike GPUs, and of several models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Policy files read as text: what they register, which options they have, and that nothing in them runs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

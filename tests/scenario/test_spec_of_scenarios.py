@@ -1,7 +1,5 @@
 """The form of a scenario: what it crosses, and every fault of a file at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A scenario whose requests leave in pieces, cell by cell, has the tables of one that keeps everything."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from unittest.mock import Mock

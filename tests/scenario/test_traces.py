@@ -1,7 +1,5 @@
 """Traces of a scenario: headers and units of files, and limits on what is drawn."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a plan to a scenario and back: the file runs to the records of the simulation that it was written from."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache
@@ -62,7 +60,7 @@ def planned(name: str) -> ds.SimulationResult:
 
 
 @pytest.fixture(scope="module")
-def small() -> ds.SimulationResult:
+def small():
     return planned("small")
 
 

@@ -1,7 +1,5 @@
 """Grids: the batch axis, points that do not fit, and what may only grow the feasible set."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

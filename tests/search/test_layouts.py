@@ -1,7 +1,5 @@
 """Kinds of layouts by hand, what engines refuse, and what served runs have checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Grids of many lengths that are scored at once: to the last digit as one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Mappings counted by hand, and the reasons of those refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

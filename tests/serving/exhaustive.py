@@ -1,7 +1,5 @@
 """Pools by exhaustive search: the second method that the integer program is held against."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

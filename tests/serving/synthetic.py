@@ -1,7 +1,5 @@
 """Small made-up grids: rates and latencies are given, no physics runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Co-located modes: their limits, one request by hand, published rows, the choice among options."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A fixed ratio of prefill to decode GPUs: exact, and never above the best ratio."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 
@@ -28,7 +26,7 @@ def grids(prefill: list[tuple[int, float]], decode: list[tuple[int, float]]):
 
 @settings(max_examples=60, deadline=None)
 @given(rows, rows, ratios, caps)
-def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, decode, ratio, cap) -> None:
+def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, decode, ratio, cap):
     side = grids(prefill, decode)
     table = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, matching=ratio)
     found = dict(zip(table["decode_request_rate_per_s"], table.to_dict("records"), strict=True))
@@ -51,7 +49,7 @@ def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, deco
 
 @settings(max_examples=60, deadline=None)
 @given(rows, rows, ratios, caps)
-def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap) -> None:
+def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap):
     side = grids(prefill, decode)
     best = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap)
     fixed = disaggregated(*side, ftl_limit=1e9, gpu_cap=cap, matching=ratio)
@@ -60,7 +58,7 @@ def test_no_fixed_ratio_beats_the_best_one(prefill, decode, ratio, cap) -> None:
     assert (joined["tokens_per_s_per_gpu"] <= joined["tokens_per_s_per_gpu_best"] * (1 + 1e-12)).all()
 
 
-def test_a_match_by_hand() -> None:
+def test_a_match_by_hand():
     """q = 1/2 with instances of 2 and 3 GPUs: 3 prefill (6 GPUs) to 4 decode (12 GPUs); 3*10 < 4*8 requests/s."""
     (row,) = disaggregated(*grids([(2, 10.0)], [(3, 8.0)]), ftl_limit=1e9, gpu_cap=18, matching=0.5).to_dict("records")
     assert (row["prefill_instances"], row["decode_instances"], row["total_gpus"]) == (3, 4, 18)
@@ -70,7 +68,7 @@ def test_a_match_by_hand() -> None:
     assert small.empty
 
 
-def test_a_ratio_out_of_range_is_refused() -> None:
+def test_a_ratio_out_of_range_is_refused():
     side = grids([(2, 10.0)], [(3, 8.0)])
     for ratio in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(InputError, match="matching must be above 0"):

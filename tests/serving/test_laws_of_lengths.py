@@ -1,7 +1,5 @@
 """Co-located modes under laws of lengths: the limit of one point, bounds, and what a request may bring along."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The frontier of matched points, found without a row for each: that of all points, and that of the integer program."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from unittest.mock import patch
 

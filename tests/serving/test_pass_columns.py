@@ -1,7 +1,5 @@
 """Columns of co-located searches: what batches share between searches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -64,7 +62,7 @@ def test_means_weigh_the_passes_that_knots_stand_for():
         np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
 
 
-def test_what_a_batch_has_depends_on_no_other_to_the_last_digit() -> None:
+def test_what_a_batch_has_depends_on_no_other_to_the_last_digit():
     """Axes are kept at their longest for all searches, so that which search came first moves no digit."""
     batch = np.repeat([8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024], 4)
     most = np.minimum(np.tile([4, 8, 16, 32], 14), batch)

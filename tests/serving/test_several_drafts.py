@@ -1,7 +1,5 @@
 """Co-located searches over several numbers of draft tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 import disagg_sim as ds

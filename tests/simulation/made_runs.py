@@ -1,7 +1,5 @@
 """Records of runs written by hand, for tests of what is computed from them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, Samples

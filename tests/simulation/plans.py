@@ -5,8 +5,6 @@ limit, since a request that just missed a pass waits for it before its own. Even
 transfers, memory and routing cost; Poisson arrivals add the queue that no plan knows of.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

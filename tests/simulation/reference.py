@@ -7,8 +7,6 @@ start, if it is known then; an unlimited *buffer* takes it at once. The sender h
 landed.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -10,8 +10,6 @@ Nothing here is fast. Every decode step is a step of the loop, every KV block ha
 4. The step runs. What comes meanwhile waits for its end.
 """
 
-from __future__ import annotations
-
 import math
 
 from reference_rank import BLOCK, MIXED, Rank, Turn, mean_context

@@ -5,8 +5,6 @@ A request is served in *turns*, one for each leg of its route: ``context`` token
 prompt. KV blocks have numbers, and every list is walked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Admission control: what is turned away, and what that does for those that stay."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The search for the capacity, on answers whose capacity is known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Classes of service: limits and priorities of their own, and what each class gets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

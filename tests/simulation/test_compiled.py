@@ -1,12 +1,9 @@
 """Where machine code is kept, also where next to nothing can be written, and who hears that something is compiled."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +29,7 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getui
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> Iterator[Path]:
+def sealed(tmp_path):
     """A copy of the package, a home and a place for temporary files, none of which can be written."""
     if UNPRIVILEGED and not shutil.which("setpriv"):
         pytest.skip("permissions do not bind root here")
@@ -60,7 +57,7 @@ def kept(root: Path, **variables: str) -> tuple[str, str]:
     return directory, note
 
 
-def test_the_home_takes_the_place_of_a_package_that_cannot_be_written(sealed: Path) -> None:
+def test_the_home_takes_the_place_of_a_package_that_cannot_be_written(sealed):
     (sealed / "home").chmod(0o755)
     directory, note = kept(sealed)
     assert directory.startswith(str(sealed / "home" / ".cache" / "disagg_sim" / "kernel-"))
@@ -68,7 +65,7 @@ def test_the_home_takes_the_place_of_a_package_that_cannot_be_written(sealed: Pa
     assert list(Path(directory).rglob("*.nbi")), "the machine code was not kept"
 
 
-def test_temporary_files_take_the_place_of_a_home(sealed: Path) -> None:
+def test_temporary_files_take_the_place_of_a_home(sealed):
     (sealed / "tmp").chmod(0o755)
     directory, note = kept(sealed)
     own = sealed / "tmp" / f"disagg_sim-{os.getuid()}"
@@ -79,7 +76,7 @@ def test_temporary_files_take_the_place_of_a_home(sealed: Path) -> None:
     assert kept(sealed)[0] == "None"
 
 
-def test_without_any_place_everything_works_and_a_line_says_what_it_costs(sealed: Path) -> None:
+def test_without_any_place_everything_works_and_a_line_says_what_it_costs(sealed):
     (sealed / "home").chmod(0o755)
     shared = sealed / "home" / ".cache" / "disagg_sim"
     home = compiled.code_home().directory
@@ -92,7 +89,7 @@ def test_without_any_place_everything_works_and_a_line_says_what_it_costs(sealed
     assert note.endswith(f", {shared} (others can); give a directory that can be written in NUMBA_CACHE_DIR")
 
 
-def test_a_wish_that_cannot_be_met_is_told(sealed: Path) -> None:
+def test_a_wish_that_cannot_be_met_is_told(sealed):
     (sealed / "home").chmod(0o755)
     directory, note = kept(sealed, NUMBA_CACHE_DIR=str(sealed / "tmp"))
     assert directory.startswith(str(sealed / "home"))
@@ -105,7 +102,7 @@ def test_a_wish_that_cannot_be_met_is_told(sealed: Path) -> None:
     assert note.startswith(f"cannot write NUMBA_CACHE_DIR {sealed / 'tmp'} (others can), ")
 
 
-def test_compiling_is_told_once_and_calling_what_is_compiled_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_told_once_and_calling_what_is_compiled_is_not(monkeypatch):
     monkeypatch.setattr(compiled, "code_home", lambda: compiled.CodeHome(None, ""))  # not kept for the next test run
 
     @compiled.entry

@@ -1,7 +1,5 @@
 """Simulated instances that share caches or prompts take the times, and hold the tokens, that grids and plans count."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ LLAMA = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", engine="vllm")
 SHARED = ds.Sharding(tp_attn=8, tp_ffn=8, dcp=8)
 
 
-def test_steps_of_decode_are_those_of_the_grid() -> None:
+def test_steps_of_decode_are_those_of_the_grid():
     batch, contexts = np.array([1.0, 16.0, 64.0]), np.array([8192.0, 131_072.0])
     played = StepPhysics(R1, SHARED).decode(batch, contexts)
     for place, context in enumerate(contexts.tolist()):
@@ -27,7 +25,7 @@ def test_steps_of_decode_are_those_of_the_grid() -> None:
 
 
 @pytest.mark.parametrize("pcp", [1, 2])
-def test_prefill_adds_up_to_the_pass_of_the_grid(pcp: int) -> None:
+def test_prefill_adds_up_to_the_pass_of_the_grid(pcp):
     mapping, tokens = ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp), np.array([8192.0])
     physics = StepPhysics(LLAMA, mapping)
     linear = physics.linear("prefill", np.zeros(1), tokens)[0]
@@ -35,12 +33,12 @@ def test_prefill_adds_up_to_the_pass_of_the_grid(pcp: int) -> None:
     assert linear + scores == pytest.approx(prefill_pass(LLAMA, mapping, batch=1, isl=8192.0).ftl, rel=0.02)
 
 
-def test_eight_gpus_that_share_a_latent_hold_eight_times_the_tokens() -> None:
+def test_eight_gpus_that_share_a_latent_hold_eight_times_the_tokens():
     alone, shared = (kv_blocks(R1, each) for each in (ds.Sharding(tp_attn=8, tp_ffn=8), SHARED))
     assert shared / alone == pytest.approx(8.0, rel=1e-3)
 
 
-def test_a_run_is_as_fast_as_its_instances() -> None:
+def test_a_run_is_as_fast_as_its_instances():
     prefill = ds.Replicas(mapping=ds.Sharding(tp_attn=4, ep=8, pcp=2), instances=1, batch=1)
     decode = ds.Replicas(mapping=SHARED, instances=1, batch=16)
     parts = ds.ServedDeployment(name="shared", gpus=16, prefill=(prefill,), decode=(decode,), setup=R1)

@@ -1,7 +1,5 @@
 """Metrics of runs that were written by hand, worked out on paper."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that leave a run in pieces change nothing of it; sketches are as near as they say."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bugs of a user's own policy: one line with the policy and the place, what was served, the error as the cause."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

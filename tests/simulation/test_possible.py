@@ -1,7 +1,5 @@
 """What is refused before anything runs: parts, GPUs, memory, and limits that nothing can meet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

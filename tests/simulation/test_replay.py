@@ -1,7 +1,5 @@
 """From plan to proof: planned and simulated throughput, and what a deployment must say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """No period, count or length makes a run hang or take all memory: each has a limit and one clear line."""
 
-from __future__ import annotations
-
 import csv
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Sessions: a turn comes when the one before it has ended and its user has thought."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that come in windows: a run does not depend on them, and holds no more than it needs."""
 
-from __future__ import annotations
-
 import mmap
 import pickle
 from dataclasses import fields, replace

@@ -1,10 +1,5 @@
 """Availability as an axis of sweeps: spares among the GPUs of a frontier, and nothing where it is off."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -29,13 +24,13 @@ limits: {{max_gpus: 2, gpu_cap: 64}}
 
 
 @pytest.fixture(scope="module")
-def results(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def results(swept, tmp_path_factory):
     folder = tmp_path_factory.mktemp("spares")
     asked = {"plain": "", "both": "availability: [none, 0.9999999]"}
     return {name: swept(SWEEP.format(name=name, more=more), folder / name) for name, more in asked.items()}
 
 
-def test_without_a_target_a_case_has_the_numbers_of_the_sweep_without_the_key(results: dict[str, Path]) -> None:
+def test_without_a_target_a_case_has_the_numbers_of_the_sweep_without_the_key(results):
     plain, both = (pd.read_csv(results[name] / "frontier.csv") for name in ("plain", "both"))
     off = both[both["availability_target"] == 0.0].reset_index(drop=True)
     assert not both.isna().any().any()
@@ -44,7 +39,7 @@ def test_without_a_target_a_case_has_the_numbers_of_the_sweep_without_the_key(re
     assert off[["prefill_spares", "decode_spares"]].to_numpy().sum() == 0
 
 
-def test_spares_are_those_that_a_plan_takes(results: dict[str, Path]) -> None:
+def test_spares_are_those_that_a_plan_takes(results):
     table = pd.read_csv(results["both"] / "frontier.csv")
     failing, system = load_failures("llama_3_405b"), load_system("h200_sxm")
     spared = table[table["availability_target"] > 0.0]
@@ -70,7 +65,7 @@ def test_spares_are_those_that_a_plan_takes(results: dict[str, Path]) -> None:
         assert row["gpus_with_spares"] > served
 
 
-def test_the_summary_and_the_page_count_spares(results: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_and_the_page_count_spares(results, capsys):
     both, plain = ((results[name] / "summary.md").read_text() for name in ("both", "plain"))
     assert "Throughput [tokens/s/GPU, spares among the GPUs]" in both
     assert "spares" not in plain
@@ -79,14 +74,14 @@ def test_the_summary_and_the_page_count_spares(results: dict[str, Path], capsys:
     assert "rests on" in capsys.readouterr().out
 
 
-def test_names_say_the_failures_where_these_are_others(tmp_path: Path) -> None:
+def test_names_say_the_failures_where_these_are_others(tmp_path):
     more = "availability: [none, 0.999]\nfailures: [llama_3_405b, rsc_1]"
     (tmp_path / "rates.yaml").write_text(SWEEP.format(name="rates", more=more))
     names = [case.name.partition("instance2-")[2] for case in cases_of(load_sweep(str(tmp_path / "rates.yaml")))]
     assert names == ["no_spares", "availability0.999", "availability0.999_rsc_1"]
 
 
-def test_sites_too_large_for_the_law_are_refused() -> None:
+def test_sites_too_large_for_the_law_are_refused():
     """Shares of time are kept for each pair of counts, a table that grows by the square."""
     with pytest.raises(InputError, match="gpu_cap: 60000 with an availability; allowed: 1 to 4,096"):
         SpareRules(target=0.999, gpu_cap=60_000)
@@ -106,7 +101,7 @@ def test_sites_too_large_for_the_law_are_refused() -> None:
         ("availability: 0.9\npools: [prefill, attention, ffn]", "does not go with pools other than prefill and decode"),
     ],
 )
-def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+def test_faults_are_named(more, said, tmp_path):
     (tmp_path / "wrong.yaml").write_text(SWEEP.format(name="wrong", more=more))
     with pytest.raises(SpecError) as caught:
         load_sweep(str(tmp_path / "wrong.yaml"))

@@ -1,7 +1,5 @@
 """Axes of a sweep: what each does to a case, and that names tell the cases apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from math import inf
@@ -86,7 +84,7 @@ def reaches(front: pd.DataFrame, other: pd.DataFrame, *, y: str = Y) -> bool:
     )
 
 
-def test_names_tell_every_case_apart_and_show_what_varies() -> None:
+def test_names_tell_every_case_apart_and_show_what_varies():
     spec = replace(
         SMALL,
         models=("llama_3_1_8b", "deepseek_r1"),
@@ -111,7 +109,7 @@ def test_names_tell_every_case_apart_and_show_what_varies() -> None:
     ]
 
 
-def test_each_mode_says_what_stands_in_its_way(tmp_path: Path) -> None:
+def test_each_mode_says_what_stands_in_its_way(tmp_path):
     spec = replace(
         SMALL, modes=MODES, limits=(PointLimits(max_gpus=8, ftl_s=1e-4), PointLimits(max_gpus=8, ttl_s=1e-6))
     )
@@ -132,7 +130,7 @@ def test_each_mode_says_what_stands_in_its_way(tmp_path: Path) -> None:
         assert f"({mode}): the closest lacks" in dict(nowhere.verdicts)[mode]
 
 
-def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path: Path) -> None:
+def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path):
     run(SMALL, tmp_path)
     stored = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*.parquet")}
     before = pd.read_csv(tmp_path / "frontier.csv")
@@ -143,7 +141,7 @@ def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path: Path) -
     assert set(after["case"]) == set(before["case"])
 
 
-def test_limits_never_help_and_stand_in_the_frontier(tmp_path: Path) -> None:
+def test_limits_never_help_and_stand_in_the_frontier(tmp_path):
     """A cap of 4 GPUs, a tight first token: fronts of every mode lie below the free ones, somewhere strictly."""
     limits = tuple(PointLimits(max_gpus=8, ftl_s=ftl, gpu_cap=cap) for ftl in (0.1, 10.0) for cap in (4, 64))
     result = run(replace(SMALL, modes=MODES, limits=limits), tmp_path)
@@ -162,7 +160,7 @@ def test_limits_never_help_and_stand_in_the_frontier(tmp_path: Path) -> None:
     assert len(result.cases) == 4
 
 
-def test_a_fixed_ratio_is_held_and_never_better(tmp_path: Path) -> None:
+def test_a_fixed_ratio_is_held_and_never_better(tmp_path):
     spec = replace(SMALL, ctx_gen_ratios=(None, Fraction(1, 2), Fraction(7, 2)))
     best, half, more = fronts(run(spec, tmp_path))
     assert set(half["ctx_gen_gpu_ratio"]) == {0.5}
@@ -175,7 +173,7 @@ def test_a_fixed_ratio_is_held_and_never_better(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("system", "recipe"), [("gb200_nvl72", "nvfp4_fp8kv"), ("h100_sxm", "fp8")])
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
-def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model: str, system: str, recipe: str) -> None:
+def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model, system, recipe):
     """And those that span several domains of 8 never get slower in one of 72."""
     machine = load_system(system)
     small, large = (replace(machine, nvlink_domain=domain) for domain in (8, 72))
@@ -192,7 +190,7 @@ def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model: s
         assert (wide.latency < narrow.latency * 0.99).any()
 
 
-def test_a_larger_domain_is_never_worse(tmp_path: Path) -> None:
+def test_a_larger_domain_is_never_worse(tmp_path):
     spec = replace(SMALL, nvlink_domains=(2, None), limits=(PointLimits(max_gpus=8),))
     narrow, own = fronts(run(spec, tmp_path))
     assert (set(narrow["nvlink_domain"]), set(own["nvlink_domain"])) == ({2}, {8})
@@ -201,7 +199,7 @@ def test_a_larger_domain_is_never_worse(tmp_path: Path) -> None:
     assert not reaches(narrow, own)
 
 
-def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path: Path) -> None:
+def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
     spec = replace(
         SMALL,
         models=("llama_3_1_8b", "deepseek_r1"),
@@ -218,7 +216,7 @@ def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path: Path) -> None:
     assert not reaches(naive, free)
 
 
-def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path: Path) -> None:
+def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path):
     spec = replace(SMALL, modes=("piggyback",))
     free, hurt, strict = (
         fronts(run(replace(spec, sharing=sharing), tmp_path / str(number)))[0]
@@ -237,7 +235,7 @@ def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path: Path) -> 
     assert set(hurt["minority_efficiency"]) == {0.5}
 
 
-def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> None:
+def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path):
     """A law with longer means than medians costs throughput in every mode."""
     law = Traffic(isl=6654, osl=740, law="log_normal_4096_512")
     spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=MODES)
@@ -249,7 +247,7 @@ def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> 
         assert reaches(flat.frontier, spread.frontier)
 
 
-def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
+def test_pools_on_different_systems_per_usd(tmp_path):
     mixed = PoolSystems(system="h100_sxm", precision="bf16", prefill_system="a100_sxm_80gb", prefill_precision="bf16")
     spec = replace(
         SMALL, pools=(*SMALL.pools, mixed), modes=MODES, per="usd", prices=(("a100_sxm_80gb", 0.1), ("h100_sxm", 3.0))
@@ -274,7 +272,7 @@ def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
     assert reaches(front, same.modes[0].frontier, y="tokens_per_usd")  # prefill at a thirtieth of the price
 
 
-def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path: Path) -> None:
+def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path):
     """Llama-8B on H100 has served TP up to 8 GPUs; its pipelines nobody has."""
     several = tuple(
         replace(SMALL.limits[0], layouts=layouts, one_gpu_stages=single)
@@ -295,7 +293,7 @@ def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path: 
 
 
 @pytest.mark.long
-def test_caches_and_prompts_are_shared_where_a_limit_asks_for_it(tmp_path: Path) -> None:
+def test_caches_and_prompts_are_shared_where_a_limit_asks_for_it(tmp_path):
     """Qwen3 30B has four KV heads, so two of eight GPUs would hold copies; a frontier read back gives its own times."""
     both = (PointLimits(max_gpus=8), PointLimits(max_gpus=8, max_dcp=8, max_pcp=2))
     spec = replace(SMALL, models=("qwen3_30b_a3b",), limits=both, traffic=(Traffic(isl=32_768, osl=2048),))

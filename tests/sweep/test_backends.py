@@ -1,7 +1,5 @@
 """The same results from every backend, whichever workers die meanwhile."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -55,22 +53,22 @@ def listens(_: int) -> bool:
 
 
 @pytest.mark.parametrize("where", LOCAL)
-def test_every_task_is_done_once(where: Workers) -> None:
+def test_every_task_is_done_once(where):
     assert sorted(run_tasks(math.factorial, range(12), jobs=where)) == [math.factorial(n) for n in range(12)]
 
 
-def test_one_process_keeps_the_order() -> None:
+def test_one_process_keeps_the_order():
     assert list(run_tasks(abs, [3, -1, 2], jobs=1)) == [3, 1, 2]
 
 
 @pytest.mark.parametrize("where", LOCAL)
-def test_an_expected_failure_comes_through(where: Workers) -> None:
+def test_an_expected_failure_comes_through(where):
     with pytest.raises(InputError, match="not 7"):
         list(run_tasks(refuse, [7, 7], jobs=where, given_up=lambda *_: None))
 
 
 @pytest.mark.parametrize("where", LOCAL)
-def test_a_task_that_fails_again_and_again_is_given_up_and_the_others_are_done(where: Workers) -> None:
+def test_a_task_that_fails_again_and_again_is_given_up_and_the_others_are_done(where):
     told: list[tuple[int, str]] = []
     done = sorted(run_tasks(stumble, range(5, 10), jobs=where, given_up=lambda *task: told.append(task)))
     assert done == [5, 6, 8, 9]
@@ -78,14 +76,14 @@ def test_a_task_that_fails_again_and_again_is_given_up_and_the_others_are_done(w
 
 
 @pytest.mark.parametrize("where", LOCAL)
-def test_a_fault_keeps_its_traceback_where_nobody_hears_of_it(where: Workers) -> None:
+def test_a_fault_keeps_its_traceback_where_nobody_hears_of_it(where):
     with pytest.raises(ZeroDivisionError, match="seven") as caught:
         list(run_tasks(stumble, range(5, 10), jobs=where))
     frames = "".join(str(entry.name) for entry in caught.traceback) + "".join(getattr(caught.value, "__notes__", []))
     assert "stumble" in frames
 
 
-def test_who_kills_its_worker_is_found_and_the_others_are_done() -> None:
+def test_who_kills_its_worker_is_found_and_the_others_are_done():
     told: list[tuple[int, str]] = []
     done = sorted(run_tasks(die_at_seven, range(5, 12), jobs=2, given_up=lambda *task: told.append(task)))
     assert done == [5, 6, 8, 9, 10, 11]
@@ -93,21 +91,19 @@ def test_who_kills_its_worker_is_found_and_the_others_are_done() -> None:
 
 
 @pytest.mark.long
-def test_a_killed_worker_is_an_expected_failure_where_nobody_hears_of_it() -> None:
+def test_a_killed_worker_is_an_expected_failure_where_nobody_hears_of_it():
     with pytest.raises(DisaggSimError, match=f"killed .*, {ATTEMPTS} times; go on with fewer --jobs"):
         list(run_tasks(die_at_seven, [7, 7, 7], jobs=2))
 
 
 @pytest.mark.long
-def test_a_task_whose_worker_was_killed_once_is_done_in_another(tmp_path: Path) -> None:
+def test_a_task_whose_worker_was_killed_once_is_done_in_another(tmp_path):
     paths = [tmp_path / name for name in "abc"]
     assert sorted(run_tasks(die_once, paths, jobs=2)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_no_cluster_is_started_whose_ports_anybody_could_use(
-    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_cluster_is_started_whose_ports_anybody_could_use(backend, tmp_path, capsys):
     """A cluster of one's own would listen on eight ports without a password, that of Ray on every network."""
     assert run(["sweep", "smoke", "--out", str(tmp_path / "out"), "--backend", backend, "--jobs", "2"]) == 2
     said = capsys.readouterr().err
@@ -119,5 +115,5 @@ def test_no_cluster_is_started_whose_ports_anybody_could_use(
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="finds ports by /proc")
-def test_local_workers_open_no_port() -> None:
+def test_local_workers_open_no_port():
     assert not any(run_tasks(listens, range(4), jobs=2))

@@ -1,7 +1,5 @@
 """A store says which of its files are broken."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -34,7 +32,7 @@ def table(number: int) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A store as it was written; not to be changed."""
     root = tmp_path_factory.mktemp("whole")
     write_index(root, "scenario", KEYS)
@@ -44,12 +42,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Store:
+def store(whole, tmp_path):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     return Store(tmp_path)
 
 
-def test_every_kind_of_broken_file_is_named(store: Store) -> None:
+def test_every_kind_of_broken_file_is_named(store):
     store.path(KEYS[0]).unlink()
     store.path(KEYS[1]).write_bytes(b"PAR1")
     store.write(Key(KEYS[2].table, KEYS[2].group, KEYS[2].name, "older"), table(0), "")
@@ -68,7 +66,7 @@ def test_every_kind_of_broken_file_is_named(store: Store) -> None:
     ]
 
 
-def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
+def test_tables_of_a_sweep_are_checked_by_its_manifest(store):
     write_index(store.root, "sweep", KEYS)
     (fault,) = check_store(store.root).faults
     assert fault.said == "missing: the sweep has not ended"
@@ -100,7 +98,7 @@ def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
         ),
     ],
 )
-def test_what_is_no_store_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+def test_what_is_no_store_is_one_line(tmp_path, text, said):
     if text is not None:
         (tmp_path / "store.json").write_text(text)
     with pytest.raises(InputError, match=said):
@@ -112,8 +110,8 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", [".lock", "figures", "points/apples", "pieces/four/run", "points"])
-def test_no_link_leads_out_of_the_directory(store: Store, whole: Path, tmp_path_factory: pytest.TempPathFactory,
-                                            monkeypatch: pytest.MonkeyPatch, name: str) -> None:  # fmt: skip
+def test_no_link_leads_out_of_the_directory(store, whole, tmp_path_factory,
+                                            monkeypatch, name):  # fmt: skip
     """Somebody who unpacks results wants nothing beside them changed: no file emptied, no block removed or merged."""
     foreign, link = tmp_path_factory.mktemp("foreign") / "kept", store.root / name
     if name == ".lock":
@@ -137,14 +135,14 @@ def test_no_link_leads_out_of_the_directory(store: Store, whole: Path, tmp_path_
     assert tree(foreign.parent) == before
 
 
-def test_a_table_may_be_a_link_to_a_scratch_disk(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_table_may_be_a_link_to_a_scratch_disk(store, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("scratch") / "points"
     shutil.move(store.root / "points", scratch)
     (store.root / "points").symlink_to(scratch)
     assert not check_store(store.root).faults
 
 
-def test_results_that_cannot_be_written_are_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_cannot_be_written_are_checked(store, monkeypatch):
     """Several at once, with the lock of their last run and without it; nothing is opened to be written."""
     opening = os.open
 
@@ -164,28 +162,28 @@ def test_results_that_cannot_be_written_are_checked(store: Store, monkeypatch: p
         locked(store.root).__enter__()
 
 
-def test_a_check_and_a_run_do_not_meet(store: Store) -> None:
+def test_a_check_and_a_run_do_not_meet(store):
     with locked(store.root), pytest.raises(StoreError, match="another run is writing there;"):
         check_store(store.root)
     with locked(store.root, reading=True), pytest.raises(StoreError, match="or a check reads"):
         locked(store.root).__enter__()
 
 
-def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store: Store) -> None:
+def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store):
     store.path(KEYS[0]).unlink()
     os.mkfifo(store.path(KEYS[0]))
     (fault,) = check_store(store.root).faults
     assert str(fault.path) == str(KEYS[0].relative)
 
 
-def test_a_manifest_names_no_table_outside(store: Store) -> None:
+def test_a_manifest_names_no_table_outside(store):
     write_index(store.root, "sweep", KEYS)
     (store.root / "manifest.json").write_text(json.dumps({"cases": [], "tables": {"../secret.csv": "0" * 64}}))
     (fault,) = check_store(store.root).faults
     assert "damaged: not the manifest of a sweep" in fault.said
 
 
-def test_several_blocks_in_a_file_are_one_line(store: Store) -> None:
+def test_several_blocks_in_a_file_are_one_line(store):
     """Of earlier releases: nothing is removed, nor computed beside them."""
     path = store.path(KEYS[0]).with_stem("red-0000-0003")
     write_parquet(table(0), path, {"disagg_sim.parts": "[]"})
@@ -198,7 +196,7 @@ def test_several_blocks_in_a_file_are_one_line(store: Store) -> None:
     assert path.exists()
 
 
-def test_unlike_tables_do_not_join(tmp_path: Path) -> None:
+def test_unlike_tables_do_not_join(tmp_path):
     write_parquet(table(0), tmp_path / "a", {})
     write_parquet(table(0).astype({"weight": int}), tmp_path / "b", {})
     with pytest.raises(ValueError, match="the columns or categories of its 2 parts differ"):

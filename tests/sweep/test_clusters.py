@@ -1,7 +1,5 @@
 """Real clusters of several processes, Dask's and Ray's: the bytes of one process, whichever workers are killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -65,14 +63,14 @@ START_WITHIN = 60.0  # [s]
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
+def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("sweep") / "small.yaml"
     path.write_text(SWEEP)
     return plan_sweep(load_sweep(str(path)))
 
 
 @pytest.fixture(scope="module")
-def alone(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def alone(plan, tmp_path_factory):
     """The tables of one process."""
     root = tmp_path_factory.mktemp("alone")
     run_sweep(plan, root, jobs=1, listener=Mock())
@@ -95,7 +93,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+def dask(tmp_path_factory):
     """A scheduler without disagg-sim and two workers, each started as a command; its address and the workers."""
     folder = tmp_path_factory.mktemp("dask")
     port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
@@ -156,9 +154,7 @@ def kill_a_ray_worker() -> None:
     raise AssertionError("no worker of Ray runs")
 
 
-def test_a_sweep_goes_on_after_its_driver_was_killed(
-    plan: SweepPlan, alone: dict[str, bytes], dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
-) -> None:
+def test_a_sweep_goes_on_after_its_driver_was_killed(plan, alone, dask, tmp_path):
     """What the workers stored before is not computed again."""
     (tmp_path / "small.yaml").write_text(SWEEP)
     options = ["--out", "out", "--no-figures", "--backend", "dask", "--address", dask[0]]
@@ -174,16 +170,12 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(
     assert {name: (tmp_path / "out" / name).read_bytes() for name in TABLES} == alone
 
 
-def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
-    plan: SweepPlan, alone: dict[str, bytes], dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
-) -> None:
+def test_dask_gives_the_same_bytes_though_a_worker_is_killed(plan, alone, dask, tmp_path):
     address, workers = dask
     assert swept(plan, tmp_path / "out", Workers(backend="dask", address=address), workers[0].kill) == alone
 
 
-def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(
-    plan: SweepPlan, dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(plan, dask, tmp_path, monkeypatch):
     """The workers run in another directory, in which a relative path means nothing."""
     monkeypatch.chdir(tmp_path)
     out = Path("out")
@@ -196,9 +188,7 @@ def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(
     assert written["serial"] == written["dask"]
 
 
-def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(
-    dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(dask, tmp_path, monkeypatch):
     """Its trace and its policy file lie beside it, wherever the workers run."""
     monkeypatch.chdir(tmp_path)
     Path("few.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},200,20\n" for n in range(20)))
@@ -216,9 +206,7 @@ def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(
 
 @pytest.mark.rare
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers of Ray by /proc")
-def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
-    plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_gives_the_same_bytes_though_a_worker_is_killed(plan, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of a cluster that only this machine reaches
 
     with ray_cluster() as address:
@@ -226,15 +214,13 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
 
 
 @pytest.mark.parametrize(("backend", "address"), [("dask", "tcp://127.0.0.1:9"), ("ray", "127.0.0.1:9")])
-def test_where_no_cluster_answers_one_line_says_so(
-    plan: SweepPlan, tmp_path: Path, backend: str, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_cluster_answers_one_line_says_so(plan, tmp_path, backend, address, monkeypatch):
     monkeypatch.setattr(on_dask, "ANSWER_WITHIN", 0.5)
     with pytest.raises(InputError, match=f"address '{address}': no .* of {backend.title()} answers"):
         swept(plan, tmp_path, Workers(backend=backend, address=address))
 
 
-def test_a_second_driver_is_told(plan: SweepPlan, tmp_path: Path) -> None:
+def test_a_second_driver_is_told(plan, tmp_path):
     def second() -> None:
         with pytest.raises(StoreError, match="another run is writing there"):
             run_sweep(plan, tmp_path, jobs=1, listener=Mock())
@@ -243,9 +229,7 @@ def test_a_second_driver_is_told(plan: SweepPlan, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="mounts a small file system")
-def test_a_full_disk_is_one_line_and_the_sweep_goes_on(
-    plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_the_sweep_goes_on(plan, alone, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(small)]

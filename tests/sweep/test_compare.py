@@ -1,7 +1,5 @@
 """Comparison of fronts, with columns that mean nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -50,7 +48,7 @@ def changed(at: int, column: str, value: object) -> pd.DataFrame:
     return table
 
 
-def test_equal_fronts_in_any_order_are_the_same() -> None:
+def test_equal_fronts_in_any_order_are_the_same():
     front = compared(BASE.iloc[[2, 0, 1]])
     assert front.same
     assert front.same_points
@@ -58,7 +56,7 @@ def test_equal_fronts_in_any_order_are_the_same() -> None:
     assert front.area_change == 0
 
 
-def test_areas_by_hand() -> None:
+def test_areas_by_hand():
     """8 up to 10, 5 up to 20, 2 up to 40: 80 + 50 + 40. Without the middle point 2 from 10 on: 80 + 60."""
     front = compared(BASE.iloc[[0, 2]])
     assert front.areas == (170, 140)
@@ -66,7 +64,7 @@ def test_areas_by_hand() -> None:
     assert front.points == (3, 2)
 
 
-def test_a_lost_point_is_named_and_makes_the_front_worse() -> None:
+def test_a_lost_point_is_named_and_makes_the_front_worse():
     front = compared(BASE.iloc[[0, 2]])
     (lost,) = front.lost
     assert lost.key == (("crop", 1), ("row", 2))
@@ -74,14 +72,14 @@ def test_a_lost_point_is_named_and_makes_the_front_worse() -> None:
     assert (front.same, front.worse) == (False, True)
 
 
-def test_a_new_point_beyond_the_old_front_is_a_change_but_not_worse() -> None:
+def test_a_new_point_beyond_the_old_front_is_a_change_but_not_worse():
     (new,) = compared(BASE, old=BASE.iloc[[0, 2]]).new
     assert (new.old, new.new, new.reached) == (None, (20, 5), False)
     front = compared(BASE, old=BASE.iloc[[0, 2]])
     assert (front.same, front.worse) == (False, False)
 
 
-def test_one_of_two_equals_in_the_place_of_the_other_keeps_the_curve() -> None:
+def test_one_of_two_equals_in_the_place_of_the_other_keeps_the_curve():
     front = compared(changed(1, "row", 9))
     assert front.lost[0].reached
     assert front.new[0].reached
@@ -90,7 +88,7 @@ def test_one_of_two_equals_in_the_place_of_the_other_keeps_the_curve() -> None:
 
 
 @pytest.mark.parametrize(("factor", "worse"), [(0.98, True), (1.02, False)])
-def test_a_moved_value_is_named_with_old_new_and_change(factor: float, worse: bool) -> None:
+def test_a_moved_value_is_named_with_old_new_and_change(factor, worse):
     front = compared(changed(1, "yield", 5 * factor))
     (moved,) = front.moved
     assert moved.key == (("crop", 1), ("row", 2))
@@ -100,7 +98,7 @@ def test_a_moved_value_is_named_with_old_new_and_change(factor: float, worse: bo
     assert (front.same, front.worse) == (False, worse)
 
 
-def test_other_values_move_too_numbers_words_and_empty_cells() -> None:
+def test_other_values_move_too_numbers_words_and_empty_cells():
     assert [m.column for m in compared(changed(0, "depth", 0.6)).moved[0].moves] == ["depth"]
     assert [m.column for m in compared(changed(1, "depth", 0.6)).moved[0].moves] == ["depth"]
     (move,) = compared(changed(0, "soil", "sand")).moved[0].moves
@@ -110,13 +108,13 @@ def test_other_values_move_too_numbers_words_and_empty_cells() -> None:
     assert (emptied.old, emptied.new) == ("clay", "")
 
 
-def test_derived_columns_and_moves_within_the_tolerance_are_none() -> None:
+def test_derived_columns_and_moves_within_the_tolerance_are_none():
     assert compared(changed(0, "baskets", 900)).same_points
     assert compared(changed(1, "yield", 5 * 0.98), rtol=0.021).same
     assert not compared(changed(1, "yield", 5 * 0.98), rtol=0.019).same
 
 
-def test_an_empty_front_against_a_full_one_loses_all() -> None:
+def test_an_empty_front_against_a_full_one_loses_all():
     front = compared(BASE.iloc[:0])
     assert len(front.lost) == 3
     assert front.worse
@@ -124,13 +122,13 @@ def test_an_empty_front_against_a_full_one_loses_all() -> None:
     assert len(compared(BASE, old=BASE.iloc[:0]).new) == 3
 
 
-def test_points_with_the_same_key_are_paired_in_order_of_x() -> None:
+def test_points_with_the_same_key_are_paired_in_order_of_x():
     twins = BASE.assign(crop=1, row=1)
     front = compared(twins.assign(depth=[0.5, math.nan, 3.3]), old=twins)
     assert [(point.old, [move.column for move in point.moves]) for point in front.moved] == [((40, 2), ["depth"])]
 
 
-def test_fronts_are_compared_group_by_group() -> None:
+def test_fronts_are_compared_group_by_group():
     """The valley's points would cover the hill's loss, were the two one front."""
     valley = BASE.assign(farm="valley", **{"yield": BASE["yield"] * 2})
     old, new = pd.concat([BASE, valley]), pd.concat([BASE.iloc[1:], valley])
@@ -140,7 +138,7 @@ def test_fronts_are_compared_group_by_group() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=8), st.floats(0.5, 0.999))
-def test_a_front_scaled_down_moves_everywhere_and_is_worse(places: list[tuple[float, float]], factor: float) -> None:
+def test_a_front_scaled_down_moves_everywhere_and_is_worse(places, factor):
     x, y = np.array(places).T
     old = pd.DataFrame({"farm": "hill", "crop": 1, "row": np.arange(len(x)), "sugar": x, "yield": y})
     new = old.assign(**{"yield": y * factor})
@@ -159,7 +157,7 @@ def frontier(**columns: object) -> pd.DataFrame:
     return pd.DataFrame({"case": "a", "mode": "m"} | numbers | columns)
 
 
-def test_a_table_that_does_not_say_what_it_rests_on_compares_with_one_that_does(tmp_path: Path) -> None:
+def test_a_table_that_does_not_say_what_it_rests_on_compares_with_one_that_does(tmp_path):
     """The column came later; and its words follow from fits, whose change moves the numbers themselves."""
     words = [["fitted 90 %, assumed 10 %"] * 2, ["fitted 89 %, assumed 11 %"] * 2]
     tables = [frontier(), *(frontier(rests_on=each) for each in words)]
@@ -177,12 +175,12 @@ def written(path: Path, table: pd.DataFrame, cases: tuple[str, ...] = ()) -> Pat
     return path
 
 
-def test_every_key_column_is_one_of_the_table_of_points() -> None:
+def test_every_key_column_is_one_of_the_table_of_points():
     known = {column.name for column in COLUMNS} | {"case", "usd_per_hour", "tdp_watts", "rests_on"}
     assert {*FRONTIER.required, *FRONTIER.derived} <= known
 
 
-def test_a_case_that_lost_its_last_point_is_a_regression_not_a_missing_case(tmp_path: Path) -> None:
+def test_a_case_that_lost_its_last_point_is_a_regression_not_a_missing_case(tmp_path):
     old = read_frontier(written(tmp_path / "old", frontier(), ("a",)))
     new = read_frontier(written(tmp_path / "new", frontier().iloc[:0], ("a",)))
     require_same_cases(old, new)
@@ -201,13 +199,13 @@ def test_a_case_that_lost_its_last_point_is_a_regression_not_a_missing_case(tmp_
         (frontier(**{FRONTIER.x: [5.0, math.inf]}), "empty, infinite or not above 0"),
     ],
 )
-def test_a_table_that_is_no_frontier_is_refused(table: pd.DataFrame, said: str, tmp_path: Path) -> None:
+def test_a_table_that_is_no_frontier_is_refused(table, said, tmp_path):
     with pytest.raises(InputError, match=said):
         read_frontier(written(tmp_path / "results", table))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe\x01", b"a,b\n1\n2,3,4\n"])
-def test_a_file_that_is_no_table_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_refused_in_one_line(content, tmp_path):
     path = tmp_path / "broken.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"broken\.csv: (not a table|missing column)") as caught:
@@ -215,7 +213,7 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(content: bytes, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_cases_named_by_numbers_and_tables_without_rows_are_read(tmp_path: Path) -> None:
+def test_cases_named_by_numbers_and_tables_without_rows_are_read(tmp_path):
     numbered = read_frontier(written(tmp_path / "numbered", frontier(case=[1, 1], mode=[2, 2])))
     assert numbered.cases == ("1",)
     header = tmp_path / "header.csv"
@@ -225,7 +223,7 @@ def test_cases_named_by_numbers_and_tables_without_rows_are_read(tmp_path: Path)
         compare_frontiers(numbered, read_frontier(header))
 
 
-def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_compared_are_refused(tmp_path):
     old = read_frontier(written(tmp_path / "old", frontier()))
     with pytest.raises(InputError, match="alone has extra"):
         compare_frontiers(old, read_frontier(written(tmp_path / "more", frontier(extra=1))))
@@ -242,7 +240,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rtol", "same"), [(0.0, False), (1e-6, False), (0.05, True)])
-def test_a_word_that_swaps_at_a_tie_decides_at_the_default_tolerance_alone(rtol: float, same: bool) -> None:
+def test_a_word_that_swaps_at_a_tie_decides_at_the_default_tolerance_alone(rtol, same):
     table = changed(0, "soil", "sand")
     table.loc[0, "yield"] = 8.0 * (1 if rtol <= 1e-6 else 0.995)
     front = compared(table, rtol=rtol)
@@ -252,7 +250,7 @@ def test_a_word_that_swaps_at_a_tie_decides_at_the_default_tolerance_alone(rtol:
 
 
 @pytest.mark.parametrize("at", [0, 1])  # the second has no depth yet
-def test_a_number_that_moves_beside_a_word_decides_at_any_tolerance(at: int) -> None:
+def test_a_number_that_moves_beside_a_word_decides_at_any_tolerance(at):
     table = changed(at, "soil", "sand")
     table.loc[at, "depth"] = 0.6
     front = compared(table, rtol=0.05)

@@ -1,7 +1,5 @@
 """Speculation as an axis of a sweep: cases, columns, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

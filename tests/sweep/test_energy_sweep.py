@@ -1,10 +1,6 @@
 """``per: joule``: frontiers over what GPUs draw, and a row of one taken apart."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -27,11 +23,11 @@ per: joule
 
 
 @pytest.fixture(scope="module")
-def results(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(swept, tmp_path_factory):
     return swept(SWEEP, tmp_path_factory.mktemp("thrift") / "out")
 
 
-def test_the_frontier_is_the_best_in_tokens_for_a_joule_drawn(results: Path) -> None:
+def test_the_frontier_is_the_best_in_tokens_for_a_joule_drawn(results):
     front = pd.read_csv(results / "frontier.csv")
     for _, rows in front.groupby("mode"):
         assert rows["tokens_per_s_per_user"].is_monotonic_increasing
@@ -39,7 +35,7 @@ def test_the_frontier_is_the_best_in_tokens_for_a_joule_drawn(results: Path) -> 
     assert (front["tokens_per_drawn_joule"] > front["tokens_per_joule"]).all()  # no GPU draws its TDP
 
 
-def test_a_sweep_says_what_the_notebook_interface_says(results: Path) -> None:
+def test_a_sweep_says_what_the_notebook_interface_says(results):
     front = pd.read_csv(results / "frontier.csv")
     again = ds.with_energy(front)
     for column in ENERGY_COLUMNS:
@@ -47,7 +43,7 @@ def test_a_sweep_says_what_the_notebook_interface_says(results: Path) -> None:
             assert again[column.name].to_numpy() == pytest.approx(front[column.name].to_numpy(), rel=1e-6, abs=1e-6)
 
 
-def test_energy_of_the_parts_of_a_row_is_that_of_its_pass(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_energy_of_the_parts_of_a_row_is_that_of_its_pass(results, capsys):
     front = pd.read_csv(results / "frontier.csv")
     row = int(front.index[front["mode"] == "disaggregated"][0])
     capsys.readouterr()
@@ -63,7 +59,7 @@ def test_energy_of_the_parts_of_a_row_is_that_of_its_pass(results: Path, capsys:
 
 
 @pytest.mark.long
-def test_energy_is_told_by_class_and_only_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_energy_is_told_by_class_and_only_when_asked(results, capsys):
     capsys.readouterr()
     assert run(["explain", str(results), "--row", "0", "--energy"]) == 0
     told = capsys.readouterr().out
@@ -74,7 +70,7 @@ def test_energy_is_told_by_class_and_only_when_asked(results: Path, capsys: pyte
     assert set(plain.splitlines()) <= set(told.splitlines())
 
 
-def test_a_system_of_unknown_power_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_of_unknown_power_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("disagg_sim.facts.load.load_power", lambda _: None)
     (tmp_path / "thrift.yaml").write_text(SWEEP)
     with pytest.raises(SpecError, match=r"per: 'joule' needs hw_specs/power/h200_sxm\.yaml, which does not exist; use"):

@@ -1,7 +1,5 @@
 """Whatever a disk refuses, a sweep and its store end in one line that names a file, and go on from where they were."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -146,7 +144,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def sweep(tmp_path_factory):
     return Case(tmp_path_factory.mktemp("sweep"), lambda out: computed(out, "--no-figures"))
 
 
@@ -154,19 +152,19 @@ def last_of_each_kind(case: Case) -> set[int]:
     return {*{kind: number for number, (kind, _) in enumerate(case.steps, 1)}.values()}
 
 
-def test_a_step_of_each_kind_may_fail(sweep: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_of_each_kind_may_fail(sweep, capsys):
     for number in last_of_each_kind(sweep):
         sweep.must_go_on(number, errno.EIO, capsys)
     assert {kind for kind, _ in sweep.steps} == {*TAKES_ROOM, "unlink"}
 
 
-def test_a_disk_may_be_full(sweep: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_may_be_full(sweep, capsys):
     writes = [number for number, (kind, _) in enumerate(sweep.steps, 1) if kind == "write"]
     sweep.must_go_on(writes[len(writes) // 2], errno.ENOSPC, capsys)
 
 
 @pytest.mark.rare
-def test_every_step_may_fail(sweep: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_step_may_fail(sweep, capsys):
     for number in range(1, len(sweep.steps) + 1):
         sweep.must_go_on(number, (errno.ENOSPC, errno.EIO)[number % 2], capsys)
 
@@ -183,7 +181,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_the_last_byte_of_a_file_may_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_byte_of_a_file_may_be_refused(tmp_path, capsys):
     case = Case(tmp_path, lambda out: computed(out, "--jobs", "2"))
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.stat().st_size})
     for size in sizes[::4]:

@@ -1,7 +1,5 @@
 """Side tables of a sweep: what its frontiers rest on, error bars, and elasticities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

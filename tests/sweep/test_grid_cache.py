@@ -1,7 +1,5 @@
 """Grids of blocks whose rows another block has had scored, or that are scored beside others: the same points, once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -31,7 +29,7 @@ def blocks(folder: Path, stages: str) -> list[list[Block]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept() -> None:
+def nothing_kept():
     grid_cache._kept.clear()
 
 

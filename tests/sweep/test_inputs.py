@@ -1,7 +1,5 @@
 """Where two sets of inputs differ: every value by name, and no row told that did not change."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path
@@ -43,7 +41,7 @@ def told(change: Any) -> list[str]:
         (lambda gpu: None, []),
     ],
 )
-def test_a_change_is_a_line_with_key_values_and_file(change: Any, lines: list[str] | None) -> None:
+def test_a_change_is_a_line_with_key_values_and_file(change, lines):
     if lines is None:
         (line,) = told(change)
         assert line.startswith('rows: [{"op": "gemm"')
@@ -52,7 +50,7 @@ def test_a_change_is_a_line_with_key_values_and_file(change: Any, lines: list[st
         assert told(change) == [f"{line} in hw_specs/gpu.yaml" for line in lines]
 
 
-def test_a_file_of_one_side_is_one_line() -> None:
+def test_a_file_of_one_side_is_one_line():
     assert [str(each) for each in differences({}, GPU)] == ["file: (none) -> present in hw_specs/gpu.yaml"]
 
 
@@ -64,11 +62,11 @@ values = st.recursive(
 
 
 @given(values, values)
-def test_something_is_told_exactly_when_something_differs(old: Any, new: Any) -> None:
+def test_something_is_told_exactly_when_something_differs(old, new):
     assert bool(differences({"f": {"k": old}}, {"f": {"k": new}})) == (old != new)
 
 
-def test_inherited_fits_bring_the_files_that_they_come_from() -> None:
+def test_inherited_fits_bring_the_files_that_they_come_from():
     inputs, sources = inputs_of(["hardware/h200_sxm", "efficiency/gh200", "model/llama_3_1_8b"])
     assert {"hw_specs/h200_sxm.yaml", "models/llama_3_1_8b.yaml"} < set(inputs)
     parent = inputs["hw_specs/efficiency/gh200.yaml"]["inherits"]
@@ -78,9 +76,7 @@ def test_inherited_fits_bring_the_files_that_they_come_from() -> None:
     assert all(source.is_as_it_was for source in sources)
 
 
-def test_a_file_of_another_installation_is_the_same_if_it_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_installation_is_the_same_if_it_says_the_same(tmp_path, monkeypatch):
     """As on a worker elsewhere: written at another time, or in another place; another content is another file."""
     here, there = (tmp_path / name / "models" / "llama_3_1_8b.yaml" for name in ("here", "there"))
     for path in (here, there):

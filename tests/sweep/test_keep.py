@@ -1,7 +1,5 @@
 """Frontiers grow as blocks arrive, and points that can never reach one need not be stored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -26,7 +24,7 @@ points = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(points, max_size=4), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_blocks_may_arrive_in_any_order(blocks: list[list[tuple[int, int]]], dice: object) -> None:
+def test_blocks_may_arrive_in_any_order(blocks, dice):
     """By hand: no other point is as good in both and better in one, and of equal ones the first block's stays."""
     held = [(*point, number) for number, block in enumerate(blocks) for point in block]
     best = {
@@ -46,7 +44,7 @@ def test_blocks_may_arrive_in_any_order(blocks: list[list[tuple[int, int]]], dic
 
 
 @pytest.fixture(scope="module")
-def spec() -> SweepSpec:
+def spec():
     smoke = load_sweep("smoke")
     return replace(
         smoke, pools=smoke.pools[:1], modes=("disaggregated",), block_points=4096, limits=(PointLimits(max_gpus=8),)
@@ -57,7 +55,7 @@ def run(spec: SweepSpec, root: Path, keep: str) -> SweepResult:
     return run_sweep(plan_sweep(spec, keep=keep), root, jobs=1, listener=Mock())
 
 
-def test_what_is_kept_changes_no_table(spec: SweepSpec, tmp_path: Path) -> None:
+def test_what_is_kept_changes_no_table(spec, tmp_path):
     """Neither the tables, nor the points that error bars and elasticities start from."""
     everything, near = (run(spec, tmp_path / keep, keep) for keep in ("points", "frontier"))
     for name in ("frontier.csv", "infeasible.csv"):
@@ -81,6 +79,6 @@ def test_what_is_kept_changes_no_table(spec: SweepSpec, tmp_path: Path) -> None:
     assert (tmp_path / "frontier" / "frontier.csv").read_bytes() == before
 
 
-def test_an_unknown_word_for_what_to_keep_is_one_line(spec: SweepSpec) -> None:
+def test_an_unknown_word_for_what_to_keep_is_one_line(spec):
     with pytest.raises(UnknownNameError, match="unknown --keep 'frontiers', did you mean 'frontier'"):
         plan_sweep(spec, keep="frontiers")

@@ -1,10 +1,6 @@
 """Hand-overs of caches as an axis of sweeps: by hand, in the FTL limit, and off."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,7 +26,7 @@ LINKS = "kv_link: [none, {path: rail}, {path: rail, order: nhd, descriptor_us: 2
 
 
 @pytest.fixture(scope="module")
-def fronts(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+def fronts(swept, tmp_path_factory):
     folder = tmp_path_factory.mktemp("links")
     asked = {"plain": (2.0, ""), "links": (2.0, LINKS), "loose": (1e3, "kv_link: [none, {descriptor_us: 2.4}]")}
     texts = {name: SWEEP.format(name=name, ftl=ftl, more=more) for name, (ftl, more) in asked.items()}
@@ -43,7 +39,7 @@ def of(front: pd.DataFrame, end: str) -> pd.DataFrame:
     return mine.reset_index(drop=True)
 
 
-def test_without_a_link_a_case_has_the_numbers_of_the_sweep_without_the_key(fronts: dict[str, pd.DataFrame]) -> None:
+def test_without_a_link_a_case_has_the_numbers_of_the_sweep_without_the_key(fronts):
     plain, off = fronts["plain"], of(fronts["links"], "no_link")
     plain = plain[plain["mode"] == "disaggregated"].reset_index(drop=True)
     ours, theirs = (table[plain.columns].drop(columns="case") for table in (off, plain))
@@ -54,7 +50,7 @@ def test_without_a_link_a_case_has_the_numbers_of_the_sweep_without_the_key(fron
     assert (off["ftl_with_hand_over_s"] == off["ftl_s"]).all()
 
 
-def test_a_hand_over_by_hand(fronts: dict[str, pd.DataFrame]) -> None:
+def test_a_hand_over_by_hand(fronts):
     """512 blocks of 16 tokens, keys and values of 80 layers, 2.4 us each; 1.34 GB at 97 % of 50 GB/s, 1.5175 ms."""
     front = of(fronts["links"], "link_rail")
     row = front[(front["prefill_gpus"] == 1) & (front["decode_pp"] == 1)].iloc[0]
@@ -63,9 +59,7 @@ def test_a_hand_over_by_hand(fronts: dict[str, pd.DataFrame]) -> None:
     assert row["hand_over_s"] - row["hand_over_post_s"] == pytest.approx(1.5175e-3 + 8192 * 163_840 / 48.5e9)
 
 
-def test_explain_of_a_row_tells_its_hand_over(
-    fronts: dict[str, pd.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_of_a_row_tells_its_hand_over(fronts, tmp_path, capsys):
     """Of the row above, 97 % of 50 GB/s; a case without a link, and one instance for both phases, hand nothing over."""
     table, file = fronts["links"], tmp_path / "frontier.csv"
     table.to_csv(file, index=False)
@@ -88,7 +82,7 @@ def test_explain_of_a_row_tells_its_hand_over(
         assert handed_over(table.loc[other].to_dict()) is None
 
 
-def test_rows_say_what_the_notebook_interface_says(fronts: dict[str, pd.DataFrame]) -> None:
+def test_rows_say_what_the_notebook_interface_says(fronts):
     at, layout = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.KvLayout(order="nhd")
     for row in of(fronts["links"], "nhd").to_dict("records"):
         ends = (
@@ -100,7 +94,7 @@ def test_rows_say_what_the_notebook_interface_says(fronts: dict[str, pd.DataFram
         assert row["kv_descriptors"] == pytest.approx(over.descriptors)
 
 
-def test_the_limit_holds_with_the_hand_over(fronts: dict[str, pd.DataFrame]) -> None:
+def test_the_limit_holds_with_the_hand_over(fronts):
     """With tokens before heads a change of TP costs seconds: other layouts win, and none is better than without."""
     off, dear = of(fronts["links"], "no_link"), of(fronts["links"], "nhd")
     assert (dear["ftl_with_hand_over_s"] <= 2.0).all()
@@ -113,13 +107,13 @@ def test_the_limit_holds_with_the_hand_over(fronts: dict[str, pd.DataFrame]) -> 
     assert dear["tokens_per_s_per_gpu"].max() < off["tokens_per_s_per_gpu"].max()
 
 
-def test_a_limit_that_is_never_met_leaves_the_frontier_as_it_is(fronts: dict[str, pd.DataFrame]) -> None:
+def test_a_limit_that_is_never_met_leaves_the_frontier_as_it_is(fronts):
     off, counted = of(fronts["loose"], "no_link"), of(fronts["loose"], "2.4us")
     for column in ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s"):
         assert counted[column].to_numpy() == pytest.approx(off[column].to_numpy(), rel=1e-12)
 
 
-def test_receivers_of_one_class_have_equal_hand_overs() -> None:
+def test_receivers_of_one_class_have_equal_hand_overs():
     """The latent of DeepSeek-R1 is one piece whatever TP is, so stages alone tell receivers apart."""
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
     mappings = ds.enumerate_mappings(at, max_gpus=32)
@@ -139,7 +133,7 @@ def test_receivers_of_one_class_have_equal_hand_overs() -> None:
         ("kv_link: {path: rail}\npools: [prefill, attention, ffn]", "kv_link: link_rail does not go with pools other"),
     ],
 )
-def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+def test_faults_are_named(more, said, tmp_path):
     text = SWEEP.format(name="wrong", ftl=2.0, more=more)
     text = text.replace("modes: [disaggregated, colocated]\n", "") if "modes" in more else text
     (tmp_path / "wrong.yaml").write_text(text)

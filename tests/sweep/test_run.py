@@ -1,7 +1,5 @@
 """Whole runs of small sweeps: the same tables whoever computes them, and however often they are interrupted."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -66,12 +64,12 @@ class Log:
 
 
 @pytest.fixture(scope="module")
-def smoke() -> SweepPlan:
+def smoke():
     return plan_sweep(load_sweep("smoke"))
 
 
 @pytest.fixture(scope="module")
-def reference(smoke: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(smoke, tmp_path_factory):
     """Results of one uninterrupted run in one process; not to be changed."""
     root = tmp_path_factory.mktemp("reference")
     run_sweep(smoke, root, jobs=1, listener=Log())
@@ -89,14 +87,14 @@ def manifest(root: Path) -> dict:
     return json.loads((root / "manifest.json").read_text())
 
 
-def test_the_frontier_has_the_promised_columns_in_order(reference: Path) -> None:
+def test_the_frontier_has_the_promised_columns_in_order(reference):
     promised = [name.strip() for name in COLUMNS.replace("\n", " ").split(",")]
     frontier = pd.read_csv(reference / "frontier.csv")
     assert frontier.columns[: len(promised)].tolist() == promised
     assert not frontier[promised].isna().any().any()
 
 
-def test_no_cell_of_a_table_reads_back_as_empty(reference: Path) -> None:
+def test_no_cell_of_a_table_reads_back_as_empty(reference):
     frontier, removed = (pd.read_csv(reference / name) for name in ("frontier.csv", "infeasible.csv"))
     for table in (frontier, removed):
         assert not table.isna().any().any()
@@ -120,9 +118,7 @@ def test_no_cell_of_a_table_reads_back_as_empty(reference: Path) -> None:
         ("h100_sxm", 8, 900, 128),
     ],
 )
-def test_the_limit_of_an_instance_is_the_one_in_force(
-    smoke: SweepPlan, system: str, domain: int | None, max_gpus: int | None, limit: int
-) -> None:
+def test_the_limit_of_an_instance_is_the_one_in_force(smoke, system, domain, max_gpus, limit):
     spec = replace(
         smoke.spec,
         models=("deepseek_r1",),
@@ -141,7 +137,7 @@ def stored_points(folder: Path) -> pd.DataFrame:
     return pd.concat([read_parquet(path) for path in sorted(folder.rglob("[!.]*.parquet"))], ignore_index=True)
 
 
-def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Path) -> None:
+def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference):
     frontier = pd.read_csv(reference / "frontier.csv")
     points = stored_points(reference / "points")
     assert set(frontier["case"]) == set(points["case"])
@@ -156,14 +152,14 @@ def test_every_frontier_point_is_a_stored_point_and_none_beats_it(reference: Pat
             assert better.any()
 
 
-def test_the_dry_count_is_what_is_computed(smoke: SweepPlan, reference: Path) -> None:
+def test_the_dry_count_is_what_is_computed(smoke, reference):
     counts = manifest(reference)["points"]
     assert counts["enumerated"] == counts["computed"] == smoke.points == sum(case.points for case in smoke.cases)
     assert 0 < counts["feasible"] <= counts["computed"]
     assert len(smoke.blocks) >= 20
 
 
-def test_counts_close(reference: Path) -> None:
+def test_counts_close(reference):
     """Every design point is out of memory, beyond a limit, unmatched, or usable; every matched one is stored."""
     removed = pd.read_csv(reference / "infeasible.csv")
     for case in manifest(reference)["cases"]:
@@ -174,7 +170,7 @@ def test_counts_close(reference: Path) -> None:
         assert len(stored) == sum(mode["rows"] for mode in case["modes"].values())
 
 
-def test_two_jobs_give_the_same_bytes(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+def test_two_jobs_give_the_same_bytes(smoke, reference, tmp_path):
     log = Log()
     run_sweep(smoke, tmp_path, jobs=2, listener=log)
     assert contents(tmp_path) == contents(reference)
@@ -182,7 +178,7 @@ def test_two_jobs_give_the_same_bytes(smoke: SweepPlan, reference: Path, tmp_pat
     assert log.done == log.planned == smoke.points
 
 
-def test_a_corrupt_block_is_computed_again_with_a_warning(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+def test_a_corrupt_block_is_computed_again_with_a_warning(smoke, reference, tmp_path):
     shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
     hurt = [tmp_path / smoke.blocks[index].key.relative for index in (0, -1)]
     hurt[0].write_bytes(hurt[0].read_bytes()[:-10])
@@ -196,9 +192,7 @@ def test_a_corrupt_block_is_computed_again_with_a_warning(smoke: SweepPlan, refe
     assert contents(tmp_path) == contents(reference)
 
 
-def test_damaged_blocks_of_all_kinds_are_computed_again_with_a_line(
-    smoke: SweepPlan, reference: Path, tmp_path: Path
-) -> None:
+def test_damaged_blocks_of_all_kinds_are_computed_again_with_a_line(smoke, reference, tmp_path):
     """A flipped bit in each of some blocks, a doubled column, and blocks of a version without checksums."""
     shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
     dice = random.Random(3)
@@ -229,7 +223,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return files | {"manifest.json": json.dumps(own).encode()}
 
 
-def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_changed_inputs_make_blocks_stale(smoke, tmp_path):
     plan = small(smoke.spec)
     run_sweep(plan, tmp_path, jobs=1, listener=Log())
     log = Log()
@@ -244,7 +238,7 @@ def test_changed_inputs_make_blocks_stale(smoke: SweepPlan, tmp_path: Path) -> N
     assert set(stored_points(tmp_path / "points")["case"]) == {other.cases[0].case.name}
 
 
-def test_a_changed_spec_changes_every_digest(smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_spec_changes_every_digest(smoke, tmp_path, monkeypatch):
     source = Path(__file__).parents[2] / "hw_specs" / "h100_sxm.yaml"
     text = re.sub(r"(?m)^hbm_bandwidth:.*$", "hbm_bandwidth: 3.0 TB/s", source.read_text())
     assert text != source.read_text()
@@ -268,7 +262,7 @@ limits: {max_gpus: 4, gpu_cap: 16}
 
 
 @pytest.mark.long
-def test_the_order_of_sets_is_in_no_file(tmp_path: Path) -> None:
+def test_the_order_of_sets_is_in_no_file(tmp_path):
     """Each process orders sets of words in its own way; inherited fits stand in ``frontier.csv``."""
     (tmp_path / "hashed.yaml").write_text(HASHED)
     for seed in ("1", "2"):
@@ -281,9 +275,7 @@ def test_the_order_of_sets_is_in_no_file(tmp_path: Path) -> None:
         assert other.keys() == first.keys()
 
 
-def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
-    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(smoke, tmp_path, monkeypatch):
     """Its blocks would carry the digest of the old content."""
     source = Path(__file__).parents[2] / "hw_specs" / "h100_sxm.yaml"
     mine = tmp_path / "specs" / "hw_specs" / source.name
@@ -306,8 +298,8 @@ def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
 
 
 def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command_computes_it(
-    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    smoke, tmp_path, monkeypatch
+):
     """The other blocks are done; the mode of this one has no frontier, which would be too low without it."""
     plan, whole = small(smoke.spec), tmp_path / "whole"
     run_sweep(plan, whole, jobs=1, listener=Log())
@@ -339,7 +331,7 @@ def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command
 
 
 @pytest.mark.long
-def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+def test_killed_runs_go_on_where_they_stood(smoke, reference, tmp_path):
     dice = random.Random(20)
     blocks = len(smoke.blocks)
     command = [*COMMAND, "smoke", "--out", str(tmp_path / "out"), "--no-figures", "--jobs"]
@@ -392,7 +384,7 @@ def _interrupted(root: Path, jobs: str) -> tuple[int, str]:
     return run.returncode, said
 
 
-def test_workers_never_see_ctrl_c() -> None:
+def test_workers_never_see_ctrl_c():
     # In a process of its own: the helpers whose start would let the signal through start once a process.
     program = """
 import signal
@@ -409,7 +401,7 @@ with in_processes(2) as engine:
     assert run.stdout.strip() == "True", run.stderr
 
 
-def test_workers_end_with_a_parent_that_was_killed() -> None:
+def test_workers_end_with_a_parent_that_was_killed():
     """Those without a task, too: each holds the output open as long as it lives."""
     program = """
 import os, signal, time
@@ -428,7 +420,7 @@ with in_processes(2) as engine:
 
 @pytest.mark.long
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interrupted_run_says_how_to_go_on(jobs: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_says_how_to_go_on(jobs, tmp_path):
     code, said = 0, ""
     for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
         code, said = _interrupted(tmp_path / str(attempt), jobs)
@@ -439,19 +431,19 @@ def test_an_interrupted_run_says_how_to_go_on(jobs: str, tmp_path: Path) -> None
     assert "Traceback" not in said
 
 
-def test_an_ftl_limit_that_nothing_meets_says_the_best_ftl(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_an_ftl_limit_that_nothing_meets_says_the_best_ftl(smoke, tmp_path):
     with pytest.raises(InfeasibleError, match=r"FTL limit of 0\.0001 s; the best FTL is 0\.0\d+ s"):
         run_sweep(small(smoke.spec, ftl_s=1e-4), tmp_path, jobs=1, listener=Log()).require()
     assert "above the FTL limit" in (tmp_path / "infeasible.csv").read_text()
     assert not (tmp_path / "frontier.csv").exists()
 
 
-def test_a_ttl_limit_that_nothing_meets_says_the_best_ttl(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_a_ttl_limit_that_nothing_meets_says_the_best_ttl(smoke, tmp_path):
     with pytest.raises(InfeasibleError, match=r"TTL limit of 1e-06 s; the best TTL is 0\.00\d+ s"):
         run_sweep(small(smoke.spec, ttl_s=1e-6), tmp_path, jobs=1, listener=Log()).require()
 
 
-def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_a_nic_limit_counts_what_it_removes(smoke, tmp_path):
     result = run_sweep(small(smoke.spec, nic_limit=3e9), tmp_path, jobs=1, listener=Log())
     removed = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'above the NIC limit'")
     assert (removed["count"] > 0).all()
@@ -476,7 +468,7 @@ def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) ->
         (0.0, "needs 3.3 GB/s, limit 3.3 GB/s"),
     ],
 )
-def test_a_miss_is_told_with_the_digits_that_show_it(excess: float, said: str) -> None:
+def test_a_miss_is_told_with_the_digits_that_show_it(excess, said):
     item, late = (
         Removal(phase="decode", reason=ABOVE_NIC, count=1, shortfall=excess, unit="B/s"),
         PointLimits(ftl_s=9.9994),
@@ -485,7 +477,7 @@ def test_a_miss_is_told_with_the_digits_that_show_it(excess: float, said: str) -
     assert "takes 9.99944 s, limit 9.9994 s" in detail(replace(item, reason=ABOVE_FTL, shortfall=4e-5), late)
 
 
-def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_a_model_that_fits_nowhere_says_by_how_much(smoke, tmp_path):
     """405e9 parameters of 2 B on 8 GPUs of 80 GB: more than 20 GB too much on each."""
     spec = replace(
         smoke.spec,
@@ -500,7 +492,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: 
     assert 405e9 * 2 / 8 / 1e9 - 85 < lacking < 60
 
 
-def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_one_feasible_case_is_enough(smoke, tmp_path):
     models, pools = ("llama_3_1_405b", "llama_3_1_8b"), (same_system("a100_sxm_80gb", "bf16"),)
     spec = replace(smoke.spec, models=models, pools=pools, block_points=8192)
     result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
@@ -509,7 +501,7 @@ def test_one_feasible_case_is_enough(smoke: SweepPlan, tmp_path: Path) -> None:
     assert "fits on no allowed mapping" in table[table["reason"] == "no result"]["detail"].iloc[0]
 
 
-def test_the_papers_matching_never_beats_the_exact_one(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
+def test_the_papers_matching_never_beats_the_exact_one(smoke, reference, tmp_path):
     spec = replace(smoke.spec, modes=("disaggregated",), pools=smoke.spec.pools[:1], block_points=4096)
     plan = plan_sweep(replace(spec, matching="paper"))
     paper = run_sweep(plan, tmp_path, jobs=1, listener=Log()).frontier
@@ -520,7 +512,7 @@ def test_the_papers_matching_never_beats_the_exact_one(smoke: SweepPlan, referen
     assert set(paper["matching"]) == {"paper"}
 
 
-def test_a_longer_prompt_runs_when_allowed(smoke: SweepPlan, tmp_path: Path) -> None:
+def test_a_longer_prompt_runs_when_allowed(smoke, tmp_path):
     spec = replace(smoke.spec, traffic=(Traffic(isl=140_000, osl=64),), pools=smoke.spec.pools[:1], block_points=8192)
     result = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log())
     assert (result.frontier["isl"] == 140_000).all()

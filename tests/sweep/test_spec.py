@@ -1,12 +1,9 @@
 """A sweep file: what it says, and one line for each of its faults."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -207,14 +204,14 @@ def write(tmp_path: Path, text: str | bytes) -> str:
     return str(path)
 
 
-def test_a_good_file_is_read(tmp_path: Path) -> None:
+def test_a_good_file_is_read(tmp_path):
     spec = load_sweep(write(tmp_path, GOOD))
     assert (spec.models, spec.pools) == (("llama_3_1_8b",), (same_system("h100_sxm", "fp8"),))
     assert (spec.traffic, spec.limits) == ((Traffic(isl=1024, osl=128),), (PointLimits(ftl_s=10.0),))
     assert math.isinf(spec.limits[0].ttl_s)
 
 
-def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
+def test_the_command_line_overrides_profile_and_engine(tmp_path):
     spec = load_sweep(write(tmp_path, GOOD), profile="optimistic", engine="vllm")
     assert (spec.profile, spec.engine) == ("optimistic", "vllm")
 
@@ -236,15 +233,13 @@ def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
         ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is out of range; allowed: from 0.001 to 10000 USD/h"),
     ],
 )
-def test_a_fault_of_an_option_names_the_option_and_no_file(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_a_fault_of_an_option_names_the_option_and_no_file(tmp_path, options, said):
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, GOOD), **options)
     assert str(caught.value) == said
 
 
-def test_faults_of_a_file_that_a_sweep_names_stand_below_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_of_a_file_that_a_sweep_names_stand_below_their_file(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine.yaml").write_text("nonsense: 1\nhiden: 2\n")
     monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
@@ -260,7 +255,7 @@ def test_faults_of_a_file_that_a_sweep_names_stand_below_their_file(
     assert len(lines) == 1 + len(own) + len(below)
 
 
-def test_faults_of_options_and_file_stand_apart(tmp_path: Path) -> None:
+def test_faults_of_options_and_file_stand_apart(tmp_path):
     text = GOOD.replace("10.0", "-2") + "per: usd\nprices: {h100_smx: 2}\n"
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, text), engine="foo", prices={"b200": 3.0})
@@ -272,7 +267,7 @@ def test_faults_of_options_and_file_stand_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_each_fault_is_one_line_with_file_and_remedy(tmp_path: Path, case: str) -> None:
+def test_each_fault_is_one_line_with_file_and_remedy(tmp_path, case):
     old, new, parts = FAULTS[case]
     assert old in GOOD
     with pytest.raises(SpecError) as caught:
@@ -284,7 +279,7 @@ def test_each_fault_is_one_line_with_file_and_remedy(tmp_path: Path, case: str) 
     assert len(message.splitlines()) == 1 or len(parts) > 1
 
 
-def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
+def test_all_faults_of_a_file_come_at_once(tmp_path):
     text = GOOD.replace("llama_3_1_8b", "lama").replace("128", "1").replace("10.0", "-2").replace("profile", "profil")
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, text))
@@ -296,14 +291,14 @@ def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
     ("content", "said"),
     [("", "empty"), (b"\x89PNG\r\n\x1a\n\xff\xfe", "UTF-8"), (b"a\x00b: 1", "YAML"), ("- 1\n- 2\n", "list")],
 )
-def test_what_is_no_sweep_is_one_line(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_what_is_no_sweep_is_one_line(tmp_path, content, said):
     with pytest.raises(SpecError) as caught:
         load_sweep(write(tmp_path, content))
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
+def test_a_missing_file_names_the_shipped_ones(tmp_path):
     with pytest.raises(SpecError, match="no such file or shipped sweep"):
         load_sweep(str(tmp_path / "none.yaml"))
     with pytest.raises(SpecError, match="did you mean 'demo'"):
@@ -312,28 +307,28 @@ def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
         load_sweep(str(tmp_path))
 
 
-def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path: Path) -> None:
+def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path):
     text = GOOD.replace("1024", "131072") + LONG
     assert load_sweep(write(tmp_path, text)).traffic == (Traffic(isl=131072, osl=128),)
 
 
 @pytest.mark.parametrize(("said", "steps"), [("tuned", None), ("none", ()), ("64", (64,))])
-def test_prompts_may_be_held_back(tmp_path: Path, said: str, steps: tuple[int, ...] | None) -> None:
+def test_prompts_may_be_held_back(tmp_path, said, steps):
     spec = load_sweep(write(tmp_path, GOOD + f"modes: [colocated]\nhold_steps: {said}\n"))
     assert spec.sharing.hold_steps == steps
     assert load_sweep(write(tmp_path, GOOD)).sharing.hold_steps == ()
 
 
-def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:
+def test_seconds_in_exponent_form_are_a_number(tmp_path):
     assert load_sweep(write(tmp_path, GOOD.replace("10.0", "1e-1"))).limits[0].ftl_s == 0.1  # YAML 1.1 reads text
 
 
 @pytest.mark.parametrize("name", spec_files("sweep"))
-def test_shipped_sweeps_are_valid(name: str) -> None:
+def test_shipped_sweeps_are_valid(name):
     assert load_sweep(name).name == name
 
 
-def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
+def test_axes_are_lists_or_single_values(tmp_path):
     text = GOOD.replace("{ftl_s: 10.0}", "{ftl_s: [1, 10], gpu_cap: 16, nic_gb_per_s: [none, 50]}") + (
         "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\n"
         "modes: [piggyback, disaggregated]\ninterference: {overlap_loss: 0.1}\n"
@@ -349,7 +344,7 @@ def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
     assert spec.sharing == ColocatedOptions(ttl_measure="p99", every_step_mixed=True, interference=knobs)
 
 
-def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path: Path) -> None:
+def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path):
     """Medians 4096 and 512, which stand there already; means 4096*exp(0.985^2/2) and 512*exp(0.859^2/2)."""
     text = GOOD.replace("  - {isl: 1024, osl: 128}", "  - {isl: 4096, osl: 512}\n  - log_normal_4096_512")
     constant, law = load_sweep(write(tmp_path, text)).traffic
@@ -360,7 +355,7 @@ def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path
     assert alone == (constant, law)
 
 
-def test_models_may_have_recipes_and_traffic_limits_of_their_own(tmp_path: Path) -> None:
+def test_models_may_have_recipes_and_traffic_limits_of_their_own(tmp_path):
     """Two models in one recipe, the second in another on one system; an FTL for the long prompts alone."""
     text = (
         GOOD.replace("[llama_3_1_8b]", "[llama_3_1_8b, deepseek_r1]")
@@ -380,7 +375,7 @@ def test_models_may_have_recipes_and_traffic_limits_of_their_own(tmp_path: Path)
     assert len({case.name for case in cases}) == 4
 
 
-def test_the_sweep_of_new_attention_plans_each_model_in_its_recipe_at_three_lengths() -> None:
+def test_the_sweep_of_new_attention_plans_each_model_in_its_recipe_at_three_lengths():
     spec = load_sweep("new_attention")
     assert len(cases_of(spec)) == 7 * 2 * 3
     one = plan_sweep(replace(spec, models=("kimi_k3",), pools=spec.pools[1:], modes=("disaggregated",)))
@@ -392,7 +387,7 @@ def test_the_sweep_of_new_attention_plans_each_model_in_its_recipe_at_three_leng
     assert min(each.points for each in one.cases) > 0
 
 
-def test_pools_may_differ(tmp_path: Path) -> None:
+def test_pools_may_differ(tmp_path):
     mixed_entry = "{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}"
     text = GOOD.replace("{h100_sxm: fp8}", f"[{{h100_sxm: bf16}}, {mixed_entry}]")
     same, mixed = load_sweep(write(tmp_path, text + "per: usd\n"), prices={"h100_sxm": 3.0}).pools
@@ -400,7 +395,7 @@ def test_pools_may_differ(tmp_path: Path) -> None:
     assert (mixed.prefill_system, mixed.system, mixed.alike) == ("a100_sxm_80gb", "h100_sxm", False)
 
 
-def test_limits_and_shipped_traffic_are_read(tmp_path: Path) -> None:
+def test_limits_and_shipped_traffic_are_read(tmp_path):
     text = GOOD.replace("{ftl_s: 10.0}", "{nic_gb_per_s: 50, ttl_s: 0.05, gpu_cap: 64, max_gpus: 16}")
     name = next(name for name in list_specs("traffic") if load_traffic(name).shapes)
     spec = load_sweep(write(tmp_path, text.replace("  - {isl: 1024, osl: 128}", f"  - {name}") + LONG))

@@ -1,11 +1,8 @@
 """Whatever stands in a sweep file, the answer is a sweep or an expected error."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +55,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(list(places(GOOD))), odd=ODD, drop=st.booleans())
-def test_a_spoilt_sweep_is_read_or_refused(place: tuple[Any, ...], odd: Any, drop: bool, tmp_path: Path) -> None:
+def test_a_spoilt_sweep_is_read_or_refused(place, odd, drop, tmp_path):
     document = copy.deepcopy(GOOD)
     node: Any = document
     for key in place[:-1]:
@@ -73,14 +70,14 @@ def test_a_spoilt_sweep_is_read_or_refused(place: tuple[Any, ...], odd: Any, dro
         load_sweep(str(path))
 
 
-def test_the_unspoilt_sweep_is_read(tmp_path: Path) -> None:
+def test_the_unspoilt_sweep_is_read(tmp_path):
     path = tmp_path / "good.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     assert len(load_sweep(str(path)).pools) == 3
 
 
 @pytest.mark.parametrize("text", ["name: a\n\tb: c", "&a [*a]", "? [1, 2]\n: 3", "!!python/object:os.system {}", "%"])
-def test_hostile_yaml_is_refused(tmp_path: Path, text: str) -> None:
+def test_hostile_yaml_is_refused(tmp_path, text):
     path = tmp_path / "hostile.yaml"
     path.write_text(text)
     with pytest.raises(DisaggSimError):

@@ -1,7 +1,5 @@
 """The store keeps toy tables; it knows no word of the domain."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -23,7 +21,7 @@ FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     held = Store(tmp_path / "out")
     held.prepare()
     return held
@@ -34,7 +32,7 @@ def by_another_program(frame: pd.DataFrame, path: Path) -> None:
     duckdb.from_df(frame).write_parquet(str(path))
 
 
-def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
+def test_a_block_comes_back_with_its_note_and_its_header(store):
     store.write(KEY, FRAME, '{"count": 3}', '{"limit": 8}')
     assert store.header(KEY) == '{"limit": 8}'
     assert store.state(KEY) is BlockState.STORED
@@ -43,13 +41,13 @@ def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
     assert store.read(KEY, columns=["weight"]).columns.tolist() == ["weight"]
 
 
-def test_another_digest_makes_a_block_stale(store: Store) -> None:
+def test_another_digest_makes_a_block_stale(store):
     store.write(KEY, FRAME, "{}")
     assert store.state(Key("points", "apples", "3", "digest-2")) is BlockState.STALE
     assert store.state(Key("points", "apples", "4", "digest-1")) is BlockState.MISSING
 
 
-def test_every_truncation_is_seen(store: Store) -> None:
+def test_every_truncation_is_seen(store):
     store.write(KEY, FRAME, "{}")
     path = store.path(KEY)
     whole = path.read_bytes()
@@ -68,7 +66,7 @@ def stored_table(store: Store) -> tuple[bytearray, range]:
 
 
 @pytest.mark.parametrize("inside_the_table", [False, True])
-def test_no_flipped_bit_is_read_and_none_is_a_traceback(store: Store, inside_the_table: bool) -> None:
+def test_no_flipped_bit_is_read_and_none_is_a_traceback(store, inside_the_table):
     whole, table = stored_table(store)
     dice, path = random.Random(7), store.path(KEY)
     for _ in range(400):
@@ -84,7 +82,7 @@ def test_no_flipped_bit_is_read_and_none_is_a_traceback(store: Store, inside_the
     assert store.state(KEY) is BlockState.STORED
 
 
-def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> None:
+def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store):
     stored_table(store)
     path = store.path(KEY)
     table, metadata = read_parquet(path), parquet_metadata(path)
@@ -93,7 +91,7 @@ def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> Non
     assert store.state(KEY) is BlockState.CORRUPT
 
 
-def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store: Store) -> None:
+def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store):
     store.write(KEY, FRAME, "{}")
     kept = {name: value for name, value in parquet_metadata(store.path(KEY)).items() if name != "disagg_sim.seal"}
     write_parquet(store.read(KEY), store.path(KEY), kept)  # as an older version wrote it
@@ -104,21 +102,21 @@ def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store: Stor
     assert store.state(KEY) is BlockState.CORRUPT
 
 
-def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(store: Store) -> None:
+def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(store):
     first, _ = stored_table(store)
     second, _ = stored_table(store)
     assert first == second
     pd.testing.assert_frame_equal(duckdb.read_parquet(str(store.path(KEY))).df(), store.read(KEY))
 
 
-def test_a_block_that_cannot_be_read_is_corrupt(store: Store) -> None:
+def test_a_block_that_cannot_be_read_is_corrupt(store):
     store.path(KEY).mkdir(parents=True)  # a directory in its place
     assert store.state(KEY) is BlockState.CORRUPT
     with pytest.raises(StoreError, match="cannot read the block"):
         store.read(KEY)
 
 
-def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) -> None:
+def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store):
     other = Key("points", "pears", "0", "d")
     for key in (KEY, other):
         store.write(key, FRAME, "{}")
@@ -135,7 +133,7 @@ def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) ->
     assert foreign.exists()
 
 
-def test_a_second_run_is_refused_while_the_first_lives(store: Store) -> None:
+def test_a_second_run_is_refused_while_the_first_lives(store):
     hold = f"""
 import sys, time
 from pathlib import Path
@@ -155,13 +153,13 @@ with locked(Path({str(store.root)!r})):
         pass
 
 
-def test_a_directory_that_cannot_be_locked_is_one_error(store: Store) -> None:
+def test_a_directory_that_cannot_be_locked_is_one_error(store):
     (store.root / ".lock").mkdir()
     with pytest.raises(StoreError, match="cannot be locked against a second run: Is a directory"), locked(store.root):
         pass
 
 
-def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(StoreError, match="cannot write results there"):
         Store(tmp_path / "out").prepare()
@@ -170,7 +168,7 @@ def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", ["summary.md", "frontier.csv", "gain.csv", "manifest.json", "store.json", "figures/a/b.png", "points/mine"]
 )
-def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path: Path, name: str) -> None:
+def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
     (tmp_path / "points").mkdir(exist_ok=True)  # says nothing of who wrote the rest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -26,16 +24,16 @@ tallies = st.builds(
 
 
 @given(tallies)
-def test_a_tally_survives_json(tally: Tally) -> None:
+def test_a_tally_survives_json(tally):
     assert Tally.from_json(tally.to_json()) == tally
 
 
 @given(st.lists(tallies, max_size=5), st.integers(0, 5))
-def test_adding_up_does_not_depend_on_the_grouping(parts: list[Tally], cut: int) -> None:
+def test_adding_up_does_not_depend_on_the_grouping(parts, cut):
     assert add_up([add_up(parts[:cut]), add_up(parts[cut:])]) == add_up(parts)
 
 
-def test_a_removal_counts_and_finds_the_closest() -> None:
+def test_a_removal_counts_and_finds_the_closest():
     removed = np.array([[True, False], [True, True]])
     excess = np.array([[5.0, -9.0], [2.0, 7.0]])
     assert removal("decode", "why", removed, excess, "B") == (

@@ -1,10 +1,5 @@
 """Prices of tokens and energy as columns of a frontier that asks for them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -28,7 +23,7 @@ ASKED = "columns: [token_prices, energy]\nprices: {h200_sxm: 3.6}\nutilisation: 
 
 
 @pytest.fixture(scope="module")
-def fronts(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+def fronts(swept, tmp_path_factory):
     folder = tmp_path_factory.mktemp("told")
     outs = [
         swept(SWEEP.format(name=name, more=more), folder / name) for name, more in (("plain", ""), ("asked", ASKED))
@@ -37,14 +32,14 @@ def fronts(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPath
     return {out.name: pd.read_csv(out / "frontier.csv") for out in outs}
 
 
-def test_columns_are_added_and_nothing_else_changes(fronts: dict[str, pd.DataFrame]) -> None:
+def test_columns_are_added_and_nothing_else_changes(fronts):
     plain, asked = fronts["plain"], fronts["asked"]
     assert asked[plain.columns].equals(plain)
     added = [name for name in asked if name not in plain]
     assert added == [column.name for column in (*PRICE_COLUMNS, *ENERGY_COLUMNS)]
 
 
-def test_prices_of_a_request_add_up_to_its_share_of_the_bill(fronts: dict[str, pd.DataFrame]) -> None:
+def test_prices_of_a_request_add_up_to_its_share_of_the_bill(fronts):
     """512 new and 512 cached tokens in, 128 out; GPUs at 3.6 USD/h, used half of the time: 2 mUSD a GPU and second."""
     front = fronts["asked"]
     millions = {"input": 512, "cached": 512, "output": 128}
@@ -53,7 +48,7 @@ def test_prices_of_a_request_add_up_to_its_share_of_the_bill(fronts: dict[str, p
     assert request.to_numpy() == pytest.approx(by_hand.to_numpy(), rel=1e-6)
 
 
-def test_columns_are_those_of_the_notebook_interface(fronts: dict[str, pd.DataFrame]) -> None:
+def test_columns_are_those_of_the_notebook_interface(fronts):
     front = fronts["asked"]
     again = ds.with_energy(front)
     for name in ("drawn_watts", "joules_per_request", "facility_watts"):
@@ -69,7 +64,7 @@ def test_columns_are_those_of_the_notebook_interface(fronts: dict[str, pd.DataFr
         ("columns: energy\nper: joule", "columns: 'energy' is what 'per: joule' has already"),
     ],
 )
-def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+def test_faults_are_named(more, said, tmp_path):
     (tmp_path / "wrong.yaml").write_text(SWEEP.format(name="wrong", more=more))
     with pytest.raises(SpecError) as caught:
         load_sweep(str(tmp_path / "wrong.yaml"))

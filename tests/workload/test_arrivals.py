@@ -1,7 +1,5 @@
 """Synthetic traces: moments of the arrival processes, fits that return what they were drawn from, named streams."""
 
-from __future__ import annotations
-
 import math
 import time
 import tracemalloc

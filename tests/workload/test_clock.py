@@ -1,7 +1,5 @@
 """Time columns: any zero, any unit, dates; never a trace of 50,000 years that nobody asked for."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers: forms of the files, and one line with file and line number for a faulty one."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

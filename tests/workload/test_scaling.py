@@ -1,7 +1,5 @@
 """Rates by fewer or more requests at unchanged time: what is kept, what grows, what stays."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

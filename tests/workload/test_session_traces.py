@@ -1,7 +1,5 @@
 """Synthetic sessions against what was recorded of the sessions whose quantiles they are drawn from."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

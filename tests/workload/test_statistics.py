@@ -1,7 +1,5 @@
 """Statistics of traces: by hand on small ones, and what is published on the real ones."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The trace type: its invariants, its cuts, and traces joined and mixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Sessions of trace files and traces: turns, think times, cuts and rates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of requests that are read a window at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
