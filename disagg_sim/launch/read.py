@@ -109,25 +109,10 @@ class Started:
 def read_launch(given: str) -> list[Started]:
     """Read what a launch starts.
 
-    Parameters
-    ----------
-    given : str
-        ``[ROLE:] [N x] FILE|COMMAND``: a command such as ``vllm serve MODEL -tp 4``, a shell script that has one, a
-        configuration of TensorRT-LLM (.yaml), or a directory of scripts that ``disagg-sim launch`` wrote. Without a
-        role it is that of the settings; without a count the one in the heading of a written script, else 1.
+    ``given`` is ``[ROLE:] [N x] FILE|COMMAND``: a command such as ``vllm serve MODEL -tp 4``, a shell script that has
+    one, a configuration of TensorRT-LLM (.yaml), or a directory of scripts that ``disagg-sim launch`` wrote. Without a
+    role it is that of the settings; without a count the one in the heading of a written script, else 1.
 
-    Returns
-    -------
-    list of Started
-        One for each command.
-
-    Raises
-    ------
-    InputError
-        No command of a known engine, a value that is no whole number, a sharding that is none.
-
-    Examples
-    --------
     >>> (one,) = read_launch("2 x vllm serve deepseek-ai/DeepSeek-R1 -dp 8 --enable-expert-parallel --max-num-seqs 64")
     >>> one.engine, one.role, one.replicas.gpus, int(one.replicas.mapping.ep), one.replicas.batch
     ('vllm', 'colocated', 16, 8, 512)

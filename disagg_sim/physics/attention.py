@@ -107,22 +107,9 @@ class AttentionRate:
 def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rate: AttentionRate) -> Cost:
     """Time scores and values of many new tokens, with the equation of *Prefill* in the head of this file.
 
-    Parameters
-    ----------
-    work, shape
-        FLOP and bytes of the call, and its sizes on one GPU.
-    keys
-        Twice the mean key length of a query, C + S of a prompt without a past. [token]
-    rate
-        What the kernel reaches. ``multiprocessors = 0`` is the plain roofline.
+    ``keys`` is twice the mean key length of a query [token]: C + S of a prompt without a past. ``multiprocessors = 0``
+    of the rate is the plain roofline.
 
-    Returns
-    -------
-    Cost
-        Of one layer; its arrays have the broadcast shape of the sizes. [s]
-
-    Examples
-    --------
     One prompt of 8192 tokens, 8 heads of 128 on one KV head: 4*8*128*8192*8193/2 = 137 GFLOP at 989 TFLOP/s.
 
     >>> from disagg_sim.physics.blocks.gqa import gqa_prefill_work
@@ -180,22 +167,8 @@ def _grid(shape: AttentionShape, rate: AttentionRate) -> _Grid:
 def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate) -> Cost:
     """Time scores and values of few new tokens against a cache, with the equation of *Decode* in the head of this file.
 
-    Parameters
-    ----------
-    work
-        FLOP, and bytes of the cache that is read.
-    shape
-        Sizes on one GPU.
-    rate
-        What the kernel reaches. ``multiprocessors = 0`` is the plain roofline.
+    ``multiprocessors = 0`` of the rate is the plain roofline.
 
-    Returns
-    -------
-    Cost
-        Of one layer; its arrays have the broadcast shape of the sizes. [s]
-
-    Examples
-    --------
     64 sequences of 8192 tokens, one KV head of 128 at one byte: 134 MB from HBM at 4.8 TB/s, at 16 FLOP a byte.
 
     >>> from disagg_sim.physics.blocks.gqa import gqa_decode_work

@@ -3,8 +3,6 @@
 ``S`` is the full tensor in bytes, ``n`` the ranks, bandwidths are one way per GPU and already
 times the efficiency reached. A group of one rank costs nothing. Fitted rows become curves: time of a collective by
 message size and group size. Source: physics page, sections 5 and 9.
-
-Past 400 lines: volumes, algorithms and curves of a collective are one idea.
 """
 
 from __future__ import annotations
@@ -52,20 +50,6 @@ def in_switch_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
 def gather_bytes(size: Numeric, n: Numeric) -> Numeric:
     """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``.
 
-    Parameters
-    ----------
-    size
-        S, the full tensor. [B]
-    n
-        Ranks of the group, from 1. [1]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape; 0 for one rank. [B]
-
-    Examples
-    --------
     Each of 8 ranks lacks 7 of 8 parts of a tensor of 8 MB, and holds all of it where the group is one rank:
 
     >>> [f"{gather_bytes(8e6, n) / 1e6:.0f} MB" for n in (1, 8)]

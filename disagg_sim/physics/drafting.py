@@ -137,20 +137,6 @@ def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
 def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric:
     """Find the mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum_{i<=k} m_i``. [token]
 
-    Parameters
-    ----------
-    speculation
-        Its marginal acceptance; None = one token a step.
-    drafts
-        k, of each step, whole numbers up to the positions of the acceptance. [token]
-
-    Returns
-    -------
-    numeric
-        From 1 to k + 1, of the shape of ``drafts``; the number 1 without speculation. [token]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_speculation
     >>> accepted_length(load_speculation("mtp 0.8 0.6"), np.array([0, 1, 2])).tolist()
     [1.0, 1.8, 2.4]

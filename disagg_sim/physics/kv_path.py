@@ -50,22 +50,9 @@ def post_share(model: ModelSpec, sender: Sharding, receiver: Sharding) -> Numeri
     """Count the descriptors that a GPU of the receiver posts for a block of one tensor of one layer, on average. [1]
 
     A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
-    heads than those of the sender takes a part of each block from each of them.
+    heads than those of the sender takes a part of each block from each of them. Times the blocks of all tensors and
+    layers (``kv_transfer.descriptors``) it is those of the GPU.
 
-    Parameters
-    ----------
-    model
-        Whose cache moves.
-    sender, receiver
-        Mappings of the instances.
-
-    Returns
-    -------
-    numeric
-        Of their shape; times the blocks of all tensors and layers (``kv_transfer.descriptors``) those of the GPU.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> one, two, stages = Sharding(), Sharding(tp_attn=2, tp_ffn=2), Sharding(pp=2)
     >>> [float(post_share(load_model("llama_3_1_70b"), *pair)) for pair in ((one, two), (two, one), (one, stages))]
@@ -98,21 +85,9 @@ def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:
 def posted_share(model: ModelSpec, sender: Sharding, receiver: Sharding, layout: KvLayout) -> Numeric:
     """Count the descriptors that a GPU of the receiver posts for one of the blocks of ``blocks_of``, on average.
 
-    Parameters
-    ----------
-    model, sender, receiver
-        As in ``post_share``.
-    layout
-        How blocks lie: with tokens before heads each token is a piece where heads are cut anew; a block of all layers
-        comes to every pipeline stage.
+    Where tokens lie before heads, each token is a piece if heads are cut anew; a block of all layers comes to every
+    pipeline stage.
 
-    Returns
-    -------
-    numeric
-        Of the shape of the mappings. [1]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> four, eight = Sharding(tp_attn=4, tp_ffn=4), Sharding(tp_attn=8, tp_ffn=8)
     >>> llama, orders = load_model("llama_3_1_70b"), (KvLayout(), KvLayout(order="nhd"))

@@ -45,24 +45,6 @@ def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier
     Each GPU loads its own part over its own link: ``t = latency + ceil(b/dp)*K(C)/(G_unique/dp*R)``. A part that
     several GPUs of a TP group hold is loaded by each.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    batch
-        Prompts of a pass over all DP ranks. [request]
-    past
-        Cached tokens of each. [token]
-    tier
-        Where they lie; None = in HBM.
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping and batch; 0 where there is nothing to load. [s]
-
-    Examples
-    --------
     58,976 tokens of Llama-3.1-70B are 9.7 GB in fp8; eight GPUs load an eighth each at 50 GB/s:
 
     >>> from disagg_sim.physics.setup import setup

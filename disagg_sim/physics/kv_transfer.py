@@ -26,20 +26,6 @@ BLOCK_STEP = 16
 def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> float:
     """Size the cache, and the state, of one prompt, each element once. [B]
 
-    Parameters
-    ----------
-    model, precision
-        Elements of a token and of a state, and the size of a cached element.
-    isl
-        Length of the prompt. [token]
-
-    Returns
-    -------
-    float
-        Bytes that leave prefill for decode, without duplicates. [B]
-
-    Examples
-    --------
     Llama-3.1-70B in fp8: 80 layers x 2 x 8 KV heads x 128 x 1 B = 164 kB a token.
 
     >>> from disagg_sim.facts.load import load_model, load_precision
@@ -78,20 +64,6 @@ def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
 def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float:
     """Size a cached prefix of so many tokens with the states that were saved along it. [B]
 
-    Parameters
-    ----------
-    model, precision
-        Cache of a token, states, and how far apart these are saved (``checkpoint_tokens``).
-    tokens
-        Of the prefix. [token]
-
-    Returns
-    -------
-    float
-        Of all layers, each element once. [B]
-
-    Examples
-    --------
     Without states it is the cache:
 
     >>> from disagg_sim.facts.load import load_model, load_precision

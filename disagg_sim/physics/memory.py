@@ -3,8 +3,6 @@
 ``M = M_w + M_kv + M_act + M_comm + M_rt <= u * M_usable``. With pipeline stages the fullest stage
 counts; KV heads above n_kv are duplicated and the MLA latent is whole on every TP rank. An engine that lets the
 cache fill a share f of what the rest leaves needs ``M_kv/f`` for it.
-
-Past 400 lines: the parts, and the instances that they make up, share their private forms.
 """
 
 from __future__ import annotations
@@ -259,24 +257,8 @@ def decode_bytes(
 ) -> Numeric:
     """Size what lies on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    batch
-        Sequences over all DP ranks, a number or an array that broadcasts. [request]
-    cached
-        Cached tokens of each. [token]
-    mla_form
-        ``cached`` keeps the up-projected keys and values of every sequence; the others need the same.
+    The form ``cached`` of MLA keeps the up-projected keys and values of every sequence; the others need the same.
 
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping and batch. [B]
-
-    Examples
-    --------
     Caches of 64 and 128 sequences beside 13 GB of weights and runtime; an H200 may fill 135 GB:
 
     >>> from disagg_sim.physics.residents import decode_residents
@@ -295,28 +277,9 @@ def prefill_bytes(
 ) -> Numeric:
     """Size what lies on the fullest GPU of a prefill instance. [B]
 
-    It holds the caches of ``2*pp*b`` prompts, running and leaving.
+    It holds the caches of ``2*pp*b`` prompts, running and leaving. The form ``cached`` of MLA adds the up-projected
+    keys and values of the pass that is in a stage; 0 chunk tokens are whole prompts.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    batch
-        b, prompts of a pass over all DP ranks, a number or an array that broadcasts. [request]
-    prompt
-        Length of each. [token]
-    chunk_tokens
-        Of each prompt; 0 = whole prompts. [token]
-    mla_form
-        ``cached`` adds the up-projected keys and values of the pass that is in a stage.
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping, batch and chunk. [B]
-
-    Examples
-    --------
     Four stages keep the caches of eight prompts of 65 536 tokens in an eighth of the heads and a quarter of the layers
     each, 2.7 GB beside 2.4 GB of weights and 3.9 GB of runtime; chunks save activations:
 
@@ -339,24 +302,6 @@ def colocated_bytes(
     To the residents of a decode instance come the prompts in prefill, each with its whole cache. No prompts is
     ``decode_bytes`` at the imbalance of prefill.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    batch
-        Sequences in decode over all DP ranks, a number or an array that broadcasts. [request]
-    cached
-        Cached tokens of each. [token]
-    prefilling
-        Prompts in prefill (``prefilling_in_passes``, ``prefilling_in_pieces``).
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping, batch and prompts. [B]
-
-    Examples
-    --------
     A prompt of 8192 tokens beside 64 decodes: 8192 x 20.5 kB = 0.17 GB of cache, and activations of a chunk.
 
     >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents

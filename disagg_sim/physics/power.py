@@ -50,26 +50,9 @@ def kernel_power(
 ) -> Numeric:
     """Power of a kernel, as a share of the power limit.
 
-    Parameters
-    ----------
-    law
-        Of the class of the kernel.
-    compute, memory
-        Shares of the peak of its arithmetic and of the bandwidth of HBM that it reaches. [1]
-    time
-        Of one call. [s]
-    idle
-        Of a GPU that waits, share of the limit. [1]
-    bend
-        q. [1]
+    ``compute`` and ``memory`` are the shares that it reaches of the peak of its arithmetic and of the bandwidth of HBM,
+    ``idle`` the power of a GPU that waits.
 
-    Returns
-    -------
-    numeric
-        From ``idle`` to 1, of the broadcast shape. [1]
-
-    Examples
-    --------
     At 0.8 of the FLOP peak the matrix multiplies of H200 are at its limit, at a hundredth of it they are not:
 
     >>> from disagg_sim.facts.load import load_power

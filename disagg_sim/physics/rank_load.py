@@ -19,8 +19,6 @@ and the largest of R independent ranks has the mean :math:`\int 1 - F^R`. That a
 leaves the excess over the mean as it is. Answers of one length that come in turn keep their ages, which are alike on
 all ranks. Source: physics page, section 8; H. A. David, H. N. Nagaraja, Order Statistics, 3rd edition, 2003,
 section 2.1.
-
-Past 400 lines: requests, prompts and pieces of prompts on ranks are one idea.
 """
 
 from __future__ import annotations
@@ -163,20 +161,6 @@ class RestLoads:
     def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
         """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
 
-        Parameters
-        ----------
-        batch
-            Prompts of a pass over all ranks. [request]
-        ranks
-            DP ranks of attention. [1]
-
-        Returns
-        -------
-        PromptLoad
-            Of the broadcast shape of ``batch`` and ``ranks``.
-
-        Examples
-        --------
         Prompts that are all alike are as they are:
 
         >>> one = RestLoads(np.array([100.0]), np.array([900.0]), np.ones(1)).prefill(4.0, 2.0)
@@ -238,20 +222,6 @@ class RankLoads:
     def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
         """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
 
-        Parameters
-        ----------
-        batch
-            Prompts of a pass over all ranks. [request]
-        ranks
-            DP ranks of attention. [1]
-
-        Returns
-        -------
-        PromptLoad
-            Of the broadcast shape of ``batch`` and ``ranks``.
-
-        Examples
-        --------
         Of two ranks with a prompt of 100 or 300 tokens each the fuller has 250 on average, and squares of 70,000:
 
         >>> from disagg_sim.physics.rank_sums import request_law
@@ -283,23 +253,8 @@ class RankLoads:
     def decode(self, batch: Numeric, ranks: Numeric, context: float) -> RankLoad:
         """Find what the ranks hold that a decode step waits for.
 
-        Parameters
-        ----------
-        batch
-            Requests in flight over all ranks. [request]
-        ranks
-            DP ranks of attention. [1]
-        context
-            Mean cache of a request. [token]
+        The context times the batch of the fullest rank is the expected cache of the rank with the most.
 
-        Returns
-        -------
-        RankLoad
-            Of the broadcast shape of ``batch`` and ``ranks``; the context times the batch of the fullest rank is the
-            expected cache of the rank with the most.
-
-        Examples
-        --------
         Two ranks take 512 requests at random, 256 +- 16 each: the fuller of them has 0.564 deviations more.
 
         >>> from disagg_sim.physics.rank_sums import request_law
@@ -369,22 +324,9 @@ class PieceLoads:
     def further(self, piece: Numeric, busy: Numeric, ranks: Numeric) -> Floats:
         """Find how far the slowest piece lies beyond the mean one, over the distance of the two prompts of ``ends``.
 
-        Parameters
-        ----------
-        piece
-            Tokens of a rank. [token]
-        busy
-            Share of steps in which a rank has a piece. [1]
-        ranks
-            DP ranks of attention. [1]
+        It is 0 of one rank, and of pieces longer than the first prompt of ``ends``; ``busy`` is the share of steps in
+        which a rank has a piece.
 
-        Returns
-        -------
-        ndarray
-            Of the broadcast shape; 0 of one rank, and of pieces longer than the first prompt of ``ends``. [1]
-
-        Examples
-        --------
         Pieces of a token, anywhere in prompts of 600: the last of two is at 400 on average, 100 beyond the mean.
 
         >>> one = PieceLoads(np.array([600.0]), np.zeros(1), np.ones(1))

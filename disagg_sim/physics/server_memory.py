@@ -28,24 +28,9 @@ def profiled_bytes(
 ) -> Numeric:
     """Size the activations that a server's profile of a full step finds. [B]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup with an engine whose memory is known, and sharding of the instance. [1]
-    residents
-        Its step counts where it is larger than the engine's own full step.
-    imbalance
-        Load of the fullest expert rank over the mean. [1]
-    last
-        Whether the stage samples; the others of a pipeline do not.
+    The step of ``residents`` counts where it is larger than the engine's own full step; ``last`` is whether the stage
+    samples, which the others of a pipeline do not.
 
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping and residents. [B]
-
-    Examples
-    --------
     Llama-3.1-8B: 1024 sequences x 128,256 words x 14 B, and 9216 hidden states; vLLM 0.19 measured 1.89 GiB, and 1.05
     GiB on a stage that does not sample:
 

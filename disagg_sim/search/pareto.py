@@ -112,18 +112,6 @@ def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> f
 def hypervolume(x: ArrayLike, y: ArrayLike) -> float:
     """Find the area of all that the points beat, down to the origin: the linear area from x = 0 to the largest x.
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        The points, in any order; both above 0. [any]
-
-    Returns
-    -------
-    float
-        0 without points. [unit of y times unit of x]
-
-    Examples
-    --------
     Up to x = 10 the best y is 8, from there to 30 it is 2; 10 x 8 + 20 x 2:
 
     >>> hypervolume([10, 30], [8, 2])

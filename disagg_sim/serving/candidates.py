@@ -69,18 +69,6 @@ def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
     Equations (1) and (2) of arXiv 2506.05508: ``physics.kv_transfer.bandwidth_per_gpu``. What prefill adds to a shared
     tier leaves by the same port, and counts; what it loads from there comes in by the other direction, and does not.
 
-    Parameters
-    ----------
-    grid
-        Scored points of one phase.
-
-    Returns
-    -------
-    ndarray, shape (rows, batches)
-        Of one GPU, one way. [B/s]
-
-    Examples
-    --------
     Llama-3.1-8B in fp8 has 65.5 kB of cache a token, 0.13 GB a prompt of 2048. One GPU sends that as often as it
     prefills a prompt, every 18 ms:
 

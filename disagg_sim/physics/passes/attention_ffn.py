@@ -74,26 +74,6 @@ def split_step(
 
     The docstring of this module has the equation.
 
-    Parameters
-    ----------
-    at, at_ffn
-        Setups of the attention and of the feed-forward pool: one model, perhaps two systems.
-    split
-        Sharding of both pools, and micro-batches. [1]
-    sequences
-        Of one micro-batch on one attention rank, a number or of shape (1, batches). [request]
-    context
-        Cached tokens of each, the mean. [token]
-    mla_form
-        As in ``decode_step``.
-
-    Returns
-    -------
-    SplitStep
-        Numbers, or arrays of shape (rows, batches).
-
-    Examples
-    --------
     Two micro-batches hide most of the feed-forward half behind the attention half:
 
     >>> from disagg_sim.physics.setup import setup

@@ -114,20 +114,6 @@ class LayerTimes(NamedTuple):
 def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     """Find the time of the slowest stage for one micro-batch, without host. [s]
 
-    Parameters
-    ----------
-    model, pp
-        Layers of each kind, and pipeline stages. [1]
-    times
-        Of one layer of each kind, scores apart, and of embedding and head. [s]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of ``pp`` and ``times``. [s]
-
-    Examples
-    --------
     80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
 
     >>> from disagg_sim.facts.load import load_model
@@ -150,20 +136,6 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
 def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     """Find the time of one micro-batch through every stage in turn, without host and hops. [s]
 
-    Parameters
-    ----------
-    model
-        Layers of each kind. [1]
-    times
-        Of one layer of each kind, scores apart, and of embedding and head. [s]
-
-    Returns
-    -------
-    numeric
-        Of the shape of ``times``. [s]
-
-    Examples
-    --------
     80 layers of 1.5 ms and a head of 2 ms:
 
     >>> from disagg_sim.facts.load import load_model
@@ -191,20 +163,6 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
 
     The docstring of this module has the equation; without an engine it is the host time of the profile.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    sequences
-        In decode, over all DP ranks; 0 in prefill. [request]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of the mapping and ``sequences``. [s]
-
-    Examples
-    --------
     1 ms, 0.1 ms for each of log2(8) = 3 doublings of the GPUs, and 10 us for each of 64 sequences:
 
     >>> from dataclasses import replace
@@ -224,18 +182,6 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
 def launch_time(at: Setup, mapping: Sharding) -> Numeric:
     """Find the host time to launch the kernels of one stage, and of a draft model; 0 without an engine. [s]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance, whose ``pp`` counts. [1]
-
-    Returns
-    -------
-    numeric
-        Of the shape of ``mapping.pp``. [s]
-
-    Examples
-    --------
     80 layers of 9 kernels of attention and 7 of a dense FFN, at 5 us each, on two stages:
 
     >>> from dataclasses import replace
@@ -267,18 +213,6 @@ def prefill_stretch(at: Setup) -> float:
 
     It covers gaps between kernels and lower clocks under lasting load. It is fitted for each engine, 1 without one.
 
-    Parameters
-    ----------
-    at
-        Setup, with the overheads of an engine or without.
-
-    Returns
-    -------
-    float
-        Factor of all kernels of prefill but scores and values. [1]
-
-    Examples
-    --------
     Bare kernels follow each other without gaps:
 
     >>> from disagg_sim.physics.setup import setup
@@ -300,29 +234,10 @@ def step_time(
 ) -> Numeric:
     """Time a step of m micro-batches: the slowest stage is always busy, or a token walks through all stages. [s]
 
-    With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its
-    own. Without, ``max(m*t_stage, sum_s t_s) + host``.
+    With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its own.
+    Without, ``max(m*t_stage, sum_s t_s) + host``. ``decodes`` are the mean sequences of a micro-batch over all DP
+    ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    microbatches
-        m, of the step. [1]
-    stage, whole
-        Kernels of one micro-batch on the slowest stage, and on all stages. [s]
-    decodes
-        Sequences in decode of one micro-batch, over all DP ranks, the mean. [1]
-    graphs
-        Whether the step may run as a CUDA graph, where the engine makes them.
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape, without hops. [s]
-
-    Examples
-    --------
     Two stages of 3 ms and 2 ms: two micro-batches keep the slower one busy, one walks through both:
 
     >>> from disagg_sim.physics.setup import setup
