@@ -6,7 +6,7 @@ profile in every design.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -203,32 +203,6 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
             if mine:
                 told[row].append(f"inherited from {system}: {', '.join(mine)}")
     return [BETWEEN.join(each) for each in told]
-
-
-def tally_of(words: pd.Series) -> list[tuple[str, int]]:
-    """Count kinds of extrapolation among the words of many designs, without their numbers.
-
-    Takes ``words`` of shape (rows,). Returns each kind with the number of designs that have it, the most frequent
-    first.
-
-    >>> wide, narrow = "GEMM: m 1024 above 512; inherited from gb200_nvl72: GEMM", "GEMM: m 2048 above 512"
-    >>> tally_of(pd.Series([wide, narrow, ""]))
-    [('GEMM: m above 512', 2), ('inherited from gb200_nvl72', 1)]
-    """
-    count: Counter[str] = Counter()
-    for text in words:
-        statements = [each for each in str(text).split(BETWEEN) if each]
-        count.update({_without_numbers(each) for each in statements})
-    return sorted(count.items(), key=lambda each: (-each[1], each[0]))
-
-
-def _without_numbers(statement: str) -> str:
-    """``experts: expert width below 64`` of ``experts: expert width 32 below 64``."""
-    if statement.startswith("inherited"):
-        return statement.partition(":")[0]
-    head, _, tail = statement.partition(": ")
-    *size, _, side, end = tail.split(" ")
-    return f"{head}: {' '.join(size)} {side} {end}"
 
 
 @dataclass

@@ -11,7 +11,6 @@ from typing import Any
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import ServingMode
-from disagg_sim.report.designs import UNITS, designs_text
 from disagg_sim.report.verdicts import EITHER, LEAST_GAIN, LEAST_PROBABILITY, SHARED, SPLIT, ModeVerdict, verdict_of
 from disagg_sim.report.words import (
     MODE_TEXT,
@@ -31,15 +30,16 @@ from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.spec import PointLimits, SweepSpec
 from disagg_sim.units import GB, MS
 
+#: What a table of throughput counts in.
+UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J", "joule": "tokens/J drawn"}
 #: Columns of a table that name a case.
 _CASE = ("model", "system, precision", "tokens in/out", "case")
 _DEPLOYMENT = ("GPUs", "prefill", "decode", "TTFT [s]", "TPOT [ms]", "KV out/in [GB/s/GPU]", "layout", "evidence")
 
 
 def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:
-    """Write ``summary.md`` and ``designs.md`` into ``root``."""
+    """Write ``summary.md`` into ``root``."""
     write_text(root / "summary.md", summary(result, figures=figures, fidelity=fidelity))
-    write_text(root / "designs.md", designs_text(result, figures=figures, fidelity=fidelity))
 
 
 def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:
@@ -144,7 +144,7 @@ def _throughput(result: SweepResult) -> str:
     title += ", disaggregated / best co-located" * both + ", at the best and at a speed per user:"
     table = _by_case(result, ["best", *(f"at {speed:g}" for speed in SPEEDS)], cells, numbers=1 + len(SPEEDS))
     marked = any(item.inherited_fits for item in result.cases)
-    note = "\n\n\\* some fits are inherited from another system; `designs.md` names them." if marked else ""
+    note = "\n\n\\* some fits are inherited from another system; `frontier.csv` names them." if marked else ""
     return f"## Throughput\n\n{title}\n\n{table}{note}"
 
 
@@ -163,7 +163,7 @@ def _deployments(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdic
         yield "## What to deploy"
         yield (
             "The design of the better mode, where either will do the co-located one, with the fewest GPUs that balance "
-            "its pools; N × is the number of instances. `designs.md` has every mode, with its bounds and ratios."
+            "its pools; N × is the number of instances. `frontier.csv` has every mode, with its bounds and ratios."
         )
         yield markdown_table(head, list(rows))
 
@@ -201,8 +201,8 @@ def _made(result: SweepResult) -> str:
         f"{_limits(spec)}. Throughput is output tokens per second over all GPUs, without queues: of the designs that "
         "give every user at least so many tokens per second the one of highest throughput. Co-located is the better of "
         "two modes: prompts between decode steps, and prompts in chunks inside them (piggybacked).\n\n"
-        "* `designs.md`: of every case the designs of each mode, bounds, KV bandwidth, evidence of layouts, fits\n"
-        "* `frontier.csv`: every point of every frontier; `points/`: all points; `infeasible.csv`: what was rejected\n"
+        "* `frontier.csv`: every point of every frontier, with bounds, KV bandwidth, layouts, inherited fits\n"
+        "* `points/`: all points; `infeasible.csv`: what was rejected\n"
         "* `disagg-sim report DIR`: one page to look around in; `disagg-sim explain DIR --best`: a design taken apart"
     )
 

@@ -40,7 +40,7 @@ class Key:
 INDEX = "store.json"
 #: All that runs write or remove beside their tables of blocks and ``.lock``.
 WRITTEN = (
-    *("summary.md", "designs.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv"),
+    *("summary.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv"),
     *("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "capacity_runs.csv", "energy.csv", "notes.txt"),
     *("outside_calibration.csv", "uncertainty.csv", "gain.csv", "sensitivity.csv", "manifest.json", INDEX),
     *("figures", "perfetto", "pieces"),

@@ -123,7 +123,6 @@ def test_a_sweep_writes_all_its_results(sweep_file, tmp_path, capsys):
     for name in ("pareto", "kv_bandwidth", "ctx_gen_ratio"):
         picture = out / "figures" / case / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
-        assert f"figures/{case}/{name}.png" in (out / "designs.md").read_text()
     assert f"figures/{case}/pareto.png" in (out / "summary.md").read_text()
 
 

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from disagg_sim.domain import SHARDING
-from disagg_sim.report.designs import designs_text
 from disagg_sim.report.drawing import MOST, place_labels
 from disagg_sim.report.figures import MARK, draw_figures
 from disagg_sim.report.summary import summary
@@ -66,17 +65,6 @@ def result(tmp_path_factory):
     return run_sweep(plan_sweep(spec), tmp_path_factory.mktemp("out"), jobs=1, listener=listener)
 
 
-def test_designs_tell_results_reasons_and_inherited_fits(result):
-    text = designs_text(result, figures=False)
-    for _, front in result.frontier.groupby("mode", observed=True):
-        assert f"| {front['tokens_per_s_per_gpu'].max():,.0f} |" in text
-    assert "fits on no allowed mapping" in text
-    assert "h800_sxm, fp8 \\*" in text
-    assert "Inherited fits:" in text
-    assert "inherited from h100_sxm" in text
-    assert ".png" not in text
-
-
 def test_the_summary_names_the_ftl_limit_of_each_traffic(result):
     spec = result.plan.spec
     longer = replace(spec, traffic=(*spec.traffic, Traffic(isl=65536, osl=128, ftl_s=60.0)))
@@ -84,40 +72,14 @@ def test_the_summary_names_the_ftl_limit_of_each_traffic(result):
     assert "FTL at most 10 or 60 s," in summary(replace(result, plan=replace(result.plan, spec=longer)), figures=False)
 
 
-def test_a_row_of_designs_at_an_interactivity_keeps_it(result):
-    rows = [line for line in designs_text(result, figures=True).splitlines() if line.startswith("| ≥ 50")]
-    fronts = [mode.frontier for case in result.cases for mode in case.found]
-    for row, front in zip(rows, fronts, strict=True):
-        enough = front[front["tokens_per_s_per_user"] >= 50]
-        assert f"| {enough['tokens_per_s_per_gpu'].max():,.0f} |" in row
-
-
-def test_gpus_and_requests_of_a_row_of_designs_make_its_throughput(result):
-    """Requests/s times the tokens of an answer, over the GPUs of both pools, are the tokens/s/GPU beside them."""
-    lines = [line.strip("| ").split(" | ") for line in designs_text(result, figures=False).splitlines() if "|" in line]
-    heads = [line for line in lines if "requests/s" in line]
-    rows = [(head, row) for head in heads for row in lines if len(row) == len(head) and row[0].startswith("≥ 20")]
-    assert rows
-    (osl,) = {case.plan.case.traffic.osl for case in result.cases}
-    for head, row in rows:
-        cell = dict(zip(head, row, strict=True))
-        served = float(cell["requests/s"]) * osl / int(cell["GPUs"])
-        assert served == pytest.approx(float(cell["tokens/s/GPU"].replace(",", "")), rel=0.01)
-        assert float(cell["with slot wait [s]"]) >= float(cell["FTL [s]"])
-
-
-def test_designs_tell_the_gain_over_the_best_co_located_mode(result):
-    best = result.frontier.groupby("mode", observed=True)["tokens_per_s_per_gpu"].max()
-    gain = best["disaggregated"] / max(best["colocated"], best["piggyback"])
-    assert f"co-located throughput: at best {gain:.2f}, at 20 tokens/s/user " in designs_text(result, figures=False)
-
-
 def test_every_table_of_the_summary_is_rectangular(result):
-    for text in (summary(result, figures=True), designs_text(result, figures=True)):
-        tables = [block for block in text.split("\n\n") if block.startswith("|")]
-        assert len(tables) >= 3
-        for table in tables:
-            assert len({line.count("|") for line in table.splitlines()}) == 1
+    text = summary(result, figures=True)
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) >= 3
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert "fits on no allowed mapping" in text
+    assert "h800_sxm, fp8 \\*" in text
 
 
 @settings(max_examples=15, deadline=None)
@@ -157,7 +119,6 @@ def test_pictures_of_an_axis_compare_its_values(tmp_path, result):
     cases = [case.plan.case.name for case in both.cases]
     assert names == {"llama_3_1_8b.png", *(f"{name}/pareto.png" for name in cases)}
     assert cases[1].endswith("-ftl0.5-instance2")
-    assert "| ftl0.5, instance2 | piggybacked |" in designs_text(both, figures=True)
     assert "![llama_3_1_8b](figures/llama_3_1_8b.png)" in summary(both, figures=True)
 
 
