@@ -23,12 +23,9 @@ RATE = Ask("", unit="rate")
 
 
 def stats(
-    file: Annotated[Path, typer.Argument(help="trace file; ServeGen: a folder or tar archive")],
+    file: Annotated[Path, typer.Argument(help="trace file")],
     kind: Annotated[
-        str,
-        typer.Option(
-            "--kind", help="azure, burstgpt, mooncake, servegen, csv or lengths; auto: recognise by the first line"
-        ),
+        str, typer.Option("--kind", help="azure, burstgpt, mooncake, csv or lengths; auto: recognise by the first line")
     ] = "auto",
     rate: Annotated[
         float | None,
@@ -50,7 +47,7 @@ def stats(
         str, typer.Option("--time-unit", help="unit of the times: s, ms, us or ns; default: that of the kind")
     ] = "",
     as_is: Annotated[bool, typer.Option("--as-is", help="Mooncake: keep batches of requests at one instant")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="seed of drawn arrivals and lengths")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="seed of drawn arrivals")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Print requests, rate, burstiness, lengths and prefix reuse of a trace."""

@@ -1,8 +1,6 @@
 """Every file format that is read: a good file of it, made once, and the reader that a command calls first."""
 
-import io
 import json
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +60,6 @@ METADATA = ("5", '{"a": 5}', '{"input_tokens": []}', '{"none": ["x"]}', "[" * 20
 _TRACE = pd.DataFrame({"arrival_s": [0.0, 0.5, 2.0], "input_tokens": [10, 20, 30], "output_tokens": [5, 6, 7]})
 _LINES = "".join(f"{json.dumps(row)}\n" for row in _TRACE.to_dict("records"))
 _POINTS = pd.DataFrame([dict.fromkeys(FRONTIER.required, 1.0) | {"case": "demo", "mode": "colocated"}] * 3)
-_HISTOGRAMS = {"0": {"input_tokens": "{10: 0.25, 20: 0.75}", "output_tokens": "{5: 1.0}"}}
 _MANIFEST = {
     "name": "demo",
     "cases": [{"case": "demo", "verdict": ""}],
@@ -141,25 +138,6 @@ def _words(content: bytes, rng: Random) -> bytes:
     return b" ".join(words)
 
 
-def _packed(content: bytes, rng: Random) -> bytes:
-    """A client pool with one of its two files spoilt."""
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        held = {each.name: archive.extractfile(each).read() for each in archive}
-    name = rng.choice(sorted(held))
-    held[name] = _json(held[name], rng) if name.endswith("json") else _csv(held[name], rng)
-    return _archive(held)
-
-
-def _archive(held: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
-        for name, text in held.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    return made.getvalue()
-
-
 def _made(frame: pd.DataFrame) -> bytes:
     with TemporaryDirectory() as folder:
         write_parquet(frame, path := Path(folder, "a.parquet"), {})
@@ -185,12 +163,9 @@ def _formats() -> list[Format]:
     for kind, text in TRACES.items():
         spoil = _lines if kind == "mooncake" else _csv
         found.append(Format(f"{kind}.csv", text.encode(), spoil, lambda path: load_trace(path, rate=2.0)))
-    members = {"a/chunk-0-trace.csv": b"0,0.2,1.0,Gamma,1.0,9.0\n600,0,0,,0,0\n"}
-    members["a/chunk-0-dataset.json"] = json.dumps(_HISTOGRAMS).encode()
     text, block = {"x.meta.json": json.dumps(ARGUMENTS).encode()}, _made(_TRACE)
     return [
         *found,
-        Format("pool.tar.gz", _archive(members), _packed, load_trace),
         Format("w.csv", _TRACE.to_csv(index=False).encode(), _csv, _windows),
         Format("w.jsonl", _LINES.encode(), _lines, _windows),
         Format("w.parquet", block, _parquet, _windows),

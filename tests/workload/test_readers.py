@@ -1,10 +1,8 @@
 """Readers: forms of the files, and one line with file and line number for a faulty one."""
 
 import gzip
-import io
 import json
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from disagg_sim import load_trace
 from disagg_sim.errors import DisaggSimError, TraceError, UnknownNameError
-from disagg_sim.workload.readers import columns, servegen
+from disagg_sim.workload.readers import columns
 from disagg_sim.workload.readers.mooncake import spread_batches
 from disagg_sim.workload.trace import LONGEST_S
 
@@ -22,9 +20,6 @@ CSV = "arrival_s,input_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-
-#: Python 3.11.4 and later ask for it.
-SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 def write(tmp_path: Path, text: str | bytes, name: str = "requests.csv") -> Path:
@@ -311,74 +306,6 @@ def test_a_faulty_json_line_is_one_line_with_its_number(tmp_path, line, said):
     assert len(str(error.value).splitlines()) == 1
 
 
-def pool(tmp_path: Path, windows: str, dataset: str, name: str = "pool.tar.gz") -> Path:
-    path = tmp_path / name
-    with tarfile.open(path, "w:gz") as archive:
-        for form, text in (("trace.csv", windows), ("dataset.json", dataset)):
-            member = tarfile.TarInfo(f"reason/chunk-0-{form}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
-
-
-LENGTHS = json.dumps(
-    {
-        "0": {"input_tokens": "{10: 0.25, 20: 0.75}", "output_tokens": "{5: 1.0}"},
-        "1200": {"input_tokens": "{30: 1.0}", "output_tokens": "{}"},
-    }
-)
-WINDOWS = "0,2.0,1.0,Gamma,1.0,9.0\n600,0.5,2.0,Weibull,0.6,1.0\n1200,0,0,,0,0\n"
-
-
-def test_a_client_pool_has_the_rates_and_histograms_of_its_windows(tmp_path):
-    path = pool(tmp_path, WINDOWS, LENGTHS)
-    trace = load_trace(path, seed=5)
-    counts = np.bincount((trace.arrival // 600).astype(int))
-    assert abs(counts[0] - 1200) < 4 * np.sqrt(1200)  # Poisson
-    assert abs(counts[1] - 300) < 4 * np.sqrt(300 * 3.1)  # Weibull of shape 0.6 has a squared c_v of 3.1
-    assert len(counts) == 2
-    assert set(trace.output_tokens.tolist()) == {5}
-    assert np.mean(trace.input_tokens == 20) == pytest.approx(0.75, abs=0.05)
-    assert rows(load_trace(path, seed=5)) == rows(trace)
-    with tarfile.open(path) as archive:
-        archive.extractall(tmp_path / "folder", **SAFELY)
-    assert rows(load_trace(tmp_path / "folder", seed=5)) == rows(trace)
-
-
-@pytest.mark.parametrize(
-    ("windows", "dataset", "said"),
-    [
-        ("0,2,1,Gama,1,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv:1: gaps 'Gama'"),
-        ("0,2,1,Weibull,0,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv:1: gaps 'Weibull' of shape 0"),
-        ("0,-2,1,Gamma,1,9\n", LENGTHS, "chunk-0-trace.csv:1: column 2 is '-2'"),
-        ("0,2,1,Gamma,1,9\n", LENGTHS, "a single window has no length"),
-        ("600,2,1,Gamma,1,9\n0,2,1,Gamma,1,9\n", LENGTHS, "windows must ascend"),
-        ("0,0,1,Gamma,1,9\n600,0,0,,0,0\n", LENGTHS, "no client of the pool sends a request"),
-        (
-            "1200,2,1,Gamma,1,9\n1800,0,0,,0,0\n",
-            LENGTHS,
-            "chunk-0-dataset.json: no lengths for the requests from 1200 s",
-        ),
-        ("0,1e9,1,Gamma,1,9\n600,0,0,,0,0\n", LENGTHS, "chunk-0-trace.csv: 600,000,000,000 requests are too many"),
-        (WINDOWS, "{", "chunk-0-dataset.json: malformed"),
-        (WINDOWS, '{"0": {"input_tokens": "__import__(\'os\')", "output_tokens": "{}"}}', "malformed: ValueError"),
-        (WINDOWS, '{"0": {"input_tokens": "{-1: 1.0}", "output_tokens": "{}"}}', "malformed: ValueError"),
-    ],
-)
-def test_a_faulty_pool_names_the_file(tmp_path, windows, dataset, said):
-    with pytest.raises(TraceError) as error:
-        load_trace(pool(tmp_path, windows, dataset))
-    assert said in str(error.value)
-
-
-def test_a_folder_without_clients_and_a_client_without_lengths_are_named(tmp_path):
-    with pytest.raises(TraceError, match=r"no chunk-N-trace\.csv"):
-        load_trace(tmp_path)
-    write(tmp_path, WINDOWS, "chunk-7-trace.csv")
-    with pytest.raises(TraceError, match=r"no chunk-7-dataset\.json"):
-        load_trace(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -396,29 +323,13 @@ def test_a_line_of_json_that_would_take_the_stack_or_the_screen(tmp_path, value,
     assert len(str(caught.value)) < 500
 
 
-def test_a_pool_nested_too_deeply_is_refused(tmp_path):
-    (tmp_path / "chunk-0-trace.csv").write_text("0,1,1,Gamma,1\n100,1,1,Gamma,1\n")
-    for text in ("[" * 10**5, '{"0": {"input_tokens": "' + "(" * 10**5 + '", "output_tokens": "{}"}}'):
-        (tmp_path / "chunk-0-dataset.json").write_text(text)
-        with pytest.raises(TraceError, match=r"chunk-0-dataset.json: malformed: ") as caught:
-            load_trace(tmp_path)
-        assert len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize("name", ["pool", "pool.tar.gz", "requests.csv", "requests.csv.gz"])
+@pytest.mark.parametrize("name", ["requests.csv", "requests.csv.gz"])
 def test_a_file_that_is_too_large_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
-    """The same limit for a file, a packed one, which may be tiny, and the files of a pool together."""
+    """The same limit for a file, and a packed one, which may be tiny."""
     monkeypatch.setattr(columns, "MOST_BYTES", 10**5)
-    monkeypatch.setattr(servegen, "MOST_BYTES", 10**5)
     text = (CSV + 9999 * "0,10000,10000\n").encode()
-    if name.startswith("pool"):
-        path = pool(tmp_path, WINDOWS + 10**5 * " ", LENGTHS)
-        if name == "pool":
-            with tarfile.open(path) as archive:
-                archive.extractall(tmp_path / name, **SAFELY)
-    else:
-        write(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
-    with pytest.raises(TraceError, match=r"(larger|hold more) than 0 MB.*, the largest file read") as error:
+    write(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
+    with pytest.raises(TraceError, match=r"larger than 0 MB.*, the largest file read") as error:
         load_trace(tmp_path / name)
     assert len(str(error.value).splitlines()) == 1
 

@@ -126,19 +126,6 @@ def test_the_head_of_burstgpt():
     assert share * 733.9 == pytest.approx(479.3, abs=0.1)  # the stand-in's mean input
 
 
-@pytest.mark.long
-def test_the_servegen_pool_has_its_means():
-    found = trace_statistics(load_trace(shared_file("traces/servegen/deepseek-r1.tar.gz")))
-    assert found.rate_per_s == pytest.approx(16.0, rel=0.01)
-    assert found.input_tokens.mean == pytest.approx(1268, rel=0.01)
-    assert (found.input_tokens.p50, found.input_tokens.p99) == (
-        pytest.approx(208, rel=0.02),
-        pytest.approx(23_423, rel=0.02),
-    )
-    assert found.output_tokens.mean == pytest.approx(1527, rel=0.01)
-    assert found.output_tokens.p90 == pytest.approx(3432, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "inputs", "outputs"),
     [

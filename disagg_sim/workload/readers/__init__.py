@@ -1,1 +1,1 @@
-"""Read trace files: tables of several kinds, Mooncake's lines, client pools of ServeGen."""
+"""Read trace files: tables of several kinds, and Mooncake's lines."""

@@ -16,7 +16,6 @@ from disagg_sim.workload.readers.aliases import columns_by_alias, read_objects, 
 from disagg_sim.workload.readers.clock import TIME_UNITS, Arrivals, from_column, from_numbers, gap_note
 from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
-from disagg_sim.workload.readers.servegen import POOL_ENDS, draw_pool
 from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
@@ -28,7 +27,7 @@ COLUMNS = {
     "csv": ("arrival_s", "input_tokens", "output_tokens"),
     "lengths": ("", "num_prefill_tokens", "num_decode_tokens"),
 }
-KINDS = (*COLUMNS, "mooncake", "servegen", "auto")
+KINDS = (*COLUMNS, "mooncake", "auto")
 #: What a column is for, in the order of ``COLUMNS``: the keys of ``columns``.
 ROLES = ("arrival", "input_tokens", "output_tokens")
 #: What is said of a request in a word -> its column.
@@ -53,10 +52,10 @@ def load_trace(
     Parameters
     ----------
     path
-        The file, gzipped or not; of ServeGen a folder or a tar archive.
+        The file, gzipped or not.
     kind
-        ``"azure"``, ``"burstgpt"``, ``"mooncake"``, ``"servegen"``, ``"csv"`` (arrival_s, input_tokens,
-        output_tokens) or ``"lengths"`` (a table without arrivals); ``"auto"`` tells them by the first line.
+        ``"azure"``, ``"burstgpt"``, ``"mooncake"``, ``"csv"`` (arrival_s, input_tokens, output_tokens) or ``"lengths"``
+        (a table without arrivals); ``"auto"`` tells them by the first line.
     columns
         Of a table with headers that are not known (``aliases.NAMES``):
         ``{"arrival": "when", "input_tokens": "asked", "output_tokens": "answered"}``;
@@ -73,7 +72,7 @@ def load_trace(
     rate
         Of a table without arrivals: mean rate of the Poisson arrivals that it is given. [request/s]
     seed
-        Of what is drawn: a ServeGen pool, and Poisson arrivals.
+        Of these arrivals.
 
     Returns
     -------
@@ -104,10 +103,6 @@ def load_trace(
         allowed = f"{nearest(time_unit, TIME_UNITS)}; allowed: {', '.join(TIME_UNITS)}"
         raise InputError(f"time_unit {time_unit!r} is unknown{allowed}")
     path = Path(path)
-    if kind == "servegen" or (kind == "auto" and (path.is_dir() or path.name.endswith(POOL_ENDS))):
-        _without(path, "a client pool", columns=columns, time_unit=time_unit)
-        note = f"drawn from a pool of clients with seed {seed}; inputs and outputs are independent"
-        return assemble(path, *draw_pool(path, seed), notes=(note,))
     content = read_bytes(path)
     first = content.lstrip()[:1]
     objects = read_objects(path, content) if kind == "auto" and first in (b"{", b"[") else None
