@@ -11,6 +11,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
 from disagg_sim.report.schemas import PLAN, json_schema
 
+pytestmark = pytest.mark.usefixtures("without_changes")
 QUESTION = "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40 --ttft 1s --tpot 20ms"
 
 

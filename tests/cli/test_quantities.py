@@ -9,6 +9,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.planning.limits import limit_of
 from disagg_sim.units import GB, asked_quantity, parse_quantity
 
+pytestmark = pytest.mark.usefixtures("without_changes")
 PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "10"]
 
 

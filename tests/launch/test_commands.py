@@ -6,6 +6,7 @@ import pytest
 
 from disagg_sim.cli.main import run as started
 
+pytestmark = pytest.mark.usefixtures("without_changes")
 SCENARIO = """
 name: small
 model: llama_3_1_8b

@@ -48,6 +48,7 @@ def test_plans_keep_their_schema(limit, capsys):
         assert set(pools[0]["rests_on"]) <= set(found["labels"])
 
 
+@pytest.mark.usefixtures("without_changes")
 def test_plans_keep_it_with_tiers_spares_and_joules(capsys):
     asked = ("--cached", "0.5", "--tiers", "hbm=0.5,dram=0.5", "--availability", "0.999", "--objective", "joule")
     found = printed(capsys, "plan", *CASE, "--rate", "40", *asked, "--json")

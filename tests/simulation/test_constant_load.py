@@ -14,7 +14,7 @@ from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import synthetic_trace
 
-RATE, SECONDS = 20.0, 1800.0
+RATE, SECONDS = 20.0, 1200.0
 V2025 = {"mode": "v2025", "period_s": 180.0, "queue_threshold": 0.0}
 
 
