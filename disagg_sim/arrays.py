@@ -6,5 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Complexes = NDArray[np.complex128]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -296,12 +296,30 @@ class ColocatedChoice:
         """See ``PoolChoice``."""
         return self._most_from(rate) >= rate
 
-    def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
-        mixing = self.steps.mixing(rate / instances, self.hold_steps)
-        done = self.batch * mixing.steps / self.steps.each
-        return occupancy(rate, instances, self.seats, self.batch, done), mixing
+    @cached_property
+    def _states(self) -> dict[tuple[float, int], tuple[Occupancy, Mixing]]:
+        return {}
 
-    def _delay(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
+    def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
+        """Sequences and steps, which are kept, as those of one pool are asked for several times."""
+        if (rate, instances) not in self._states:
+            mixing = self.steps.mixing(rate / instances, self.hold_steps)
+            done = self.batch * mixing.steps / self.steps.each
+            self._states[rate, instances] = occupancy(rate, instances, self.seats, self.batch, done), mixing
+        return self._states[rate, instances]
+
+    @cached_property
+    def _delays(self) -> dict[tuple[float, int], Delay]:
+        return {}
+
+    def _delay(self, rate: float, instances: int) -> Delay:
+        """TTFT, which is kept likewise. [s]"""
+        if (rate, instances) not in self._delays:
+            found, mixing = self._state(rate, instances)
+            self._delays[rate, instances] = self._delay_of(rate, instances, found.mean, mixing)
+        return self._delays[rate, instances]
+
+    def _delay_of(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
         even = self._evenness(instances)
         node, load, weights = loaded(self.loads, self.weights, rate / instances, even)
         if self.ranks == 1:
@@ -351,20 +369,15 @@ class ColocatedChoice:
         mean, wide = self._tpot(self._evenness(instances), found, mixing)
         if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:
             return False
-        return (
-            math.isinf(ttft.seconds)
-            or self._delay(rate, instances, found.mean, mixing).late(ttft.seconds) <= 1.0 - ttft.share
-        )
+        return math.isinf(ttft.seconds) or self._delay(rate, instances).late(ttft.seconds) <= 1.0 - ttft.share
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
-        found, mixing = self._state(rate, instances)
-        return self._delay(rate, instances, found.mean, mixing).at(share)
+        return self._delay(rate, instances).at(share)
 
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
-        found, mixing = self._state(rate, instances)
-        return self._delay(rate, instances, found.mean, mixing).mean
+        return self._delay(rate, instances).mean
 
     def tpot(self, rate: float, instances: int, share: float) -> float:
         """TPOT that a share of the requests does not exceed. [s]"""

@@ -88,9 +88,11 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
 def _idle(load: Floats, ranks: int) -> Floats:
     """Share of the time in which none of R servers of one queue works (M/M/R), as ``load``, their mean number. [1]"""
     some = np.minimum(load, ranks)  # else their queue grows without end
+    if ranks == 1:
+        return np.asarray(1.0 - some)
     below, left = _chances(some, ranks).cumsum(axis=-1), 1.0 - some / ranks
     every = below[..., -1]
-    last = (every - (below[..., -2] if ranks > 1 else 0.0)) * some / ranks
+    last = (every - below[..., -2]) * some / ranks
     return np.asarray(np.exp(-some) * left / (every * left + last))
 
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Complexes, Floats, Ints
 
 #: Most cells of the prompt tokens that wait. [1]
 CELLS = 320
@@ -32,6 +33,8 @@ CELLS = 320
 STEP_CELLS, MOST_STEP_CELLS = 10, 96
 #: Waiting tokens that the cells reach, over the mean of a queue of one server. [1]
 REACH = 6.0
+#: Cells that leave the chain together. [1]
+BLOCK = 48
 #: Turns in which the prompt tokens of a step are found. [1]
 TURNS = 8
 #: Parts of a step at which arrivals are taken, and most later prompts that are counted one by one. [1]
@@ -79,16 +82,19 @@ def prompt_delay(
     if used >= 1.0:
         return [(np.array([math.inf]), np.ones(1)) for _ in prompts]
     square = float(weights @ prompts**2) / mean * max(dispersion, 1.0)
-    held = mean
+    held, least = mean, min(mean, room)
     for _ in range(TURNS):  # prompt tokens of a step, where it is not full
-        held = max(min(rate * mean * float(step(np.array([held]))[0]), room), min(mean, room))
+        before, held = held, max(min(rate * mean * float(step(np.array([held]))[0]), room), least)
+        if held == before:
+            break
     reach = held + REACH * (math.sqrt(held * square / (1.0 - used)) + square * used / (1.0 - used) / 2.0)
     cells = math.ceil(min(max(STEP_CELLS, 2.0 * room / mean), MOST_STEP_CELLS))  # that a full step takes away
     cells = max(min(cells, int(CELLS * room / reach)), 2)
     places = min(math.ceil(reach / room * cells) + cells, CELLS)
     width = room / cells
     times = step(width * np.arange(cells + 1, dtype=np.float64))
-    jumps = np.zeros(2 * places)
+    size = 64 * math.ceil(2 * places / 64)  # of transforms, two times the cells at least
+    jumps = np.zeros(size)
     filled = np.minimum(prompts / width, places - 1.0)
     low = np.floor(filled).astype(np.intp)
     np.add.at(jumps, low, weights * (1.0 - filled + low))
@@ -98,64 +104,71 @@ def prompt_delay(
     ahead = 1.0 / (1.0 - (group - 1.0) * law)  # of those in the group of a prompt
     law *= ahead
 
-    def arrived_cells(counts: Floats, beside: Any = 1.0) -> Floats:
-        """Chances of the cells that so many prompts on average fill, and others beside them, (counts, cells)."""
-        mean = counts[:, None] + TINY
+    def arrived(counts: Floats) -> Complexes:
+        """Transforms of the chances of the cells that so many prompts on average fill, (..., counts, cells)."""
+        mean = counts[..., None] + TINY
+        if dispersion >= 1.0:
+            return np.exp(mean * law)
         trials = np.ceil(mean / max(1.0 - dispersion, TINY))
-        each = (1.0 + mean / trials * law) ** trials if dispersion < 1.0 else np.exp(mean * law)
-        found = np.fft.irfft(each * beside, axis=1)
-        return np.maximum(found[:, :places], 0.0)
+        return _power(1.0 + mean / trials * law, trials.astype(np.intp))
 
-    waiting = _stationary(arrived_cells(rate * times), cells)
-    spent = waiting.copy()
-    spent[:cells] *= times[:cells]
-    spent[cells:] *= full
+    def chances(transforms: Complexes) -> Floats:
+        return np.maximum(np.fft.irfft(transforms, size)[..., :places], 0.0)
+
+    waiting = _stationary(chances(arrived(rate * times)), cells)
+    spent = waiting * times[np.minimum(np.arange(places), cells)]
     spent /= spent.sum()  # share of the time
-    rows = [
-        (np.full(places, (1.0 - part) * time), np.arange(places) * width, chances)
-        for part in PARTS
-        for time, chances in zip(times, _before(arrived_cells(rate * part * times, ahead), spent, cells), strict=True)
-    ]
-    rest, before, chance = (np.concatenate(each) for each in zip(*rows, strict=True))
-    kept = chance > LEAST
-    rest, before, chance = rest[kept], before[kept], chance[kept] / chance[kept].sum()
+    met = arrived(rate * PARTS[:, None] * times) * ahead
+    met[:, :cells] *= spent[:cells, None]
+    met[:, cells] *= np.fft.rfft(spent[cells:], size)
+    chance = chances(met)  # that a prompt comes in a part of a step of each kind, and finds so many cells before it
+    part, kind, cell = np.nonzero(chance > LEAST)
+    chance = chance[part, kind, cell]
+    chance /= chance.sum()
+    rest, ahead_of_it = (1.0 - PARTS[part]) * times[kind], cell * width
     behind = [(0.0, 1.0 / group), *([(group, 1.0 - 1.0 / group)] if group > 1.0 else [])]  # in the group of a prompt
     found = []
     for own in prompts.tolist():
         parts = [
-            _own(rest, before + own, chance * part, room, mean, (rate / group, more), step) for more, part in behind
+            _own(rest, ahead_of_it + own, chance * share, room, mean, (rate / group, more), step)
+            for more, share in behind
         ]
         found.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))
+    return found
+
+
+def _power(base: Complexes, trials: Ints) -> Complexes:
+    """Raise to whole powers by squares, which takes less time than ``**``."""
+    found = np.where(trials & 1, base, 1.0)
+    for place in range(1, int(trials.max()).bit_length()):
+        base = base * base
+        found = np.where(trials >> place & 1, found * base, found)
     return found
 
 
 def _stationary(arrived: Floats, cells: int) -> Floats:
     """Share of the steps that begin with so many cells waiting; the last one holds all above.
 
-    By the elimination of W. K. Grassmann, M. I. Taksar and D. P. Heyman (Operations Research 33, 1985), which subtracts
-    nothing; a step takes away ``cells`` at most, so a row has no entries further below.
+    A chain that is watched only below a block B moves by :math:`P_{AA} + P_{AB} (I - P_{BB})^{-1} P_{BA}`. A step takes
+    away ``cells`` at most, so P_BA has as many rows and columns.
     """
     places = arrived.shape[1]
-    start = np.arange(places)
-    place = start[None, :] - np.maximum(start - cells, 0)[:, None]
-    move = np.where(place >= 0, arrived[np.minimum(start, cells)[:, None], np.maximum(place, 0)], 0.0)
-    move[:, -1] += np.maximum(1.0 - move.sum(axis=1), 0.0)
-    for last in range(places - 1, 0, -1):
-        low = max(last - cells, 0)
-        down = move[last, low:last]
-        move[:last, last] /= down.sum()
-        move[:last, low:last] += move[:last, last, None] * down
-    found = np.ones(places)
-    for at in range(1, places):
-        found[at] = (found[:at] * move[:at, at]).sum()
+    padded = np.concatenate([np.zeros(places), arrived[cells]])
+    move = np.concatenate([arrived[:cells], sliding_window_view(padded, places)[places:cells:-1]])
+    above = 1.0 - arrived.cumsum(axis=1)  # below ``cells`` and at it
+    move[:cells, -1] += np.maximum(above[:-1, -1], 0.0)
+    move[cells:, -1] += np.maximum(above[-1, : cells - 1 : -1], 0.0)
+    edges = range(places, cells, -BLOCK)
+    inside = []
+    for high, low in pairwise(edges):
+        inside.append(np.linalg.inv(np.eye(high - low) - move[low:high, low:high]))
+        back = inside[-1][:, :cells] @ move[low : min(low + cells, high), low - cells : low]
+        move[:low, low - cells : low] += move[:low, low:high] @ back
+    left = edges[-1]
+    found = np.linalg.solve((np.eye(left) - move[:left, :left] + 1.0).T, np.ones(left))
+    for block in reversed(inside):
+        found = np.concatenate([found, found @ move[: found.size, found.size : found.size + len(block)] @ block])
     return np.asarray(found / found.sum())
-
-
-def _before(arrived: Floats, spent: Floats, cells: int) -> Floats:
-    """Chances that an arrival meets a step of each kind, and finds so many cells before it, (kinds, cells)."""
-    found = arrived * spent[: cells + 1, None]
-    found[cells] = np.convolve(arrived[cells], spent[cells:])[: arrived.shape[1]]
-    return found
 
 
 def _own(

@@ -147,6 +147,11 @@ class Delay:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
         if self._endless:
             return math.inf
+        if not self.wait > 0:
+            values, shares = np.concatenate([self.calm, self.held]), np.concatenate([self.calm_share, self.held_share])
+            order = np.argsort(values)
+            reached = int(np.searchsorted(np.cumsum(shares[order]), float(shares.sum()) - 1.0 + share))
+            return float(values[order[min(reached, order.size - 1)]])
         low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
         for _ in range(50):
             middle = (low + high) / 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from disagg_sim.domain import ServingMode
@@ -36,6 +37,7 @@ class Standing(NamedTuple):
     gpus: int  # of its largest instance [1]
 
 
+@lru_cache(maxsize=64)  # designs share pools, and are ranked several times
 def standing_of_pool(pool: PlannedPool) -> Standing:
     """Find what puts a pool in order among those of nearly as many GPUs.
 
@@ -64,9 +66,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
 
 
 def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:
-    """Find what puts a design in order among those of nearly its cost.
-
-    ``of_pool`` finds it for one pool; a cached one saves time where designs share pools.
+    """Find what puts a design in order among those of nearly its cost, by what ``of_pool`` finds for each pool.
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
@@ -95,14 +95,6 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
     >>> ranked([*found.runners_up, found.best])[0] == found.best
     True
     """
-    known: dict[tuple[int, int], Standing] = {}
-
-    def of_pool(pool: PlannedPool) -> Standing:
-        key = id(pool.choice), pool.instances
-        if key not in known:
-            known[key] = standing_of_pool(pool)
-        return known[key]
-
     every = list(designs)
     least: dict[ServingMode, float] = {}
     for each in every:
@@ -111,7 +103,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
     rest = sorted(
         (each for each in every if each.cost > near * least[each.mode]), key=lambda each: (each.cost, each.gpus)
     )
-    order = sorted(close, key=lambda each: standing(each, of_pool))
+    order = sorted(close, key=standing)
     heads = {mode: next(each for each in order if each.mode == mode) for mode in least}
     if heads:
         first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, simpler=is_simpler(heads.values()))]
