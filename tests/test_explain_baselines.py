@@ -5,13 +5,16 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from test_plan_baselines import CONSTANT, moved, rounded, words
 from typer.testing import CliRunner
 
+from disagg_sim.cli import explain as command
 from disagg_sim.cli.main import app
 
 BASELINES = Path(__file__).parent / "certainty" / "recorded"
@@ -58,12 +61,20 @@ def explained(argv: list[str]) -> str:
     return re.sub(r"(\.yaml):\d+ *", r"\1 ", shown.stdout)  # files change without their numbers
 
 
+def cache_of_one(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Compute once what is told twice."""
+    kept: list[Any] = []
+    return lambda asked: kept[0] if kept else kept.append(call(asked)) or kept[0]
+
+
 def record(argv: list[str]) -> dict[str, Any]:
     """All that is said, to people and to programs; of each part what is not 0."""
-    screen = explained(argv).splitlines()
-    if argv[-1] in POOLS:
-        return {"screen": screen}
-    found = {key: value for key, value in json.loads(explained([*argv, "--json"])).items() if key not in CONSTANT}
+    with patch.object(command, "explained", cache_of_one(command.explained)):
+        screen = explained(argv).splitlines()
+        if argv[-1] in POOLS:
+            return {"screen": screen}
+        answer = json.loads(explained([*argv, "--json"]))
+    found = {key: value for key, value in answer.items() if key not in CONSTANT}
     for key, rows in found.items():
         if isinstance(rows, list):
             found[key] = [{name: value for name, value in row.items() if value not in (0, "", None)} for row in rows]

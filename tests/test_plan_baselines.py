@@ -111,6 +111,12 @@ QUESTIONS = {
 CONSTANT = ("schema", "labels")
 #: Questions whose changes are recorded; of the others they are not asked for.
 CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
+#: Questions that take longest, each beside a shorter one of the same feature.
+LONG = {
+    *("rate_high", "gpus_experts", "users_of_few_tokens", "loose", "tight_ttft", "confidence", "confidence_high"),
+    *("infeasible_prefill", "long_drafts", "short", "one_token_prompts", "traffic", "trace_rate", "nic", "prices"),
+    *("joule_gpus", "joule_spares", "users_spares", "simulated_grown", "simulated_gpus", "split"),
+}
 
 
 def words(argv: str, trace: Path) -> list[str]:
@@ -172,7 +178,7 @@ def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
         yield f"{where}: {old} -> {new}"
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in QUESTIONS])
 def test_plan_is_as_recorded(name, trace, update_baselines, request, tmp_path):
     if name not in CHANGED:
         request.getfixturevalue("without_changes")
