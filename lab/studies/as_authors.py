@@ -3,14 +3,15 @@
 ``claims.csv`` has a claim in the setting of this project: its default engine, tuned baselines, rules mended.
 ``AsAuthors`` is the same claim in the paper's: where it stands, what was measured there, the number of the paper, what
 is inferred where the paper is silent, and an acceptance that was set before the run. ``as_authors.csv`` has both
-verdicts of a claim, ``as_authors.md`` the same as a table for its page.
+verdicts of a claim; ``docs/studies/`` keeps that of the run whose verdicts a page shows.
 
 >>> from lab.studies.claims import DERIVED, claim
 >>> @claim("T1", kind=DERIVED, statement="twice two is four", acceptance="exact")
 ... def twice(two: float) -> Finding:
 ...     return Finding(f"{2 * two:g}", 2 * two == 4, "")
 >>> both = AsAuthors(twice, place="2.1", setting="by hand", paper="4")
->>> row = evaluate_as_authors([both], {"by head": 2.0}, pd.DataFrame([{"id": "T1", "value": "5", "verdict": "fails"}]))
+>>> ours = pd.DataFrame([{"id": "T1", "value": "5", "verdict": "fails", "note": "by hand"}])
+>>> row = evaluate_as_authors([both], {"by head": 2.0}, ours)
 >>> row.loc[0, ["verdict", "our_verdict"]].tolist()
 ['holds', 'fails']
 """
@@ -27,7 +28,7 @@ from lab.studies.claims import Claim, Evidence, Finding, Progress, Verdict
 #: Columns of ``as_authors.csv``.
 COLUMNS = (
     *("id", "statement", "place", "setting", "paper", "inferred", "engine", "acceptance", "value", "verdict"),
-    *("second_reading", "why", "note", "our_value", "our_verdict"),
+    *("second_reading", "why", "note", "our_acceptance", "our_value", "our_verdict", "our_note"),
 )
 
 #: Verdicts that need no reason.
@@ -86,8 +87,8 @@ def evaluate_as_authors(
 ) -> pd.DataFrame:
     """Judge claims on the engines of a paper's authors, beside this project's verdicts.
 
-    Takes ``ours`` (a row a claim, with ``id``, ``value`` and ``verdict``). Returns columns ``COLUMNS``; a row a claim
-    and engine.
+    Takes ``ours`` (a row a claim, with ``id``, ``value``, ``verdict`` and ``note``). Returns columns ``COLUMNS``; a row
+    a claim and engine.
     """
     own = ours.set_index("id")
     rows = []
@@ -97,7 +98,8 @@ def evaluate_as_authors(
             "id": each.claim.id,
             **{name: getattr(each, name) for name in ("statement", "place", "setting", "paper", "inferred")},
             **{name: getattr(each, name) for name in ("acceptance", "why")},
-            **{"our_value": said["value"], "our_verdict": said["verdict"]},
+            **{f"our_{name}": said[name] for name in ("value", "verdict", "note")},
+            "our_acceptance": each.claim.acceptance,
         }
         for engine, seen in evidence.items() if each.judged else (("", None),):
             rows.append(about | {"engine": engine} | _columns(each, seen))
@@ -106,27 +108,37 @@ def evaluate_as_authors(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Lay the verdicts of ``evaluate_as_authors`` out as a Markdown table, a row a claim; engines stand together."""
-    lines = ["| | claim; where, and what was measured | inferred | paper | here | accepted | as its authors | ours |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name, part in table.groupby("id", sort=False):
+def verdict_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Lay out both verdicts of each claim: id, claim, as its authors set it up, ours, and why one is not "holds"."""
+    rows: list[tuple[str, ...]] = []
+    for name, part in table.fillna("").groupby("id", sort=False):
         row = part.iloc[0]
-        several = len(part) > 1
-        begins = [f"{engine}: " if several else "" for engine in part["engine"].astype(str)]
-        values, seconds = part["value"].astype(str), part["second_reading"].astype(str)
-        here = [begin + value for begin, value in zip(begins, values, strict=True) if value]
-        here += [f"{begin}second reading, {second}" for begin, second in zip(begins, seconds, strict=True) if second]
-        verdicts = part["verdict"].astype(str).tolist()
-        said = [f"{begin}**{verdict}**" for begin, verdict in zip(begins, verdicts, strict=True)]
-        missing = [at for at, verdict in enumerate(verdicts) if verdict not in GOOD]
-        if missing and row["why"]:
-            said[missing[-1]] += f": {row['why']}"
-        verdict = "; ".join(said)
-        about = f"{row['statement']}; {row['place']}: {row['setting']}"
-        cells = [name, about, row["inferred"], row["paper"], "; ".join(here), row["acceptance"], verdict]
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['our_verdict']} |")
-    return "\n".join(lines) + "\n"
+        verdicts = set(part["verdict"])
+        verdict = verdicts.pop() if len(verdicts) == 1 else _by_engine(part, "verdict")
+        why = row["why"] if set(part["verdict"]) - set(GOOD) else ""
+        if not why and row["our_verdict"] not in GOOD:
+            why = row["our_note"]
+        rows.append((str(name), row["statement"], verdict, row["our_verdict"], why))
+    return rows
+
+
+def detail_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Lay out what a verdict rests on: id, place and setting, inferred, the paper, here, accepted; ours, accepted."""
+    rows: list[tuple[str, ...]] = []
+    for name, part in table.fillna("").groupby("id", sort=False):
+        row = part.iloc[0]
+        here = _by_engine(part, "value")
+        seconds = _by_engine(part[part["second_reading"] != ""], "second_reading")
+        here += f"; second reading: {seconds}" if seconds else ""
+        about = (str(name), f"{row['place']}: {row['setting']}", row["inferred"], row["paper"], here, row["acceptance"])
+        rows.append((*about, row["our_value"], row["our_acceptance"]))
+    return rows
+
+
+def _by_engine(part: pd.DataFrame, column: str) -> str:
+    """What each engine came to, in one cell."""
+    begins = [f"{engine}: " if len(part) > 1 else "" for engine in part["engine"]]
+    return "; ".join(begin + said for begin, said in zip(begins, part[column], strict=True) if said)
 
 
 def _columns(claim: AsAuthors[Evidence], seen: Evidence | None) -> dict[str, str]:

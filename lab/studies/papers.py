@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
-from lab.studies.as_authors import AsAuthors, evaluate_as_authors, markdown
+from lab.studies.as_authors import AsAuthors, evaluate_as_authors
 from lab.studies.claims import Claim, evaluate
 from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
 from lab.studies.paper_figures import Figure, picture
@@ -82,7 +82,6 @@ class Paper(Generic[AnyBench]):
         write_csv(out / "claims.csv", claims, digits=DIGITS)
         if self.as_authors:
             write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
-            write_text(out / "as_authors.md", markdown(as_authors))
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
         pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.atomic import write_csv
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
-from lab.studies.as_authors import evaluate_as_authors, markdown
+from lab.studies.as_authors import evaluate_as_authors
 from lab.studies.beyond_the_buzz.as_authors import CLAIMS as AS_AUTHORS
 from lab.studies.beyond_the_buzz.claims import CLAIMS
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
@@ -60,7 +60,6 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
         as_authors = _by_claim([each.as_authors for each in judged], profiles, "engine")
         write_csv(frontiers.root / "claims.csv", claims, digits=DIGITS)
         write_csv(frontiers.root / "as_authors.csv", as_authors, digits=DIGITS)
-        write_text(frontiers.root / "as_authors.md", markdown(as_authors))
     pictures = tuple(sorted(each for each in done if isinstance(each, Path)))
     return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=frontiers.design_points)
 

@@ -1,16 +1,19 @@
 """Claims as the authors set them up: every claim has both verdicts, and each says where the paper has it."""
 
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from lab.studies.arrow.as_authors import phases
-from lab.studies.as_authors import AsAuthors, evaluate_as_authors, markdown
+from lab.studies.as_authors import COLUMNS, AsAuthors, detail_rows, evaluate_as_authors, verdict_rows
 from lab.studies.beyond_the_buzz.as_authors import CLAIMS as BUZZ
 from lab.studies.claims import PAPER, Finding, Verdict, Without, claim
 from lab.studies.papers import HOMES, paper
+
+ROOT = Path(__file__).parents[3]
 
 
 def known(value, holds, without=None, **more):
@@ -23,7 +26,7 @@ def known(value, holds, without=None, **more):
     return found
 
 
-OURS = pd.DataFrame([{"id": "T1", "value": "1", "verdict": "fails"}])
+OURS = pd.DataFrame([{"id": "T1", "value": "1", "verdict": "fails", "note": "slow"}])
 PRINTED = Without("as printed", "2", True)
 
 
@@ -50,11 +53,21 @@ def test_the_rules_as_printed_decide_unless_a_reading_does(about, verdict):
 
 def test_engines_stand_in_one_row_of_the_page():
     about = AsAuthors(known("5", True), place="3.2", setting="one GPU", paper="4", inferred="the lengths")
-    text = markdown(evaluate_as_authors([about], {"vllm_v0": 0.0, "vllm": 0.0}, OURS)).splitlines()
-    assert text[2] == (
-        "| T1 | two is two; 3.2: one GPU | the lengths | 4 | vllm_v0: 5; vllm: 5 | exact | "
-        "vllm_v0: **holds**; vllm: **holds** | fails |"
-    )
+    table = evaluate_as_authors([about], {"vllm_v0": 0.0, "vllm": 0.0}, OURS)
+    assert verdict_rows(table) == [("T1", "two is two", "holds", "fails", "slow")]
+    here = "vllm_v0: 5; vllm: 5"
+    assert detail_rows(table) == [("T1", "3.2: one GPU", "the lengths", "4", here, "exact", "1", "exact")]
+
+
+@pytest.mark.parametrize("name", [*HOMES, "beyond_the_buzz"])
+def test_the_table_of_a_page_has_the_claims_as_the_code_has_them(name):
+    shown = pd.read_csv(ROOT / "docs" / "studies" / f"{name}.csv", dtype=str, keep_default_na=False)
+    assert tuple(shown) == COLUMNS
+    for each in import_module(f"lab.studies.{name}.as_authors").CLAIMS:
+        row = shown[shown["id"] == each.claim.id].iloc[0]
+        for column in ("statement", "place", "setting", "paper", "inferred", "acceptance", "why"):
+            assert row[column] == getattr(each, column)
+        assert row["our_acceptance"] == each.claim.acceptance
 
 
 @pytest.mark.parametrize("name", HOMES)
