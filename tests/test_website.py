@@ -75,6 +75,13 @@ def test_marks_of_computed_numbers_do_not_show():
     assert pages.page("plan.md", text, pages.sources(), {}) == "It is 4 GB.\n"
 
 
+def test_tables_of_the_site_stand_where_a_page_asks_for_them():
+    asked = [name for path in pages.sources().values() for name in pages.ON_THE_SITE.findall(path.read_text())]
+    assert sorted(asked) == sorted(pages.ON_SITE)
+    shown = pages.page("studies/dopd.md", "<!-- site: dopd-details -->\n", pages.sources(), {})
+    assert "| D16 | V-D, algorithm 2: equations |" in shown
+
+
 def test_the_reference_of_commands_has_each_command_with_its_options():
     text = commands.command_reference()
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))

@@ -39,6 +39,16 @@ def slow(make: Callable[[], str]) -> Callable[[], str]:
     return make
 
 
+#: Tables that only the site shows, where a page has ``<!-- site: NAME -->``: what a reader looks up, and files have.
+ON_SITE: dict[str, Callable[[], str]] = {}
+
+
+def on_site(make: Callable[[], str]) -> Callable[[], str]:
+    """Register a table that is made when the site is built."""
+    ON_SITE[make.__name__.replace("_", "-")] = make
+    return make
+
+
 def plain(make: Callable[[], str]) -> Callable[[], str]:
     """Compute a text with the plain rooflines of the worked examples in place of the shipped fits."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.units import MB
-from docs.computed import quick, table
+from docs.computed import on_site, quick, table
 from docs.shipped_models import Shipped, shipped
 
 HEADER = (
@@ -49,7 +49,7 @@ def _row(row: Shipped) -> tuple[str, ...]:
     )
 
 
-@quick
+@on_site
 def shipped_models() -> str:
     """Every shipped model with what is counted of it and what its publisher states."""
     return table(HEADER, [_row(row) for row in shipped()])

@@ -2,7 +2,7 @@
 
 The pages are written for a reader of the repository. On the site README is the first page, what ``docs/`` holds lies
 beside it, a notebook is a page, and a link to any other file of the repository gets a copy of that file. Where a page
-of a study has ``<!-- claims: NAME -->``, the site has the whole table of its claims, ``docs/studies/NAME.csv``.
+has ``<!-- site: NAME -->``, the site has a table that is made as it is built (``docs.computed.ON_SITE``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from docs.computed.studies import details
+from docs.computed import ON_SITE, models, studies  # noqa: F401 - importing registers
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?P<said>!?\[[^\]]*\])\((?P<path>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
-DETAILS = re.compile(r"<!-- claims: (\w+) -->\n")
+ON_THE_SITE = re.compile(r"<!-- site: ([\w-]+) -->\n")
 COMMENT = re.compile(r"<!--.*?-->\n?", flags=re.DOTALL)
 ITEM = re.compile(r"^(?P<indent> *)(?P<marker>(?:[*+-]|\d+\.) +)(?P<text>.*)$")
 FENCE = re.compile(r"^ *```")
@@ -48,7 +48,7 @@ def page(site_path: str, text: str, pages: Mapping[str, Path], copies: dict[str,
         Path on the site of each file that is no page, and the file; it grows here.
     """
     lines, code = [], False
-    text = DETAILS.sub(lambda found: details(found[1]), text)
+    text = ON_THE_SITE.sub(lambda found: ON_SITE[found[1]](), text)
     for line in COMMENT.sub("", text).splitlines():
         code ^= bool(FENCE.match(line))
         lines.append(line if code else _linked(line, site_path, pages, copies))
