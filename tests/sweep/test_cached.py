@@ -27,11 +27,6 @@ def test_a_case_for_every_share(tmp_path):
     assert cases[1].name.endswith("-16384-256-cached0.5")
 
 
-def test_without_a_share_it_is_the_case_that_it_was(tmp_path):
-    plain, off = (cases_of(load(tmp_path, f"{{isl: 16384, osl: 256{more}}}")) for more in ("", ", cached: 0"))
-    assert plain == off
-
-
 def test_a_distribution_keeps_its_share_in_its_equivalent(tmp_path):
     spec = load(tmp_path, "{name: log_normal_4096_512, cached: 0.9}")
     assert [str(each) for each in spec.traffic] == ["4096/512/cached0.9", "log_normal_4096_512/cached0.9"]
