@@ -151,18 +151,6 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def leftovers(root: Path) -> list[Path]:
-    """List what ``remove_leftovers`` would remove.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     Path(folder, ".points.csv.4711.tmp").touch()
-    ...     [path.name for path in leftovers(Path(folder))]
-    ['.points.csv.4711.tmp']
-    """
-    return [path for path in _temporary(root) if _is_abandoned(path)]
-
-
 def _refused(path: Path, error: OSError) -> StoreError:
     return StoreError(f"{path}: cannot write: {error.strerror or error}")
 

@@ -54,11 +54,10 @@ ASKED = {
     "compare_same": "compare old old",
     "check_worse": "check old --baseline new --allow-better",
     "check_better": "check new --baseline old --allow-better",
-    "store": "store check old",
     "explain_best": "explain old --best --energy --availability 0.999",
     "explain_fast": "explain old --at-interactivity 150",
     "explain_row": "explain old/frontier.csv --row 2",
-    "sensitivity": "sensitivity old.yaml --out bent --no-figures --jobs 1",
+    "sensitivity": "sensitivity old.yaml --out bent --jobs 1",
     "trace": "trace stats short.csv",
     "trace_json": "trace stats short.csv --json",
     "trace_named": "trace stats named.csv --column arrival=when --column input_tokens=in --column output_tokens=out"

@@ -33,14 +33,6 @@ class ModelCommands(LazyGroup):
     }
 
 
-class StoreCommands(LazyGroup):
-    """Check stored results."""
-
-    table: ClassVar = {
-        "check": CommandEntry("store:check", "Name every missing or damaged file.", "store check reports/demo")
-    }
-
-
 class TraceCommands(LazyGroup):
     """Inspect request traces."""
 
@@ -119,7 +111,6 @@ class Commands(LazyGroup):
             "measure --out own.csv --system h200_sxm --quick",
         ),
         "mcp": CommandEntry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
-        "store": CommandEntry("commands:StoreCommands", "Check stored results."),
         "specs": CommandEntry("commands:SpecsCommands", "List, show and check systems, models, policies, ..."),
         "model": CommandEntry("commands:ModelCommands", "Read the config.json of a model."),
         "trace": CommandEntry("commands:TraceCommands", "Print the statistics of a request trace."),

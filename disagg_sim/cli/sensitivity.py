@@ -10,8 +10,6 @@ import typer
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Address, Backend, Keep, cores
-from disagg_sim.report.elasticities import draw_elasticities
-from disagg_sim.report.words import case_title
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.fidelity import sweep_elasticities, why_not, write_elasticities
 from disagg_sim.sweep.plan import EVERYTHING, plan_sweep
@@ -29,12 +27,11 @@ def sensitivity(
     address: Address = "",
     keep: Keep = EVERYTHING,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
 ) -> None:
     """Compute the elasticities of every frontier of a sweep to FLOP rate, HBM, NVLink, NIC and capacity.
 
     DIR receives sensitivity.csv (at each frontier point and for each parameter: of TTL, FTL and throughput at the same
-    design, and of the frontier at the same interactivity with designs chosen anew) and figures/CASE/sensitivity.png.
+    design, and of the frontier at the same interactivity with designs chosen anew).
     """
     told = listener()
     plan = plan_sweep(load_sweep(name, profile=profile), keep=keep)
@@ -48,11 +45,6 @@ def sensitivity(
     if not tables:
         return
     write_elasticities(tables, out)
-    for item in result.cases:
-        case = item.plan.case
-        if case.name in tables and not no_figures:
-            path = out / "figures" / case.name / "sensitivity.png"
-            draw_elasticities(tables[case.name], path, title=case_title(case))
     for case_name, table in tables.items():
         middle = table.groupby(["mode", "parameter"], sort=False)[["throughput", "frontier"]].median()
         typer.echo(f"{case_name}: median elasticity along the frontiers")

@@ -34,28 +34,26 @@ PIECES = "pieces"
 
 
 @contextmanager
-def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> Iterator[None]:
+def locked(root: Path, tables: Iterable[str] = ()) -> Iterator[None]:
     """Hold a directory until the block ends; the lock dies with the process, however that ends."""
     file = root / LOCK
     with ExitStack() as held:
         try:
-            handle = held.enter_context(open(file, "rb" if reading else "ab", opener=no_link))
-            fcntl.flock(handle, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            handle = held.enter_context(open(file, "ab", opener=no_link))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            others = "another run is writing there" + ("" if reading else ", or a check reads")
-            raise StoreError(f"{root}: {others}; wait for it, or give another --out") from None
+            others = "another run is writing there; wait for it, or give another --out"
+            raise StoreError(f"{root}: {others}") from None
         except OSError as error:
-            if not (reading and isinstance(error, FileNotFoundError)):  # an archive without it: nobody writes there
-                said = "it is a link" if error.errno == errno.ELOOP else error.strerror
-                raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
-        _refuse_links(root, {*tables, PIECES}, reading=reading)
+            said = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
+        _refuse_links(root, {*tables, PIECES})
         yield
 
 
-def _refuse_links(root: Path, tables: set[str], *, reading: bool) -> None:
-    makers = {os.getuid(), root.stat().st_uid} if reading else {os.getuid()}
+def _refuse_links(root: Path, tables: set[str]) -> None:
     for path in chain.from_iterable(map(root.glob, ("*/", "*/*/", "*/*/*/"))):  # as deep as results lie
-        own = path.parent == root and path.name in tables and path.lstat().st_uid in makers
+        own = path.parent == root and path.name in tables and path.lstat().st_uid == os.getuid()
         if path.is_symlink() and not own:
             raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
 

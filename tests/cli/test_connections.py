@@ -30,7 +30,6 @@ launch HERE/sweep --best --engine sglang --out HERE/start
 sensitivity HERE/small.yaml --out HERE/sweep --jobs 1
 report sweep
 compare HERE/sweep HERE/sweep
-store check HERE/sweep
 specs check HERE/small.yaml
 trace stats HERE/few.csv
 model import HERE/config.json

@@ -243,7 +243,7 @@ def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
     bands = pd.read_csv(out / "uncertainty.csv")
     assert len(bands) == len(front)
     assert (bands["ftl_p10_s"] < bands["ftl_p90_s"]).all()
-    assert run(["sensitivity", *sweep, "--jobs", "1", "--no-figures"]) == 0
+    assert run(["sensitivity", *sweep, "--jobs", "1"]) == 0
     assert pd.read_csv(out / "sensitivity.csv")["case"].nunique() == 2
     by_hand = ["--model", "llama_3_1_8b", *BY_HAND[:4], "--phase", "colocated", "--traffic", "log_normal_4096_512"]
     capsys.readouterr()

@@ -1,6 +1,8 @@
 """The store keeps toy tables; it knows no word of the domain."""
 
+import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.errors import StoreError
-from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
-from disagg_sim.sweep.index import Key
+from disagg_sim.errors import InputError, StoreError
+from disagg_sim.parquet import join_parquet, parquet_metadata, read_parquet, write_parquet
+from disagg_sim.sweep.index import Key, read_index
 from disagg_sim.sweep.store import BlockState, Own, Store, locked, opened
 
 KEY = Key("points", "apples", "3", "digest-1")
@@ -180,3 +182,83 @@ def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path, na
     for overwrite in (True, False):  # from then on it is a directory of results
         with opened(tmp_path, Mock(), overwrite=overwrite, noun="sweep", own=own):
             assert name == "store.json" or (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no store: store.json is missing"),
+        ("{", "store.json: damaged"),
+        ('{"schema": Infinity, "holds": "sweep", "blocks": {}}', "store.json: damaged"),
+        ('{"schema": 2, "holds": "sweep", "blocks": {}}', "schema 2; this version of disagg-sim reads schema 1"),
+        *(
+            (f'{{"schema": 1, "holds": "sweep", "blocks": {{"{group}": {{"{name}": ""}}}}}}', "store.json: damaged")
+            for group, name in [("../x", "y"), ("points/..", "y"), ("points", "y"), ("points/x", "../y"), ("a/x", ".y")]
+        ),
+    ],
+)
+def test_what_is_no_store_is_one_line(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "store.json").write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_index(tmp_path)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", [".lock", "figures", "points/apples", "pieces/four/run", "points"])
+def test_no_link_leads_out_of_the_directory(store, tmp_path_factory, monkeypatch, name):
+    """Somebody who unpacks results wants nothing beside them changed: no file emptied, no block removed."""
+    store.write(KEY, FRAME, "{}")
+    foreign, link = tmp_path_factory.mktemp("foreign") / "kept", store.root / name
+    if name == ".lock":
+        foreign.write_text("precious")
+    else:
+        shutil.copytree(store.root / "points", foreign)
+    shutil.rmtree(link, ignore_errors=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(foreign)
+    if name == "points":  # of another account
+        monkeypatch.setattr(os, "getuid", lambda: link.lstat().st_uid + 1)
+    before = tree(foreign.parent)
+    run = opened(store.root, Mock(), overwrite=True, noun="scenario", own=Own(("points",), set(), lambda _: None))
+    said = rf"{name}: (a link to another directory|cannot be locked.* it is a link)"
+    with pytest.raises(StoreError, match=said), run:
+        pass
+    assert tree(foreign.parent) == before
+
+
+def test_a_table_may_be_a_link_to_a_scratch_disk(store, tmp_path_factory):
+    store.write(KEY, FRAME, "{}")
+    scratch = tmp_path_factory.mktemp("scratch") / "points"
+    shutil.move(store.root / "points", scratch)
+    (store.root / "points").symlink_to(scratch)
+    with locked(store.root, ("points",)):
+        assert store.state(KEY) is BlockState.STORED
+
+
+def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store):
+    store.path(KEY).parent.mkdir(parents=True)
+    os.mkfifo(store.path(KEY))
+    assert store.state(KEY) is BlockState.CORRUPT
+
+
+def test_several_blocks_in_a_file_are_one_line(store):
+    """Of earlier releases: nothing is removed, nor computed beside them."""
+    store.write(KEY, FRAME, "{}")
+    path = store.path(KEY).with_stem("red-0000-0003")
+    write_parquet(FRAME, path, {"disagg_sim.parts": "[]"})
+    own = Own(("points",), {KEY}, lambda _: None)
+    run = opened(store.root, Mock(), overwrite=False, noun="scenario", own=own)
+    with pytest.raises(StoreError, match=f"{path}: holds blocks that"), run:
+        pass
+    assert path.exists()
+
+
+def test_unlike_tables_do_not_join(tmp_path):
+    write_parquet(FRAME, tmp_path / "a", {})
+    write_parquet(FRAME.astype({"weight": str}), tmp_path / "b", {})
+    with pytest.raises(ValueError, match="the columns or categories of its 2 parts differ"):
+        join_parquet([tmp_path / "a", tmp_path / "b"], tmp_path / "c", {})
