@@ -18,7 +18,6 @@ import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp_tools import TOOLS
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, find_file
-from disagg_sim.report.plan_html import plan_html
 
 BASELINES = Path(__file__).parent / "cli" / "recorded"
 SWEEP = """
@@ -138,7 +137,7 @@ def test_a_plan_in_a_notebook_is_as_recorded(update_baselines):
     """With two pools, runners-up, limits that cost, and a system that is left out."""
     asked = ds.PlanOptions(objective="usd", prices={"h100_sxm": 2.0}, headroom=0.1)
     found = ds.plan("llama_3_1_8b", "h100_sxm,l40s", ds.lengths(8192, 64), tpot="10 ms", gpus=12, options=asked)
-    recorded("notebook", plan_html(found).replace("><", ">\n<") + "\n", update_baselines)
+    recorded("notebook", found._repr_html_().replace("><", ">\n<") + "\n", update_baselines)
 
 
 @pytest.mark.parametrize("name", ASKED)

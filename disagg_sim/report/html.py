@@ -6,7 +6,7 @@ Plain tables without colours, so that they follow the notebook's own theme, ligh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from html import escape
 
 import numpy as np
@@ -22,6 +22,8 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.flips import changes_of
 from disagg_sim.report import breakdown
 from disagg_sim.report.breakdown import heading, latency_title, lines_of, point_of, time_text
 from disagg_sim.report.lines import (
@@ -36,7 +38,7 @@ from disagg_sim.report.lines import (
     system_lines,
     traffic_lines,
 )
-from disagg_sim.report.plan_html import plan_html
+from disagg_sim.report.plan import PlanExtras, ScreenPart, changes, screen
 from disagg_sim.report.words import text_of
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -170,7 +172,21 @@ def _(plan: PoolsPlan) -> str:
 
 @html_of.register
 def _(found: Plan) -> str:
-    return plan_html(found)
+    told = _extras_of(found)
+    parts = screen(found, told) + ([] if found.best is None else [changes(found, told)])
+    return "".join(map(_part, parts))
+
+
+@lru_cache(maxsize=2)
+def _extras_of(plan: Plan) -> PlanExtras:
+    """How sure a plan is and what would change it; kept for the plan that is shown again."""
+    return PlanExtras() if plan.best is None else PlanExtras(sure=assurance(plan), changes=changes_of(plan))
+
+
+def _part(part: ScreenPart) -> str:
+    if len(part.rows[0]) == 1:
+        return "".join(f"<p>{escape(line)}</p>" for (line,) in part.rows)
+    return _table("", part.header, part.rows)
 
 
 @html_of.register
@@ -299,4 +315,5 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Line]) -> str:
     body = "".join(f"<tr>{''.join(f'<td{LEFT}>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     top = "".join(f"<th{LEFT}>{escape(cell)}</th>" for cell in head)
     top = f"<thead><tr>{top}</tr></thead>" if head else ""
-    return f"<table><caption{LEFT}>{escape(caption)}</caption>{top}<tbody>{body}</tbody></table>"
+    title = f"<caption{LEFT}>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}{top}<tbody>{body}</tbody></table>"

@@ -142,19 +142,14 @@ def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
     assert refused.message in shown(refused)
 
 
-def test_a_plan_shows_how_sure_it_is_and_how_much_of_its_limits_it_takes():
-    """The limit stands at three quarters of a bar of 150 px, so the promised percentile is that much of 112.5 px."""
+def test_a_plan_shows_how_sure_it_is_and_what_would_change_it():
     plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
     html = plan._repr_html_()
-    long = [float(each) for each in re.findall(r'<rect width="([\d.]+)"', html)]
-    taken = plan.best.ttft["p90"] / 1.0, plan.best.tpot["p90"] / 0.020
-    assert long == pytest.approx([112.5 * share for share in taken], abs=0.06)
     assert "with a probability of" in html
-    assert "What would change the answer" in html
+    assert "what would change the answer" in html
     assert any(cell.startswith("fitted ") for cell in shown(plan))
     refused = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="1 ms", rate=40)
     assert "INFEASIBLE: " in refused._repr_html_()
-    assert "<svg" not in refused._repr_html_()
 
 
 def test_the_breakdown_of_a_decode_step_has_no_first_token():
