@@ -193,10 +193,7 @@ def breakdown(
 
 
 def parts_of(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Take designs apart as ``breakdown`` does, without fits and elasticities, in less time.
-
-    Returns ``Breakdown.operators`` [s] and ``Breakdown.memory`` [B].
-    """
+    """Take designs apart as ``breakdown`` does, without fits and elasticities, in less time."""
     operators, _, memory = _parts(points, list(designs_of(points, origin)), fits=False)
     return operators, memory
 

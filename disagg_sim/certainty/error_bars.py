@@ -389,11 +389,6 @@ def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
     .. math:: \sigma = \sqrt{\sigma_{fit}^2 + \sigma_{transfer}^2} + \sigma_{doubling} \sum |\log_2(size / end)|
 
     The result has shape (rows,).
-
-    >>> from types import SimpleNamespace
-    >>> spec, hop = load_uncertainty("measured"), SimpleNamespace(kind="hop", fits=(), sizes={}, rows=2, cut_of=None)
-    >>> (sigma_of(hop, spec) / spec.assumed).tolist()
-    [1.0, 1.0]
     """
     measured = [fit for fit in operator.fits if fit.engine != ASSUMED]
     own = max((spread_of(fit, spec) for fit in measured), default=spec.assumed)

@@ -167,15 +167,6 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
 
     Takes ``parts`` (operators with sizes, fits and ``seconds`` of shape (rows,) [s]) and ``times`` (what the passes of
     the designs take, shape (rows,) [s]). The result is in row order, as in ``outside_calibration``.
-
-    >>> from types import SimpleNamespace
-    >>> fit = Fit(engine="trtllm", version="1.0", points=9, median_error=0.1, p90_error=0.2, valid=(("m", 1.0, 512.0),))
-    >>> step = np.array([1.0, 1.0])
-    >>> sizes = {"m": (np.array([8.0, 64.0]), np.array([64.0, 1024.0]))}
-    >>> gemm = SimpleNamespace(phase="decode", key=("gate, up", "gemm", "fp8"), label="GEMM", fits=(fit,))
-    >>> vars(gemm).update(sizes=sizes, rows=2, cut_of=None, seconds=Times(step, step, step))
-    >>> words_of([gemm], Times(step, step, step))
-    ['', 'GEMM: m 1024 above 512']
     """
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}

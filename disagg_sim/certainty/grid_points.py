@@ -15,10 +15,7 @@ from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 
 
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
-    """Read one design point of a grid of one phase.
-
-    Returns designs of one row: an instance by itself.
-    """
+    """Read one design point of a grid of one phase."""
     (one,) = designs_at_points(grid, np.array([row]), np.array([column]))
     return one
 

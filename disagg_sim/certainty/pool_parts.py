@@ -176,10 +176,7 @@ def encode_parts(step: EncodeStep, height: int, width: int) -> EncodeParts:
 def split_spent(
     at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences: Numeric
 ) -> tuple[GpuEnergy, GpuEnergy]:
-    """Find what one GPU of each pool spends on a decode step.
-
-    Returns joules and seconds of the step, of an attention and of a feed-forward GPU [J], [s].
-    """
+    """Find what an attention and a feed-forward GPU spend on a decode step. [J], [s]"""
     context, counts = lengths.context, at.model.kind_counts
     step = split_step(at, ffn, split, sequences=sequences, context=context)
 
@@ -198,10 +195,7 @@ def split_spent(
 
 
 def encode_spent(step: EncodeStep) -> GpuEnergy:
-    """Find what one GPU spends on the images of a request, of which none is kept.
-
-    Returns [J], [s].
-    """
+    """Find what one GPU spends on the images of a request, of which none is kept. [J], [s]"""
     at, watts = step.setup, watts_of(step.setup)
     costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]
     image = sum(float(watts(op, cost) * cost.time) * runs for op, cost, runs in costs)

@@ -141,10 +141,7 @@ def rescore(
 
 
 def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Designs]:
-    """Read the designs of a table, those that are timed in one go together; errors as in ``rescore``.
-
-    Yields arrays of shape (rows,), with the settings that the rows share.
-    """
+    """Read the designs of a table, those that are timed in one go together; errors as in ``rescore``."""
     points = with_unsaid(points)
     if "speculation" not in points:
         points = points.assign(speculation=NO_SPECULATION)

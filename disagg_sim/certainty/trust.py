@@ -192,19 +192,13 @@ def _marks(at: Setup, labels: tuple[Trust, ...]) -> Adjust:
 
 
 def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
-    """Share out the time of a decode step, or the time that a pass of prefill takes of its GPUs, by what it rests on.
-
-    Returns shares above 0, best label first; together 1 [1].
-    """
+    """Share out the time of a decode step, or that of a prefill pass on its GPUs, by what it rests on. [1]"""
     found = shares_of_designs(design_of(grid, row, column))
     return _of_row({label: scores.throughput for label, scores in found.items()}, 0)
 
 
 def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[str, list[Shares]]:
-    """Share out latencies and throughput of every row of a table by what they rest on.
-
-    Returns "ftl", "ttl" and "throughput" -> shares of every row, best label first [1].
-    """
+    """Share out latencies and throughput of every row of a table by what they rest on. [1]"""
     found: dict[str, list[Shares]] = {name: [{} for _ in range(len(points))] for name in Scores._fields}
     every = list(designs_of(points, replace(origin, exact=False)))
     for designs, shares in zip(every, shares_of_each(every, _marked_times), strict=True):
@@ -220,28 +214,19 @@ def _of_row(shares: Mapping[Trust, Any], row: int) -> Shares:
 
 
 def added(parts: Sequence[tuple[float, Shares]]) -> Shares:
-    """Add up shares of several parts, by the weight of each.
-
-    Returns shares, best label first; together 1 [1].
-    """
+    """Add up shares of several parts, by the weight of each."""
     total = sum(weight for weight, _ in parts)
     whole = {label: sum(weight * shares.get(label, 0.0) for weight, shares in parts) / total for label in Trust}
     return {label: share for label, share in whole.items() if share > 0.0}
 
 
 def shares_text(shares: Shares) -> str:
-    """Write shares in words, best label first, those below 2 % left out.
-
-    Returns text for people; "" where there are no shares.
-    """
+    """Write shares in words, best label first, those below 2 % left out."""
     return ", ".join(f"{label} {100 * shares[label]:.0f} %" for label in Trust if shares.get(label, 0.0) >= LITTLE)
 
 
 def shares_of_text(text: str) -> Shares:
-    """Read shares back from words, as the column ``COLUMN`` holds them.
-
-    Returns shares, to a hundredth [1].
-    """
+    """Read shares back from words, as the column ``COLUMN`` holds them."""
     try:
         parts = [each.split() for each in text.split(", ") if each]
         return {Trust(label): int(percent) / 100 for label, percent, _ in parts}

@@ -74,11 +74,7 @@ class Word(NamedTuple):
 
 
 def completing() -> bool:
-    """Tell whether a shell asks for words, and nothing shall run.
-
-    >>> completing()
-    False
-    """
+    """Tell whether a shell asks for words, and nothing shall run."""
     return VARIABLE in os.environ
 
 

@@ -75,12 +75,7 @@ def _engine_of(started: Sequence[Started], asked: str) -> str:
 
 
 def pool_of(text: str) -> tuple[str, Replicas]:
-    """Read a pool: its role, and what differs from one GPU.
-
-    >>> role, pool = pool_of("decode:dp=8,ep=8,instances=2,batch=512")
-    >>> role, pool.gpus, int(pool.mapping.tp_ffn), pool.batch
-    ('decode', 16, 1, 512)
-    """
+    """Read a pool: its role, and what differs from one GPU."""
     role, _, rest = text.partition(":")
     if (role := role.strip()) not in _ROLES:
         said = f"--pool {quoted(text)}: {quoted(role)} is no pool{nearest(role, _ROLES)}"

@@ -117,9 +117,6 @@ def asked_reuse(share: float, tiers: str, *, others: str = "") -> Reuse | None:
 
     Takes ``share`` (0 = nothing is cached) and ``tiers`` (``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM). Returns None
     where nothing is cached.
-
-    >>> asked_reuse(0.9, "hbm=0.25,dram=0.75").tiers, asked_reuse(0.0, "")
-    ((('dram', 0.75), ('hbm', 0.25)), None)
     """
     if tiers and not share:
         raise InputError(f"--tiers says where prompts are cached; give --cached, too{others}")

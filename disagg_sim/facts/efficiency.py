@@ -432,8 +432,6 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
 def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
     """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile.
 
-    Returns as many fits, in the same order.
-
     >>> from disagg_sim.facts.load import load_efficiency
     >>> fits = [fit for fit in load_efficiency("h200_sxm").prefill_attention if fit.engine == "vllm"]
     >>> split = PrefillKeys(engine="vllm", kernel="FlashAttention-3", keys="split", source="")
@@ -448,8 +446,6 @@ def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ..
 
 def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
     """Read the assumptions of a file of ``hw_specs/efficiency/assumptions/``.
-
-    Returns rates as shares of the peaks [1], times [s].
 
     >>> assumptions_of(Path("mine.yaml"), {"engine_order": ["vllm", "nccl"]}).engine_order
     ('vllm', 'nccl')

@@ -74,8 +74,6 @@ def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed:
 def faults_of_call(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
     """Yield the fault that a call raises, with the key that it belongs to; nothing if there is none.
 
-    Yields one line, or none.
-
     >>> from disagg_sim.errors import above_zero
     >>> [list(faults_of_call("limits", above_zero, "ftl", value)) for value in (-1, 2)]
     [['limits: ftl must be above 0, got -1'], []]

@@ -1,8 +1,6 @@
 """Load specs by name or path: ``load_system("h100_sxm")``, ``load_model("llama-3.1-70b")``.
 
 A file is parsed again only after it changed; equal names give the same object.
-
-Past 400 lines: one function for each kind, with its type and example.
 """
 
 from __future__ import annotations
@@ -178,10 +176,7 @@ def load_engine(name: str | Path) -> EngineSpec:
 
 
 def load_failures(name: str | Path) -> FailureSpec:
-    """Load the failure rates ``name`` (``hw_specs/failures/``): of GPUs, nodes and links of a measured cluster.
-
-    Returns mean times between failures, and until an instance serves again [s].
-    """
+    """Load the failure rates ``name`` (``hw_specs/failures/``) of GPUs, nodes and links of a measured cluster. [s]"""
     return _load(FailureSpec, name)
 
 

@@ -60,10 +60,7 @@ class PowerSpec(Shown):
         return self.system != self.measured_on
 
     def law_of(self, kind: str, form: str, engine: str = "") -> PowerLaw:
-        """Find the law of a kernel: of its kind, then its form, then its engine.
-
-        Returns the nearest; the first of the file among equals.
-        """
+        """Find the law of a kernel: of its kind, then its form, then its engine."""
         mine = [law for law in self.laws if law.kind == kind] or [law for law in self.laws if law.kind == STAND_IN]
         ranks = {form: 0, "bf16": 1, "gqa": 1}
         return min(mine, key=lambda law: (ranks.get(law.form, 2), law.engine != engine))

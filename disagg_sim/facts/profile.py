@@ -76,8 +76,6 @@ _SKEWED = re.compile(r"(?P<base>.+)_skew(?P<skew>[0-9.e-]+)")
 def skewed_profile(name: str, skew: float) -> str:
     """Name a profile whose experts are not equally popular, as ``load_profile`` reads it.
 
-    Returns the name itself at 0.
-
     >>> skewed_profile("measured", 0.5), skewed_profile("measured", 0.0)
     ('measured_skew0.5', 'measured')
     """
@@ -86,8 +84,6 @@ def skewed_profile(name: str, skew: float) -> str:
 
 def profile_and_skew(name: str) -> tuple[str, float]:
     """Part the name of a profile from the skew of the popularity of experts, as ``skewed_profile`` joins them.
-
-    Returns the profile's own name, and 0 where no skew is named.
 
     >>> profile_and_skew("measured_skew0.5"), profile_and_skew("ideal")
     (('measured', 0.5), ('ideal', 0.0))

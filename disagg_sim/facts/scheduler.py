@@ -60,8 +60,6 @@ class SchedulerSpec(Shown):
     def defaults_on(self, system: SystemSpec) -> StepDefaults:
         """What a step holds by default on a system.
 
-        Returns tokens [token] and sequences [1].
-
         vLLM takes the larger values on 70 GiB and more, but on the A100:
 
         >>> from disagg_sim.facts.load import load_scheduler, load_system
@@ -75,17 +73,7 @@ class SchedulerSpec(Shown):
 
 
 def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpec:
-    """Read a scheduler from its file; every value needs a source.
-
-    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
-    >>> file = read_mapping(find_file("scheduler", "vllm_v1_2026"))
-    >>> scheduler_of(Path("mine.yaml"), file | {"watermark": 0.05}, "mine").watermark
-    0.05
-    >>> scheduler_of(Path("mine.yaml"), file | {"admission": "promt"}, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: admission: 'promt' is unknown, did you mean 'prompt'?; allowed: prompt, \
-first_chunk, prompt_fits, output_fits
-    """
+    """Read a scheduler from its file; every value needs a source."""
     spec = spec_of(SchedulerSpec, path, data, name)
     found = faults_of_sources(SchedulerSpec, spec.sources, data, ("title",))
     rows = [each.memory for each in spec.defaults]

@@ -321,8 +321,6 @@ Title = Annotated[str, AfterValidator(_is_title)]
 def plain_number(value: object) -> object:
     """Read a number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text.
 
-    Returns the number, or the value itself where it is none.
-
     >>> plain_number("1e-3"), plain_number("4 TB"), plain_number(7)
     (0.001, '4 TB', 7)
     """
@@ -352,12 +350,6 @@ def one_of(by: Callable[[Any], str | None], wanted: str) -> Any:
 
     Takes ``by`` (gives the tag of a value, None for one of no form) and ``wanted`` (what is allowed, in words behind
     "is").
-
-    >>> from pydantic import Tag, TypeAdapter
-    >>> by = one_of(lambda value: {int: "count", str: "word"}.get(type(value)), "neither a count nor a word")
-    >>> form = Annotated[Union[Annotated[int, Tag("count")], Annotated[str, Tag("word")]], by]
-    >>> [TypeAdapter(form).validate_python(value) for value in (7, "all")]
-    [7, 'all']
     """
     return Discriminator(by, custom_error_type=NEITHER, custom_error_message=wanted)
 
@@ -421,14 +413,7 @@ def _form(hint: Any) -> Any:
 
 
 def spec_of(of: Callable[..., T], path: Path, data: Mapping[str, Any], name: str) -> T:
-    """Read a spec from its file; a ``ValueError`` of its values is a fault of the file.
-
-    >>> from disagg_sim.facts.speculation import Speculation
-    >>> file = {"title": "mine", "model": "llama_3_1_8b", "method": "mtp", "acceptance": [0.6, 0.8], "source": "me"}
-    >>> spec_of(Speculation, Path("mine.yaml"), file, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: acceptance 0.6, 0.8 rises: position i counts only where all before ...
-    """
+    """Read a spec from its file; a ``ValueError`` of its values is a fault of the file."""
     kind: Any = of
     fields = dict(validate(keys_of(kind), data, path))
     try:

@@ -77,9 +77,7 @@ class UncertaintySpec(Shown):
 
 
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
-    """Read spreads from their file; every operator kind needs one.
-
-    Returns deviations of logarithms [1].
+    """Read spreads, deviations of logarithms, from their file; every operator kind needs one. [1]
 
     >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
     >>> file = read_mapping(find_file("uncertainty", "measured"))
@@ -106,16 +104,6 @@ def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
 
     References: H. Akaike, "Fitting autoregressive models for prediction", Ann. Inst. Stat. Math. 21, 1969 (final
     prediction error), :doi:`10.1007/BF02532251`.
-
-    Normal errors of 10 % have the quantiles 6.7 % and 16.4 %. Where four numbers were fitted to twelve rows, that is
-    sqrt(16/8) worse:
-
-    >>> from dataclasses import replace
-    >>> from disagg_sim.facts.load import load_efficiency, load_uncertainty
-    >>> many = replace(load_efficiency("h200_sxm").gemm[0], median_error=0.067449, p90_error=0.164485, parameters=0)
-    >>> few = replace(many, points=12, parameters=4)
-    >>> [f"{spread_of(fit, load_uncertainty('measured')):.3f}" for fit in (many, few)]
-    ['0.100', '0.141']
     """
     if fit.engine == ASSUMED or not fit.p90_error > 0.0:
         return spec.assumed

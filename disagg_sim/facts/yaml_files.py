@@ -90,10 +90,7 @@ def _root_fault(root: Path) -> str:
 
 
 def spec_files(kind: str) -> dict[str, Path]:
-    """List every spec of a kind.
-
-    Returns canonical name -> file, sorted by name.
-    """
+    """List every spec of a kind."""
     found: dict[str, Path] = {}
     for root in spec_roots():
         directory = root / DIRECTORIES[kind]
@@ -199,10 +196,7 @@ def text_of(path: Path, kind: str) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file whose top level is ``key: value`` lines.
-
-    Returns its content, nothing converted.
-    """
+    """Read a YAML file whose top level is ``key: value`` lines."""
     try:
         data = parse_yaml(text_of(path, "YAML"))
     except ValueError as error:

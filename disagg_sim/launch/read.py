@@ -112,10 +112,6 @@ def read_launch(given: str) -> list[Started]:
     ``given`` is ``[ROLE:] [N x] FILE|COMMAND``: a command such as ``vllm serve MODEL -tp 4``, a shell script that has
     one, a configuration of TensorRT-LLM (.yaml), or a directory of scripts that ``disagg-sim launch`` wrote. Without a
     role it is that of the settings; without a count the one in the heading of a written script, else 1.
-
-    >>> (one,) = read_launch("2 x vllm serve deepseek-ai/DeepSeek-R1 -dp 8 --enable-expert-parallel --max-num-seqs 64")
-    >>> one.engine, one.role, one.replicas.gpus, int(one.replicas.mapping.ep), one.replicas.batch
-    ('vllm', 'colocated', 16, 8, 512)
     """
     head = re.match(r"(?:(colocated|prefill|decode)\s*:)?\s*(?:(\d{1,7}) ?x(?:\s+|$))?", given := given.strip())
     assert head is not None

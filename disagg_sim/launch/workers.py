@@ -142,10 +142,7 @@ class Workers:
 def workers_of(
     deployment: Design | PlannedPools | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
 ) -> tuple[Workers, ...]:
-    """Read the workers of a deployment.
-
-    Returns prefill first.
-    """
+    """Read the workers of a deployment."""
     lengths = None
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))

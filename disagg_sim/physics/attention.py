@@ -111,13 +111,6 @@ def prefill_attention_cost(work: Work, shape: AttentionShape, keys: Numeric, rat
     of the rate is the plain roofline.
 
     One prompt of 8192 tokens, 8 heads of 128 on one KV head: 4*8*128*8192*8193/2 = 137 GFLOP at 989 TFLOP/s.
-
-    >>> from disagg_sim.physics.blocks.gqa import gqa_prefill_work
-    >>> sizes = {"sequences": 1, "new": 8192, "past": 0, "q_heads": 8, "kv_heads": 1, "head_dim": 128}
-    >>> work = gqa_prefill_work(**sizes, window=0, cache_bytes=1)
-    >>> cost = prefill_attention_cost(work, AttentionShape(**sizes), 8192.0, AttentionRate(989e12, 4.8e12, 0.0))
-    >>> f"{cost.time * 1e6:.0f} us, memory alone {cost.sums.memory * 1e6:.1f} us"
-    '139 us, memory alone 0.9 us'
     """
     softmax = 1.0 + rate.softmax * (FITTED_HEAD / shape.head_dim - 1.0)  # over that of fitted heads, by FLOP
     compute = work.flops / rate.flops * softmax * (1.0 + rate.s_half / keys)
@@ -170,14 +163,6 @@ def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate
     ``multiprocessors = 0`` of the rate is the plain roofline.
 
     64 sequences of 8192 tokens, one KV head of 128 at one byte: 134 MB from HBM at 4.8 TB/s, at 16 FLOP a byte.
-
-    >>> from disagg_sim.physics.blocks.gqa import gqa_decode_work
-    >>> sizes = {"q_heads": 8, "kv_heads": 1, "head_dim": 128}
-    >>> work = gqa_decode_work(sequences=64, context=8192, window=0, cache_bytes=1, **sizes)
-    >>> shape = AttentionShape(sequences=64, new=1, past=8191, **sizes)
-    >>> cost = decode_attention_cost(work, shape, AttentionRate(989e12, 4.8e12, 0.0))
-    >>> f"{cost.time * 1e6:.0f} us, multiply-adds alone {cost.sums.compute * 1e6:.1f} us"
-    '28 us, multiply-adds alone 2.2 us'
     """
     if not rate.multiprocessors:
         return operator_cost(work, Rate(rate.flops, rate.bandwidth, rate.t0, np.inf))

@@ -137,14 +137,6 @@ def part_rate(fit: AttentionPartFit, system: SystemSpec, cache: str = "") -> Par
     """Find what a fitted kernel of linear or sparse attention reaches on a system; a share of None does not bind.
 
     Takes ``cache`` (its arithmetic; kernels for few heads are those of an fp8 cache).
-
-    States move at nine tenths of 4.8 TB/s:
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> row = {"engine": "vllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 4e-6}
-    >>> rate = part_rate(AttentionPartFit(**row, kind="gdn", part="step", e_memory=0.9), load_system("h200_sxm"))
-    >>> f"{rate.bandwidth / 1e12:.2f} TB/s, {rate.flops}"
-    '4.32 TB/s, inf'
     """
     return PartRate(
         flops=np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops["bf16"],

@@ -48,13 +48,7 @@ def in_switch_all_reduce_bytes(size: Numeric, n: Numeric) -> Numeric:
 
 
 def gather_bytes(size: Numeric, n: Numeric) -> Numeric:
-    """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``.
-
-    Each of 8 ranks lacks 7 of 8 parts of a tensor of 8 MB, and holds all of it where the group is one rank:
-
-    >>> [f"{gather_bytes(8e6, n) / 1e6:.0f} MB" for n in (1, 8)]
-    ['0 MB', '7 MB']
-    """
+    """Bytes over one rank's link of an all-gather or reduce-scatter: ``(n-1)/n*S``."""
     return size * ((n - 1.0) / n)
 
 
@@ -113,13 +107,6 @@ def fastest(transfers: Sequence[MessageTime]) -> MessageTime:
     """Take, at each point, the transfer that takes least time.
 
     Returns latency and wire time of the chosen one, of the broadcast shape [s].
-
-    A quick start suits small messages, a fast link large ones:
-
-    >>> near = MessageTime(1e-6, np.array([1e-6, 1e-3]))
-    >>> fast = MessageTime(1e-5, np.array([1e-7, 1e-4]))
-    >>> [f"{t * 1e6:.1f} us" for t in fastest([near, fast]).time]
-    ['2.0 us', '110.0 us']
     """
     best, *others = transfers
     for other in others:
@@ -151,9 +138,6 @@ def copies_per_rank(top_k: Numeric, n: Numeric) -> Numeric:
     """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
 
     The result is of the broadcast shape.
-
-    >>> round(float(copies_per_rank(8, 64.0)), 2), round(float(copies_per_rank(8, 8.0)), 2)
-    (7.46, 4.59)
     """
     return (n - 1.0) * (1.0 - (1.0 - 1.0 / n) ** top_k)
 

@@ -49,16 +49,6 @@ def shared_decode(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: To
 
     Takes ``tokens`` (decodes of one rank [token]). The result is of one layer, as in the head of this file; plain TP
     where ``dcp`` is 1 [s].
-
-    Eight sequences of 131,072 tokens, the latent of DeepSeek-R1 read whole by each of 8 GPUs or an eighth by each:
-
-    >>> from disagg_sim.physics.blocks import layers_of
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> (layer, _), *_ = layers_of(at.model)
-    >>> tokens = [Tokens(decodes=8.0, context=131072.0, dcp=dcp) for dcp in (1.0, 8.0)]
-    >>> [f"{1e6 * shared_decode(layer.attention, at, 8, each, 'auto').time:.0f} us" for each in tokens]
-    ['126 us', '23 us']
     """
     dcp = tokens.dcp
     scores = cheapest(total_cost(ops, at) for ops in block.decode_share(at.precision, tp, dcp, tokens, form))

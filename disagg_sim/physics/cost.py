@@ -49,14 +49,6 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
     """Time one operator (collectives inside the attention group included).
 
     The result is of one layer; its arrays have the broadcast shape of the sizes [s].
-
-    A look-up of 1000 rows of 8192 elements, read and written in two bytes each, at the full 4.8 TB/s of HBM:
-
-    >>> from disagg_sim.physics.work import embedding
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> f"{1e6 * kernel_cost(embedding(at.model, at.precision, 1000.0), at).time:.1f} us"
-    '6.8 us'
     """
     return adjusted(op, _kernel_cost(op, at), at)
 
@@ -94,13 +86,6 @@ def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
     """Cost of operators run one after the other.
 
     Returns the sum of their times, and the sums of their times in arithmetic, memory and links [s].
-
-    >>> from disagg_sim.physics.work import embedding
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
-    >>> one = embedding(at.model, at.precision, 64.0)
-    >>> bool(total_cost([one, one], at).time == 2 * total_cost([one], at).time)
-    True
     """
     total = NOTHING
     for op in operators:
@@ -151,14 +136,6 @@ def group_cost(op: Operator, at: Setup) -> Cost:
     NIC of each rank, in ``ceil(log2 m)`` hops: ranks of the same place in their domains exchange their parts. Takes
     ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]; its name starts with that of the
     collective). Returns arrays of the broadcast shape, 0 for one rank [s].
-
-    8 MB in eight parts, 7 MB of them at 450 GB/s:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> eight = Operator("all-gather of rows", "gather", NOTHING_DONE, size=8e6, ranks=8)
-    >>> f"{1e6 * group_cost(eight, at).sums.communication:.1f} us"
-    '15.6 us'
     """
     curve = at.rates.reduce_scatter if op.name.startswith("reduce-scatter") else at.rates.all_gather
     inner = np.maximum(op.ranks / op.domains, 1.0)

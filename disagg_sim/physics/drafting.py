@@ -49,11 +49,6 @@ def with_draft_layers(at: Setup) -> Setup:
 
     The result comes without speculation; ``at`` itself where it has none, or a draft model, which ``draft_model_of``
     finds.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
-    >>> len(at.model.layers), len(with_draft_layers(at).model.layers)
-    (61, 62)
     """
     if at.speculation is None or at.speculation.drafter is not None:
         return at
@@ -86,13 +81,7 @@ def cached_layers(at: Setup) -> ModelSpec:
 
 
 def check_context(at: Setup, isl: float, osl: float, *, allow_long: bool = False) -> None:
-    """Refuse requests that do not fit into the context of the model, or of its draft model.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> check_context(setup("llama_3_1_70b", "h200_sxm", "fp8"), 131_000, 100)
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: ...
-    """
+    """Refuse requests that do not fit into the context of the model, or of its draft model."""
     at.model.check_context(isl, osl, allow_long=allow_long)
     if (own := draft_model_of(at)) is not None:
         own.model.check_context(isl, osl, allow_long=allow_long)
@@ -135,12 +124,7 @@ def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
 
 
 def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric:
-    """Find the mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum_{i<=k} m_i``. [token]
-
-    >>> from disagg_sim.facts.load import load_speculation
-    >>> accepted_length(load_speculation("mtp 0.8 0.6"), np.array([0, 1, 2])).tolist()
-    [1.0, 1.8, 2.4]
-    """
+    """Find the mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum_{i<=k} m_i``. [token]"""
     if speculation is None:
         return 1.0
     table = np.concatenate([[1.0], 1.0 + np.cumsum(speculation.acceptance)])
@@ -204,13 +188,6 @@ def handed_bytes(at: Setup, isl: float) -> float:
     draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
     draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others). Takes ``at`` and ``isl`` (setup,
     and length of the prompt [token]).
-
-    62 layers in place of 61, and 7168 elements of two bytes:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> plain, at = (setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
-    >>> handed_bytes(at, 1000) - 62 / 61 * handed_bytes(plain, 1000)
-    14336.0
     """
     cache = cached_layers(at).kv_bytes(isl, at.precision)
     if at.speculation is None or at.speculation.drafter is not None:

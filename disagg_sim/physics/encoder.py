@@ -50,15 +50,7 @@ class EncodeStep:
 
 
 def encoder_operators(encoder: EncoderSpec, hidden: int, patches: int) -> list[tuple[Operator, int]]:
-    """Operators of the tower and its projector for one image, and how often each runs.
-
-    Kimi-K2.5, 6400 patches: 2 x 411e6 x 6400 = 5.3 TFLOP in the matrices of the layers and 5.1 in attention:
-
-    >>> kimi = EncoderSpec(layers=27, hidden=1152, width=4304, patch=14, merge=2)
-    >>> work = [(op.name, op.work.flops * runs / 1e12) for op, runs in encoder_operators(kimi, 7168, 6400)]
-    >>> [f"{name} {flops:.2f}" for name, flops in work if flops > 0]
-    ['query, key, value 1.38', 'attention 5.10', 'output 0.46', 'up 1.71', 'down 1.71', 'join 0.07', 'project 0.11']
-    """
+    """Operators of the tower and its projector for one image, and how often each runs."""
     n, d, f, joined = patches, encoder.hidden, encoder.width, encoder.hidden * encoder.merge**2
     tokens, layers = n // encoder.merge**2, encoder.layers
     scores = Work(4.0 * d * n**2, 4.0 * d * n * ACTIVATION_BYTES)

@@ -163,13 +163,7 @@ def hit_slots(tokens: Numeric, top_k: int, lie: Placement, ranks: int) -> Numeri
 
 
 def lasting_imbalance(experts: int, ep: Numeric, redundant: Numeric, skew: float) -> Numeric:
-    """Picks of the fullest of ``ep`` ranks over the mean for endless tokens, of every pair of ranks and copies. [1]
-
-    R1 with one copy of each expert on 8 and 32 ranks, and with 32 more copies on 32, placed as EPLB does:
-
-    >>> lasting_imbalance(256, np.array([8, 32, 32]), np.array([0, 0, 32]), skew=1.1).round(2).tolist()
-    [1.29, 2.04, 1.0]
-    """
+    """Picks of the fullest of ``ep`` ranks over the mean for endless tokens, of every pair of ranks and copies. [1]"""
     if skew == 0.0:
         return np.ones(np.broadcast_shapes(np.shape(ep), np.shape(redundant)))
     pairs, place = _pairs(ep, redundant)

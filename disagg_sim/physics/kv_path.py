@@ -72,11 +72,6 @@ def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:
     """Count the blocks of a cache on a GPU that holds a share of every one: of each tensor of each layer, or of all.
 
     Takes ``model`` and ``tokens`` (layers, and cached tokens, rounded up [token]).
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> llama = load_model("llama_3_1_70b")
-    >>> [blocks_of(llama, 1888, KvLayout(cross_layer=crossed)) for crossed in (False, True)]
-    [18880, 118]
     """
     whole = math.ceil(tokens)
     return -(-whole // layout.block_tokens) if layout.cross_layer else descriptors(model, whole, layout.block_tokens)
@@ -143,12 +138,6 @@ def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) ->
 
     Takes ``system`` and ``other`` (None = the same). The result is of ``PATHS``; never "host", as no system says how
     many GPUs one has.
-
-    >>> from dataclasses import replace
-    >>> from disagg_sim.facts.load import load_system
-    >>> h100 = replace(load_system("h100_sxm"), leaf_gpus=256, spine_oversubscription=2.0)
-    >>> [path_of(h100, gpus) for gpus in (8, 9, 256, 257)]
-    ['domain', 'rail', 'rail', 'spine']
     """
     if gpus <= system.nvlink_domain and (other is None or other == system):
         return "domain"
@@ -157,14 +146,7 @@ def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) ->
 
 
 def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float:
-    """Find what a GPU moves over a path, one way. [B/s]
-
-    >>> from dataclasses import replace
-    >>> from disagg_sim.facts.load import load_profile, load_system
-    >>> h100, ideal = replace(load_system("h100_sxm"), spine_oversubscription=2.0), load_profile("ideal")
-    >>> [f"{path_bandwidth(h100, ideal, path) / 1e9:.0f} GB/s" for path in PATHS]
-    ['450 GB/s', '450 GB/s', '50 GB/s', '25 GB/s']
-    """
+    """Find what a GPU moves over a path, one way. [B/s]"""
     check_word("path", path, PATHS)
     inside = path in ("host", "domain")
     reached = profile.kv_efficiency_inside if inside else profile.kv_efficiency_across
@@ -207,14 +189,6 @@ def hand_over(
 
     Takes ``ends`` (setups of sender and receiver; the slower link counts) and ``path`` (of ``PATHS``; "" = the wire
     takes no time). Returns counts, and times [s], of the shape of the mappings.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, load = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), KvLoad(160.0, 1e9, 100.0)
-    >>> tps = Sharding(tp_attn=np.array([1, 2, 4]), tp_ffn=np.array([1, 2, 4]))
-    >>> options = {"path": "rail", "layout": KvLayout(), "descriptor_s": 1e-6, "threads": 1}
-    >>> found = hand_over((at, at), Sharding(tp_attn=4, tp_ffn=4), tps, load, **options)
-    >>> (1e6 * found.post).tolist(), (1e3 * found.wire).tolist()
-    ([640.0, 320.0, 160.0], [20.0, 10.0, 5.0])
     """
     at, model = ends[0], ends[0].model
     count = load.blocks * posted_share(model, sender, receiver, layout)

@@ -25,10 +25,6 @@ def tier_of(system: SystemSpec, name: str) -> KvTier | None:
     """Find a tier of a system by its name.
 
     None means HBM, where a past needs no load.
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> f"{tier_of(load_system('h200_sxm'), 'dram').bandwidth / 1e9:.0f} GB/s"
-    '50 GB/s'
     """
     if name == HBM:
         return None
@@ -44,14 +40,6 @@ def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier
 
     Each GPU loads its own part over its own link: ``t = latency + ceil(b/dp)*K(C)/(G_unique/dp*R)``. A part that
     several GPUs of a TP group hold is loaded by each.
-
-    58,976 tokens of Llama-3.1-70B are 9.7 GB in fp8; eight GPUs load an eighth each at 50 GB/s:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> dram = tier_of(at.system, "dram")
-    >>> f"{1e3 * load_time(at, eight, batch=1, past=58976, tier=dram):.0f} ms"
-    '24 ms'
     """
     if tier is None or past == 0:
         return 0.0
@@ -63,11 +51,6 @@ def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
     """Size what is loaded of a past, each element once. [B]
 
     Takes ``at`` and ``past`` (setup, and tokens of the past [token]) and ``held`` [token].
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
-    >>> loaded_bytes(at, 1000, held=400) / 163_840
-    600.0
     """
     model, precision = cached_layers(at), at.precision
     there = kv_bytes_per_request(model, precision, held) - model.state_bytes if held else 0.0

@@ -27,11 +27,6 @@ def kv_bytes_per_request(model: ModelSpec, precision: Precision, isl: float) -> 
     """Size the cache, and the state, of one prompt, each element once. [B]
 
     Llama-3.1-70B in fp8: 80 layers x 2 x 8 KV heads x 128 x 1 B = 164 kB a token.
-
-    >>> from disagg_sim.facts.load import load_model, load_precision
-    >>> llama = load_model("llama_3_1_70b")
-    >>> f"{kv_bytes_per_request(llama, load_precision('fp8').resolve(llama), 8192) / 1e9:.2f} GB"
-    '1.34 GB'
     """
     return model.kv_bytes(isl, precision)
 
@@ -43,11 +38,6 @@ def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
     the blocks of attention until one of them is as large as a state, and saves a state at each of their ends
     (``--mamba-cache-mode align``). Compressed attention goes on at the end of an entry. Returns 1 where every token
     will do.
-
-    >>> from disagg_sim.facts.load import load_model, load_precision
-    >>> llama = load_model("llama_3_1_70b")
-    >>> checkpoint_tokens(llama, load_precision("fp8").resolve(llama))
-    1
     """
     specs = [kind.attention for kind in model.kinds]
     entries = math.lcm(*(spec.entry_tokens for spec in specs))
@@ -62,15 +52,7 @@ def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
 
 
 def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float:
-    """Size a cached prefix of so many tokens with the states that were saved along it. [B]
-
-    Without states it is the cache:
-
-    >>> from disagg_sim.facts.load import load_model, load_precision
-    >>> llama = load_model("llama_3_1_70b")
-    >>> f"{prefix_bytes(llama, load_precision('fp8').resolve(llama), 8192) / 1e9:.2f} GB"
-    '1.34 GB'
-    """
+    """Size a cached prefix of so many tokens with the states that were saved along it. [B]"""
     saved = tokens // checkpoint_tokens(model, precision)
     return model.kv_bytes(tokens, precision) - model.state_bytes + saved * model.recurrent_bytes
 
@@ -94,15 +76,6 @@ def unique_gpus(
     ``tokens`` cached tokens, each on ``n_i`` GPUs. Under DCP each of the GPUs that share the tokens of a KV head has
     its own; copies over PCP ranks count once. Takes ``tokens`` (None = the longest context) and ``precision`` (None =
     bf16). The result is of the shape of the mapping.
-
-    Of 16 GPUs under TP the 8 KV heads of Llama fill 8 apart, and the latent of DeepSeek-R1 one; under DP attention each
-    GPU has requests of its own:
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
-    >>> tp, dp = Sharding(tp_attn=16, tp_ffn=16), Sharding(dp_attn=16, ep=16)
-    >>> [int(unique_gpus(*each)) for each in ((llama, tp), (r1, tp), (r1, dp))]
-    [8, 1, 16]
     """
     length, tp = model.max_context if tokens is None else tokens, mapping.tp_attn
     apart = {n for kind in model.kinds for n in kind.attention.distinct_parts}
@@ -120,14 +93,7 @@ def unique_gpus(
 
 
 def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
-    """Count the pieces of memory that hold a cache: a block of each tensor of each layer, and each state. [1]
-
-    Keys and values of 80 layers of Llama-3.1-70B, 118 blocks each; one latent a layer in DeepSeek-R1:
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> [descriptors(load_model(name), 1888, 16) for name in ("llama_3_1_70b", "deepseek_r1")]
-    [18880, 7198]
-    """
+    """Count the pieces of memory that hold a cache: a block of each tensor of each layer, and each state. [1]"""
     total = 0
     for layer, count in layers_of(model):
         spec = layer.attention.spec
@@ -152,10 +118,5 @@ def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric)
 
     With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2). Takes
     ``request_rate`` [req/s]. The result is of the broadcast shape.
-
-    Ten requests a second of 1.34 GB each from 8 GPUs need 1.7 GB/s of each, 3 % of a NIC at 50 GB/s:
-
-    >>> f"{bandwidth_per_gpu(10.0, 1.34e9, 8) / 1e9:.2f} GB/s"
-    '1.68 GB/s'
     """
     return request_rate * kv_bytes / unique

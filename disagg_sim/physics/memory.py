@@ -54,11 +54,6 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """Size all weights of the model, embedding and head included. [B]
 
     Llama-3.1-70B in fp8: 70.6e9 parameters of one byte, and of the 2.1e9 of embedding and head a second one.
-
-    >>> from disagg_sim.facts.load import load_model, load_precision
-    >>> llama = load_model("llama_3_1_70b")
-    >>> f"{weight_bytes(llama, load_precision('fp8').resolve(llama)) / 1e9:.1f} GB"
-    '72.7 GB'
     """
     whole = Sharding()
     layers = layers_of(model)
@@ -71,12 +66,6 @@ def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
     """Count the copies of each cached byte over a TP group in bf16; the mean of kinds. [1]
 
     ``max(1, tp/n_kv)`` for GQA, tp for MLA. The result is of the shape of ``tp``.
-
-    Llama-3.1-70B has 8 KV heads, DeepSeek-R1 one latent:
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> [kv_duplication(load_model(name), np.array([1, 8, 16])).tolist() for name in ("llama_3_1_70b", "deepseek_r1")]
-    [[1.0, 1.0, 2.0], [1.0, 8.0, 16.0]]
     """
     held: Numeric = 0.0
     whole = 0.0
@@ -147,15 +136,6 @@ def instance_bytes(at: Setup, mapping: Sharding, residents: Residents, imbalance
     """Size what lies on the fullest GPU of the fullest stage. [B]
 
     The result is of the broadcast shape of mapping and residents.
-
-    It is the sum of its parts:
-
-    >>> from disagg_sim.physics.residents import decode_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> load = decode_load(at, eight, 64, cached=decode_residents(8192, 1024))
-    >>> f"{instance_bytes(at, eight, load) / sum(instance_parts(at, eight, load)):.1f}"
-    '1.0'
     """
     activations, communication, runtime = _everywhere(at, mapping, residents, imbalance)
     return _fullest(at, mapping, residents) + activations + communication + runtime
@@ -167,20 +147,7 @@ def _fullest(at: Setup, mapping: Sharding, residents: Residents) -> Numeric:
 
 
 def instance_parts(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
-    """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
-
-    Returns numbers, or arrays of the shape of the mapping [B].
-
-    One of 8 GPUs holds an eighth of 72.7 GB of weights, one of 8 KV heads of 64 sequences (64 x 8704 tokens, and two
-    standard deviations more, x 20.5 kB), and the runtime that the profile assumes:
-
-    >>> from disagg_sim.physics.residents import decode_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> parts = instance_parts(at, eight, decode_load(at, eight, 64, cached=decode_residents(8192, 1024)))
-    >>> [f"{name} {getattr(parts, name) / 1e9:.1f} GB" for name in ("weights", "cache", "runtime")]
-    ['weights 9.1 GB', 'cache 11.5 GB', 'runtime 3.9 GB']
-    """
+    """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it."""
     held, *others = _stages(at, mapping, residents)
     for more in others:
         fuller = more.total > held.total
@@ -258,15 +225,6 @@ def decode_bytes(
     """Size what lies on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
     The form ``cached`` of MLA keeps the up-projected keys and values of every sequence; the others need the same.
-
-    Caches of 64 and 128 sequences beside 13 GB of weights and runtime; an H200 may fill 135 GB:
-
-    >>> from disagg_sim.physics.residents import decode_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> held = decode_bytes(at, eight, np.array([64, 128]), cached=decode_residents(8192, 1024))
-    >>> [f"{filled / 1e9:.0f} GB" for filled in (*held, at.memory_limit)]
-    ['25 GB', '36 GB', '135 GB']
     """
     residents = decode_load(at, mapping, batch, cached=cached, mla_form=mla_form)
     return instance_bytes(at, mapping, residents, at.profile.decode_imbalance)
@@ -279,16 +237,6 @@ def prefill_bytes(
 
     It holds the caches of ``2*pp*b`` prompts, running and leaving. The form ``cached`` of MLA adds the up-projected
     keys and values of the pass that is in a stage; 0 chunk tokens are whole prompts.
-
-    Four stages keep the caches of eight prompts of 65 536 tokens in an eighth of the heads and a quarter of the layers
-    each, 2.7 GB beside 2.4 GB of weights and 3.9 GB of runtime; chunks save activations:
-
-    >>> from disagg_sim.physics.residents import prompt_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, stages = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8, pp=4)
-    >>> sizes = [prefill_bytes(at, stages, 1, prompt=prompt_residents(65536), chunk_tokens=c) for c in (0, 4096)]
-    >>> [f"{size / 1e9:.0f} GB" for size in sizes]
-    ['16 GB', '9 GB']
     """
     residents = prefill_load(at, mapping, batch, prompt=prompt, chunk_tokens=chunk_tokens, mla_form=mla_form)
     return instance_bytes(at, mapping, residents, at.profile.prefill_imbalance)
@@ -303,14 +251,6 @@ def colocated_bytes(
     ``decode_bytes`` at the imbalance of prefill.
 
     A prompt of 8192 tokens beside 64 decodes: 8192 x 20.5 kB = 0.17 GB of cache, and activations of a chunk.
-
-    >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> cached, pieces = decode_residents(8192, 1024), prefilling_in_pieces(eight, 1, prompt_residents(8192), 512, 64)
-    >>> both = colocated_bytes(at, eight, 64, cached=cached, prefilling=pieces)
-    >>> f"{(both - decode_bytes(at, eight, 64, cached=cached)) / 1e9:.2f} GB"
-    '0.23 GB'
     """
     (held,) = colocated_bytes_of(at, mapping, batch, cached=cached, prefilling=prefilling, mla_forms=("auto",))
     return held

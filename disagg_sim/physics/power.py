@@ -52,15 +52,6 @@ def kernel_power(
 
     ``compute`` and ``memory`` are the shares that it reaches of the peak of its arithmetic and of the bandwidth of HBM,
     ``idle`` the power of a GPU that waits.
-
-    At 0.8 of the FLOP peak the matrix multiplies of H200 are at its limit, at a hundredth of it they are not:
-
-    >>> from disagg_sim.facts.load import load_power
-    >>> h200 = load_power("h200_sxm")
-    >>> law = h200.law_of("gemm", "bf16", "vllm")
-    >>> power = kernel_power(law, compute=np.array([0.01, 0.8]), memory=0.1, time=1e-3, idle=h200.idle)
-    >>> bool(power[0] < 0.7), bool(0.95 < power[1] <= 1.0)
-    (True, True)
     """
     drawn = law.base + law.compute * compute**law.compute_power + law.memory * memory**law.memory_power
     drawn = drawn * (time / (time + law.gap)) / (1.0 - idle)
@@ -95,14 +86,7 @@ class Power:
 
 
 def power_at(at: Setup) -> Power:
-    """Find what the GPUs of a setup draw.
-
-    Returns laws of kernels, with the limit [W].
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> power_at(setup("llama_3_1_8b", "h200_sxm", "fp8")).limit
-    700.0
-    """
+    """Find what the GPUs of a setup draw."""
     return power_of(at.system)
 
 
@@ -245,11 +229,5 @@ def facility_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> N
     """Power of one GPU's share of a node at the meter of the building, cooling included.
 
     The result is of the broadcast shape [W].
-
-    Eight H100 that draw 520 W each; the building draws twice that for each of them:
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> f"{facility_watts(load_system('h100_sxm').node_power, 520.0, across=False):.0f} W"
-    '1077 W'
     """
     return wall_watts(node, gpu_watts, across=across) * node.pue / node.gpus

@@ -159,14 +159,7 @@ class RestLoads:
         return tokens, pairs, pasts
 
     def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
-        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
-
-        Prompts that are all alike are as they are:
-
-        >>> one = RestLoads(np.array([100.0]), np.array([900.0]), np.ones(1)).prefill(4.0, 2.0)
-        >>> [f"{float(value):.0f}" for value in one]
-        ['2', '100', '900']
-        """
+        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them."""
 
         def largest(which: int) -> Callable[[float, int], tuple[float, float]]:
             def of(held: float, count: int) -> tuple[float, float]:
@@ -220,15 +213,7 @@ class RankLoads:
         return prompt_sum(self.law, 1), prompt_sum(self.law, 2)
 
     def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
-        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
-
-        Of two ranks with a prompt of 100 or 300 tokens each the fuller has 250 on average, and squares of 70,000:
-
-        >>> from disagg_sim.physics.rank_sums import request_law
-        >>> load = RankLoads(request_law(np.array([100.0, 300.0]), np.ones(2)), "random").prefill(2.0, 2.0)
-        >>> f"{load.prompts * load.new:.0f}, {load.prompts * load.new**2:.3g}"
-        '250, 7e+04'
-        """
+        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them."""
 
         def largest(held: float, count: int) -> tuple[float, float]:
             groups = even_groups(held, count)
@@ -256,11 +241,6 @@ class RankLoads:
         The context times the batch of the fullest rank is the expected cache of the rank with the most.
 
         Two ranks take 512 requests at random, 256 +- 16 each: the fuller of them has 0.564 deviations more.
-
-        >>> from disagg_sim.physics.rank_sums import request_law
-        >>> law = request_law(np.array([1000.0]), np.array([1000.0]))
-        >>> float(RankLoads(law, "random").decode(512.0, 2.0, 2000.0).batch.round(1))
-        265.0
         """
         most, tokens = at_each(self._fullest, batch, ranks)
         return RankLoad(context * (tokens / most), most if self.at_random else None)
@@ -328,10 +308,6 @@ class PieceLoads:
         which a rank has a piece.
 
         Pieces of a token, anywhere in prompts of 600: the last of two is at 400 on average, 100 beyond the mean.
-
-        >>> one = PieceLoads(np.array([600.0]), np.zeros(1), np.ones(1))
-        >>> one.ends, f"{float(one.further(1.0, 1.0, 2.0)) * (3600 - 1200) / 2:.0f} tokens"
-        ((1200.0, 3600.0), '100 tokens')
         """
 
         def of(tokens: float, count: int, share: float) -> tuple[float, ...]:

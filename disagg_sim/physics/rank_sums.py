@@ -51,12 +51,6 @@ class RankSum:
 
         Takes ``groups`` (requests of a rank, and ranks that have so many on average; those with the most first
         [request], [1]). The result is in the unit of ``mean``.
-
-        A sum of 400 exponential lengths is 400 +- 20, and nearly normal; the larger of two is 0.564 deviations longer:
-
-        >>> one = RankSum(exponent=lambda w: -np.log(1 - 1j * w), mean=1.0, variance=1.0, reach=14.0)
-        >>> f"{one.largest(((400.0, 2),)):.1f}, of one rank {one.largest(((400.0, 1),)):.1f}"
-        '411.3, of one rank 400.0'
         """
         first, step, below = self._largest(groups)
         return float(first + step * np.sum(1.0 - below))
@@ -151,9 +145,6 @@ def request_law(isl: Floats, osl: Floats) -> RequestLaw:
     """Make the empirical law of requests; of more than ``POINTS`` those at even distances.
 
     Takes ``isl`` and ``osl`` (lengths of every request; arrays of shape (requests,) [token]).
-
-    >>> request_law(np.arange(1.0, 40_001.0), np.ones(40_000)).isl[:3].tolist()
-    [1.0, 4.0, 7.0]
     """
     some = slice(None, None, -(-osl.size // POINTS))
     isl, osl = isl[some], osl[some]
@@ -228,12 +219,7 @@ def cache_sum(law: RequestLaw, at_random: float) -> RankSum:
 
 
 def prompt_sum(law: RequestLaw, power: int) -> RankSum:
-    """Describe the tokens of the prompts of a rank in a pass, or the sum of their squares.
-
-    >>> law = request_law(np.array([100.0, 300.0]), np.ones(2))
-    >>> [f"{each.mean:.0f}, {each.largest(((1.0, 2),)):.0f}" for each in (prompt_sum(law, 1), prompt_sum(law, 2))]
-    ['200, 250', '50000, 70020']
-    """
+    """Describe the tokens of the prompts of a rank in a pass, or the sum of their squares."""
     return sum_of(law.isl**power, law.isl_weight)
 
 

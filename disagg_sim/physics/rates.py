@@ -130,15 +130,6 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
     """Find what a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it.
 
     Takes ``fit`` (shares of the peaks [1], times [s], in one weight format). Returns [FLOP/s], [B/s] and [s].
-
-    Half of 1979 TFLOP/s in fp8, and 80 % of 4.8 TB/s:
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
-    >>> fit = GemmFit(**row, format="fp8", e_compute=0.5, e_memory=0.8, blend_q=2.0)
-    >>> rate = gemm_rate(fit, load_system("h200_sxm"))
-    >>> f"{rate.flops / 1e12:.0f} TFLOP/s, {rate.bandwidth / 1e12:.2f} TB/s"
-    '989 TFLOP/s, 3.84 TB/s'
     """
     form = FORMATS[fit.format]
     flops, bandwidth = fit.e_compute * system.peak_flops[form.arithmetic], fit.e_memory * system.hbm_bandwidth
@@ -234,16 +225,6 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
 
     Takes ``fit`` (shares of the peaks [1], times [s], of one kernel in one weight format). Returns [FLOP/s], [B/s] and
     [s].
-
-    Rows are gathered and summed at a quarter of 4.8 TB/s:
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> row = {"engine": "trtllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
-    >>> form = {"kernel": "grouped", "format": "fp8_block", "regime": "any", "picks": "T*k/ep", "blend_q": 2.0}
-    >>> fit = MoeFit(**row, **form, e_compute=None, e_memory=0.8, e_handling=0.25)
-    >>> rate = moe_rate(fit, load_system("h200_sxm"))
-    >>> float(rate.flops), f"{rate.handling / 1e12:.1f} TB/s", rate.element
-    (inf, '1.2 TB/s', 1.0)
     """
     form = FORMATS[fit.format]
     flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops[form.arithmetic]
@@ -455,12 +436,6 @@ def resolve_rates(
     Takes ``engine`` ("trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order)
     and ``expert_kernel`` (kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those
     that were timed). Returns [FLOP/s], [B/s] and [s], with every fit that was taken.
-
-    >>> from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system
-    >>> llama, h200 = load_model("llama_3_1_8b"), load_system("h200_sxm")
-    >>> rates = resolve_rates(llama, h200, load_precision("bf16").resolve(llama), load_profile("ideal"), None)
-    >>> f"{rates.gemm['bf16'].flops / 1e12:.0f} TFLOP/s"
-    '989 TFLOP/s'
     """
     if engine:
         check_word("engine", engine, ENGINES)

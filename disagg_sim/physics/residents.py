@@ -117,22 +117,12 @@ def decode_residents(isl: float, osl: float) -> CachedTokens:
 
     Ages are uniform, so the mean is ``ISL + OSL/2`` and the standard deviation ``OSL/sqrt(12)``. The result is of one
     request [token].
-
-    >>> cached = decode_residents(8192, 1200)
-    >>> f"{cached.mean:.0f} +- {cached.deviation:.0f}, at most {cached.most:.0f}"
-    '8792 +- 346, at most 9392'
     """
     return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
 
 
 def prompt_residents(isl: float) -> CachedTokens:
-    """Describe the cache of one prompt of ``isl`` tokens in prefill, counted whole from its start.
-
-    Returns the mean, without deviation [token].
-
-    >>> float(prompt_residents(1000).of(3, deviations=2.0))
-    3000.0
-    """
+    """Describe the cache of one prompt of ``isl`` tokens in prefill, counted whole from its start. [token]"""
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
@@ -179,14 +169,6 @@ def decode_load(
 
     With k drafts a sequence takes k more places in the cache, 1 + k rows in every pass and 1 + k recurrent states. The
     result is of the fullest DP rank, of the broadcast shape of mapping and batch.
-
-    64 sequences on 8 ranks: 8 x 1500 tokens, and two standard deviations of their sum, 2 x sqrt(8 x 1000^2/12), more:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> load = decode_load(at, Sharding(dp_attn=8, ep=8), 64, cached=decode_residents(1000, 1000))
-    >>> f"{load.sequences:.0f} sequences, {load.tokens:.0f} tokens"
-    '8 sequences, 13633 tokens'
     """
     sequences = np.ceil(batch / mapping.dp_attn)
     drafts = drafts_of(at, mapping)

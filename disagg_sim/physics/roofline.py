@@ -99,10 +99,6 @@ def sums_at(sums: AnySums, points: Points) -> Sums:
 
     Takes ``sums`` (of the grid, of the broadcast shape (rows, columns) [s]) and ``points`` of shape (points,) (None =
     all). Returns numbers, or arrays of shape (points,) [s].
-
-    >>> found = sums_at(Sums(compute=np.array([[1.0, 2.0]]), memory=np.array([[5.0], [6.0]])), ([1, 0], [1, 1]))
-    >>> found.compute.tolist(), found.memory.tolist()
-    ([2.0, 2.0], [6.0, 5.0])
     """
     return sums.at(points) if isinstance(sums, GridSums) else Sums(*(picked(part, points) for part in sums))
 
@@ -132,9 +128,6 @@ def chosen_sums(first: Numeric, yes: AnySums, no: AnySums) -> AnySums:
     """Choose between the sums of two ways to do the same, point by point.
 
     Takes ``yes`` and ``no`` (sums of both ways [s]). The result is of the taken ways [s].
-
-    >>> chosen_sums(np.array([True, False]), Sums(memory=1.0), Sums(memory=2.0)).memory.tolist()
-    [1.0, 2.0]
     """
 
     def at(points: Points) -> Sums:

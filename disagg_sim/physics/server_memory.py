@@ -30,17 +30,6 @@ def profiled_bytes(
 
     The step of ``residents`` counts where it is larger than the engine's own full step; ``last`` is whether the stage
     samples, which the others of a pipeline do not.
-
-    Llama-3.1-8B: 1024 sequences x 128,256 words x 14 B, and 9216 hidden states; vLLM 0.19 measured 1.89 GiB, and 1.05
-    GiB on a stage that does not sample:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, idle = setup("llama_3_1_8b", "h100_sxm", "bf16", engine="vllm"), Residents(
-    ...     sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0
-    ... )
-    >>> whole, first = (profiled_bytes(at, Sharding(pp=pp), idle, 1.0, last=pp == 1) for pp in (1, 4))
-    >>> f"{whole / 2**30:.2f} GiB, {first / 2**30:.2f} GiB"
-    '1.89 GiB, 1.05 GiB'
     """
     engine = at.overheads
     assert engine is not None and engine.memory is not None, "the engine's memory is not known"  # noqa: PT018
@@ -72,26 +61,13 @@ def non_torch_bytes(held: EngineMemory, mapping: Sharding) -> Numeric:
     """Size runtime and collective libraries of a GPU; a TP degree that nobody measured takes the nearest below. [B]
 
     The result is of the shape of the degrees.
-
-    >>> from disagg_sim.facts.load import load_engine
-    >>> found = non_torch_bytes(load_engine("vllm").memory, Sharding(tp_attn=np.array([1, 2, 4, 8])))
-    >>> [f"{each / 2**30:.2f} GiB" for each in found]
-    ['0.25 GiB', '2.09 GiB', '2.17 GiB', '2.17 GiB']
     """
     tp, alone = np.asarray(mapping.tp_attn), np.where(np.asarray(mapping.pp) > 1, held.non_torch_stages, held.non_torch)
     return np.where(tp >= 4, held.non_torch_tp4, np.where(tp >= 2, held.non_torch_tp2, alone))
 
 
 def position_bytes(held: EngineMemory, model: ModelSpec) -> float:
-    """Size the tables of rotary positions, one of each kind of attention as long as the context, on every GPU. [B]
-
-    Llama 4 Scout has ten million positions:
-
-    >>> from disagg_sim.facts.load import load_engine, load_model
-    >>> held = load_engine("vllm").memory
-    >>> [f"{position_bytes(held, load_model(name)) / 2**30:.2f} GiB" for name in ("llama_3_1_8b", "llama_4_scout")]
-    ['0.03 GiB', '2.50 GiB']
-    """
+    """Size the tables of rotary positions, one of each kind of attention as long as the context, on every GPU. [B]"""
     if model.learned_positions:
         return 0.0
     widths = sum(attention.rotary_dim for attention in dict.fromkeys(kind.attention for kind in model.kinds))

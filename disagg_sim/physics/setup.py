@@ -110,8 +110,6 @@ def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
 def engine_names() -> tuple[str, ...]:
     """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``.
 
-    Returns the sorted names of the files, then ``"kernels"``.
-
     >>> sorted({"trtllm", "vllm", "sglang"} & set(engine_names())), engine_names()[-1]
     (['sglang', 'trtllm', 'vllm'], 'kernels')
     """

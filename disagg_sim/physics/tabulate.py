@@ -29,10 +29,6 @@ def distinct(numbers: Numeric) -> tuple[Any, Any]:
 
     A few are sorted, of many small whole numbers is marked which there are, many others are hashed: what is fastest.
     Returns values, rising, of shape (distinct,), and places in them, of the shape of ``numbers`` [1].
-
-    >>> values, place = distinct(np.array([[8.0, 2.0], [2.0, 8.0]]))
-    >>> values.tolist(), place.tolist()
-    ([2.0, 8.0], [[1, 0], [0, 1]])
     """
     numbers = np.asarray(numbers)
     flat = numbers.ravel()
@@ -198,11 +194,6 @@ def tabulate(
     ``levels`` of shape (rows, batches) [token], and ``others``: numbers, which the function gets as they are, columns
     of shape (rows, 1), or points of shape (rows, batches). Returns what the function does, each array of shape
     (rows, batches).
-
-    The function sees the two distinct counts alone:
-
-    >>> tabulate(lambda count: (count**2,), (), DistinctCounts(np.array([[1, 2, 2]])))
-    (array([[1, 4, 4]]),)
     """
     if not levels.gathers:
         return function(*degrees, *levels.arguments, *others)

@@ -108,15 +108,7 @@ def heading(point: Mapping[str, Any]) -> str:
 
 
 def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
-    """Take the design of a row by column name.
-
-    Returns times in s, as in the table of points.
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> point_of(SimpleNamespace(points=pd.DataFrame({"model": ["llama_3_1_8b"], "ttl_s": [0.01]}, index=[7])), 7)
-    {'model': 'llama_3_1_8b', 'ttl_s': 0.01}
-    """
+    """Take the design of a row by column name."""
     return records(found.points.loc[[row]])[0]
 
 
@@ -124,17 +116,6 @@ def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
     """List the parts of a latency, the longest first; small ones are added up in the last line.
 
     Takes ``latency`` ("ttl" or "ftl"). Returns parts of ``WORTH_TELLING`` of the latency and more, times in s.
-
-    Of 10 ms two operators take 3 us and 4 us, and stand together:
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> parts = pd.DataFrame({"operator": ["down", "head", "hop"], "seconds": [9.993e-3, 4e-6, 3e-6]})
-    >>> parts = parts.assign(share=parts["seconds"] / 0.010, ideal_s=parts["seconds"], step="", trust="")
-    >>> parts = parts.assign(**{f"{name}_s": 0.0 for name in RESOURCES}, outside="", source="")
-    >>> lines = lines_of(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
-    >>> [(line.operator, f"{line.seconds / US:.0f} us") for line in lines]
-    [('down', '9993 us'), ('2 others', '7 us')]
     """
     parts = found.latency(row, latency)
     several = len(parts["step"].unique()) > 1
@@ -169,13 +150,7 @@ def _line(part: Mapping[str, Any], *, several: bool) -> Line:
 
 
 def time_text(seconds: float) -> str:
-    """Write a time in the unit that suits it.
-
-    Returns three digits, in s, ms or us.
-
-    >>> [time_text(seconds) for seconds in (2.5, 0.0123, 4.56e-6)]
-    ['2.5 s', '12.3 ms', '4.56 us']
-    """
+    """Write a time in the unit that suits it."""
     if seconds >= 1.0:
         return f"{seconds:.3g} s"
     return f"{seconds / MS:.3g} ms" if seconds >= MS / 10 else f"{seconds / US:.3g} us"
@@ -185,12 +160,6 @@ def latency_title(found: Breakdown, row: Any, latency: str) -> str:
     """Title a latency: its value, its meaning for users, and its distance from the speed of light.
 
     Takes ``latency`` ("ttl" or "ftl").
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> parts = pd.DataFrame({"seconds": [0.003, 0.001], "ideal_s": [0.002, 0.0]})
-    >>> latency_title(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
-    'TTL 4 ms = 250 tokens/s/user; 50% of the speed of light (2 ms)'
     """
     parts = found.latency(row, latency)
     seconds, ideal = parts["seconds"].sum(), parts["ideal_s"].sum()
@@ -213,13 +182,6 @@ def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float
     """Compute the share of each resource in a latency.
 
     Takes ``latency`` ("ttl" or "ftl"). Returns shares of ``RESOURCES``, the largest first; they add up to 1 [1].
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> spent = {f"{name}_s": 0.0 for name in RESOURCES} | {"hbm_s": 3.0, "compute_s": 1.0, "seconds": 4.0}
-    >>> parts = pd.DataFrame([spent])
-    >>> list(resource_shares(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl").items())[:2]
-    [('hbm', 0.75), ('compute', 0.25)]
     """
     parts = found.latency(row, latency)
     shares = {name: float(parts[f"{name}_s"].sum() / parts["seconds"].sum()) for name in RESOURCES}
@@ -230,14 +192,6 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
     """List what fills the fullest GPU of each pool.
 
     Yields a title, the limit [B], and the parts that are there with their bytes, largest first [B].
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> held = pd.DataFrame({"row": 0, "phase": "decode", "part": ["weights", "cache"], "bytes": [16 * GB, 24 * GB]})
-    >>> held = held.assign(limit_bytes=80 * GB, graphs_bytes=0.0, context_bytes=0.0)
-    >>> [(title, _, parts)] = memory_lines(SimpleNamespace(memory=held), 0)
-    >>> title, parts[0]
-    ('memory of a decode GPU: 40.0 of 80.0 GB that an engine may fill (50%)', ('KV cache', 24000000000.0))
     """
     mine = found.memory[found.memory["row"] == row]
     for phase, parts in mine.groupby("phase", sort=False):
@@ -258,13 +212,6 @@ def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str,
     """Tell what one percent of a number of the hardware brings, in words.
 
     Yields the number, then the change of TTL, FTL and throughput in percent; numbers that bring nothing are left out.
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> table = pd.DataFrame({"row": 0, "parameter": ["flops", "hbm_bandwidth"], "ttl": [0.0, -0.9]})
-    >>> table = table.assign(ftl=[0.0, -0.2], throughput=[0.0, 0.85])
-    >>> list(elasticity_rows(SimpleNamespace(elasticities=table), 0))
-    [('1 % more HBM bandwidth', '-0.90 %', '-0.20 %', '+0.85 %')]
     """
     mine = found.elasticities[found.elasticities["row"] == row]
     for line in records(mine):
@@ -276,14 +223,7 @@ def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str,
 
 
 def energy_lines(parts: pd.DataFrame) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """Write the energy of every kind of pass of a design, by class of operator, the dearest first.
-
-    >>> step = {"step": "decode step", "kind": ["gemm", "gemm", "waiting"], "seconds": [1e-3, 1e-3, 2e-3]}
-    >>> parts = pd.DataFrame({**step, "joules": [0.6, 0.5, 0.3]})
-    >>> title, lines = next(energy_lines(parts))
-    >>> title, lines[0]
-    ('energy of a decode step: 1.4 J a GPU, 350 W', ('GEMM', '2 ms', '50.0%', '550 W', '1.1 J', '78.6%'))
-    """
+    """Write the energy of every kind of pass of a design, by class of operator, the dearest first."""
     for step, mine in parts.groupby("step", sort=False):
         seconds, joules = mine["seconds"].sum(), mine["joules"].sum()
         by = mine.groupby(mine["kind"].map(lambda kind: LABELS.get(kind, str(kind))), sort=False)
@@ -306,11 +246,6 @@ def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
     """Say what does not fit, in one line.
 
     Takes ``pools`` ("both" and "" need no name [B]). The result is empty where all fits.
-
-    >>> too_full({"decode": (208 * GB, 80 * GB)})
-    'does not fit: one decode GPU would hold 208.0 of 80.0 GB (260%), 128.0 GB too much'
-    >>> too_full({"decode": (60 * GB, 80 * GB)})
-    ''
     """
     said = [
         f"one {'' if name in ('', 'both') else f'{name} '}GPU would hold {held / GB:.1f} of {limit / GB:.1f} GB "
@@ -325,12 +260,6 @@ def memory_of_pools(found: Breakdown, row: Any) -> dict[str, tuple[float, float]
     """Sum up what the fullest GPU of each pool holds.
 
     The result is as ``too_full`` takes it [B].
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> memory = pd.DataFrame({"row": 0, "phase": "decode", "bytes": [16.0, 24.0], "limit_bytes": 80.0})
-    >>> memory_of_pools(SimpleNamespace(memory=memory), 0)
-    {'decode': (40.0, 80.0)}
     """
     mine = found.memory[found.memory["row"] == row]
     return {
@@ -340,15 +269,7 @@ def memory_of_pools(found: Breakdown, row: Any) -> dict[str, tuple[float, float]
 
 
 def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
-    """List what the parts of a design rest on, each once: entry, equation, label, rows, errors, place, range.
-
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> name = "disagg_sim.physics.gemm.gemm_cost"
-    >>> parts = pd.DataFrame({"row": [0], "operator": "head", "equation": name, "source": "h100_sxm.yaml:9 peak_flops"})
-    >>> list(source_rows(SimpleNamespace(operators=parts, fits=pd.DataFrame({"row": [], "file": [], "entry": []})), 0))
-    [('peak_flops', 'physics.gemm.gemm_cost', 'measured', '', '', '', 'h100_sxm.yaml:9', '')]
-    """
+    """List what the parts of a design rest on, each once: entry, equation, label, rows, errors, place, range."""
     parts = found.operators[found.operators["row"] == row]
     equations = parts.assign(equation=parts["equation"].str.removeprefix("disagg_sim."))
     of_operator = dict(zip(equations["operator"], equations["equation"], strict=True))
@@ -384,9 +305,5 @@ _ENGINE_EQUATIONS = {
 
 
 def entries_of(source: str) -> str:
-    """Name the entries behind a part, without their places.
-
-    >>> entries_of("h100_sxm.yaml:29 gemm[4]; trtllm.yaml:7 prefill_stretch")
-    'gemm[4], prefill_stretch'
-    """
+    """Name the entries behind a part, without their places."""
     return ", ".join(each.partition(" ")[2] for each in source.split("; ") if each)

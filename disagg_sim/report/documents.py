@@ -69,17 +69,7 @@ def explain_json(
     held: PrefillDelayEffect | None = None,
     handed: HandedOver | None = None,
 ) -> ExplainJson:
-    """Make the JSON of designs taken apart.
-
-    Returns frames as lists of rows.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(1024, 128), batch=[8])
-    >>> one = explain_json(ds.breakdown(grid))
-    >>> one["schema"], [each["latency"] for each in one["trust"]]
-    ('disagg-sim/explain/1', ['ttl'])
-    """
+    """Make the JSON of designs taken apart."""
     told = [(row, latency) for row in found.points.index for latency in LATENCIES if len(found.latency(row, latency))]
     full = next(filter(None, (too_full(memory_of_pools(found, row)) for row in found.points.index)), "")
     whole: ExplainJson = {
@@ -111,15 +101,7 @@ def explain_json(
 
 
 def sweep_json(front: Frontier) -> SweepJson:
-    """Make the JSON of the results of a sweep: the best points of each frontier.
-
-    Returns cases in order, those without a result too; points at ``AT`` tokens/s/user or more.
-
-    >>> row = {"case": "demo", "mode": "colocated", INTERACTIVITY: 30.0, THROUGHPUT: 500.0, TRUST: "fitted 100 %"}
-    >>> found = sweep_json(Frontier(Path("out"), pd.DataFrame([row]), ("demo",), None))
-    >>> [(each["at_least"], each["rests_on"]) for each in found["cases"][0]["modes"][0]["best"]]
-    [(None, {'fitted': 1.0}), (20.0, {'fitted': 1.0})]
-    """
+    """Make the JSON of the results of a sweep: the best points of each frontier."""
     table = front.table
     verdicts = front.manifest.verdicts if front.manifest else {}
     groups = {case: table[table["case"] == case] for case in front.cases}
@@ -165,12 +147,7 @@ def _front(mode: str, table: pd.DataFrame, throughput: str) -> FrontJson:
 def compare_json(
     comparison: Comparison, causes: Sequence[Change] | None, *, baseline: Path, results: Path, rtol: float
 ) -> CompareJson:
-    """Make the JSON of a comparison of frontiers.
-
-    >>> made = compare_json(Comparison(()), None, baseline=Path("a"), results=Path("b"), rtol=1e-6)
-    >>> made["schema"], made["same"]
-    ('disagg-sim/compare/1', True)
-    """
+    """Make the JSON of a comparison of frontiers."""
     return {
         "schema": COMPARE,
         "baseline": str(baseline),
@@ -211,12 +188,5 @@ def _changed(point: PointChange) -> ChangedPointJson:
 
 
 def simulate_json(name: str, results: Path, runs: pd.DataFrame, capacity: pd.DataFrame) -> SimulateJson:
-    """Make the JSON of a scenario.
-
-    Returns a row a run, and a row a search for capacity.
-
-    >>> found = simulate_json("one", Path("out"), pd.DataFrame({"ttft_p90_s": [float("nan")]}), pd.DataFrame())
-    >>> found["runs"]
-    [{'ttft_p90_s': None}]
-    """
+    """Make the JSON of a scenario."""
     return {"schema": SIMULATE, "name": name, "results": str(results), "runs": _rows(runs), "capacity": _rows(capacity)}

@@ -248,14 +248,7 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
 
 
 def save_png(figure: Any, path: Path) -> None:
-    """Write a picture so that it is there whole or not at all.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     save_png(blank_figure(), Path(root, "empty.png"))
-    ...     [path.name for path in Path(root).iterdir()]
-    ['empty.png']
-    """
+    """Write a picture so that it is there whole or not at all."""
     with written(path) as handle:
         figure.canvas.print_png(handle, metadata={"Software": MARK})  # draws once; ``savefig`` draws twice
 

@@ -59,11 +59,7 @@ LATENCY = {"prefill": "FTL", "decode": "TTL"}
 
 @singledispatch
 def html_of(value: object) -> str:
-    """Render a value as an HTML table, with text from files escaped; other values show their ``repr``.
-
-    >>> html_of({"a<b": 1})
-    '<pre>{&#x27;a&lt;b&#x27;: 1}</pre>'
-    """
+    """Render a value as an HTML table, with text from files escaped; other values show their ``repr``."""
     return f"<pre>{escape(repr(value))}</pre>"
 
 

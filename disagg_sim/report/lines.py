@@ -26,13 +26,7 @@ Line = tuple[str, ...]
 
 
 def system_lines(spec: SystemSpec) -> Iterator[Line]:
-    """Describe a system in engineers' units, each figure with its source.
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> lines = {key: value for key, value, *_ in system_lines(load_system("h100_sxm"))}
-    >>> lines["hbm_capacity"], lines["nvlink_bandwidth"]
-    ('80 GB', '450 GB/s one way')
-    """
+    """Describe a system in engineers' units, each figure with its source."""
     yield from (
         ("name", spec.name),
         ("title", spec.title),
@@ -63,15 +57,7 @@ def system_lines(spec: SystemSpec) -> Iterator[Line]:
 
 
 def model_lines(spec: ModelSpec) -> Iterator[Line]:
-    """Describe a model: parameters, cache, context limit and its kinds of layers.
-
-    Keys and values of 8 heads of 128 numbers in 80 layers at 2 B take 2 * 8 * 128 * 80 * 2 B a token:
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> lines = {key: value for key, value, *_ in model_lines(load_model("llama_3_1_70b"))}
-    >>> lines["cache per token, bf16"], lines["hidden, vocabulary"]
-    ('327,680 B', '8,192, 128,256')
-    """
+    """Describe a model: parameters, cache, context limit and its kinds of layers."""
     yield from (("name", spec.name), ("title", spec.title))
     yield "parameters", f"{spec.total_params:,}"
     yield "active parameters", f"{spec.active_params:,}"
@@ -96,16 +82,7 @@ def _described(part: Any) -> str:
 
 
 def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
-    """Describe the lengths of every case of a traffic.
-
-    Yields key and values; the power of two nearest each median stands below lengths that vary [token].
-
-    >>> from disagg_sim.facts.load import load_traffic
-    >>> for line in list(traffic_lines(load_traffic("log_normal_4096_512")))[2:4]:
-    ...     print(line)
-    ('case 1', 'input: LogNormal, median 4096, mean 6653, ...', 'output: LogNormal, median 512, mean 740, ...')
-    ('  nearest constant shape', '4096/512 tokens')
-    """
+    """Describe the lengths of every case of a traffic."""
     yield from (("name", spec.name), ("title", spec.title))
     for number, case in enumerate(spec.cases, 1):
         yield f"case {number}", f"input: {_length(case.isl)}", f"output: {_length(case.osl)}"
@@ -125,12 +102,7 @@ def _length(length: LengthSpec) -> str:
 
 
 def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
-    """Describe the format of every operator group of a recipe.
-
-    >>> lines = dict(precision_lines(load_precision("fp8")))
-    >>> lines["ffn"], lines["on the wire: combine, all-reduce"]
-    ('fp8', '2 B')
-    """
+    """Describe the format of every operator group of a recipe."""
     yield from (("name", spec.name), ("title", spec.title))
     for kind, form in spec.attention_projection.items():
         yield "attention_projection" if kind == ANY_KIND else f"attention_projection of {kind}", form
@@ -154,13 +126,7 @@ def resolved_lines(spec: Precision) -> Iterator[Line]:
 
 
 def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
-    """Describe every assumption of a profile with its source.
-
-    >>> from disagg_sim.facts.load import load_profile
-    >>> lines = {key: value for key, value, _ in profile_lines(load_profile("ideal"))}
-    >>> lines["name"], lines["host"]
-    ('ideal', '0 us')
-    """
+    """Describe every assumption of a profile with its source."""
     sources = dict(spec.sources)
     for key in ProfileSpec.__dataclass_fields__:
         if key != "sources":
@@ -168,12 +134,7 @@ def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
 
 
 def option_lines(owner: Any) -> Iterator[Line]:
-    """Describe every option of a serving system, or of a run.
-
-    >>> from disagg_sim.simulation.policies.registry import policies
-    >>> next(option_lines(policies()["vllm"]))[:3]
-    ('token_budget', '0 token', 'whole numbers from 0 to 16777216 token')
-    """
+    """Describe every option of a serving system, or of a run."""
     for name, option in options_of(owner).items():
         default = option.default
         shown = str(default).lower() if isinstance(default, bool) else default if isinstance(default, str) else ""
@@ -194,11 +155,7 @@ def _profile_value(key: str, value: Any) -> str:
 
 
 def not_completed(rejected: int, failed: int, unfinished: int) -> str:
-    """Count the requests that have no latency, by what became of them; empty where all were completed.
-
-    >>> not_completed(12, 0, 3), not_completed(0, 0, 0)
-    ('12 rejected, 3 unfinished', '')
-    """
+    """Count the requests that have no latency, by what became of them; empty where all were completed."""
     counts = {"rejected": rejected, "failed": failed, "unfinished": unfinished}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 

@@ -42,18 +42,7 @@ SAME = 1e-6
 
 
 def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[ScreenPart]:
-    """Write a plan of more pools for people.
-
-    Returns the question, the answer, a row for each pool, what they give, other systems.
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-    >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=1e-3)
-    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
-    >>> print(pools_screen(found)[1].rows[0][0])
-    INFEASIBLE: no split over attention and feed-forward GPUs meets the TTL limit of 0.001 s; the best TTL is ... s
-    """
+    """Write a plan of more pools for people."""
     plan = found.plan
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
     blocks = [ScreenPart.of(_question(found)), ScreenPart.of(f"{head}{plan.message}")]
@@ -73,15 +62,7 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
 
 
 def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
-    """Write what a simulation of the pools says, for people.
-
-    >>> from types import SimpleNamespace
-    >>> from disagg_sim.planning.limits import Limit
-    >>> asked = SimpleNamespace(ttft=Limit(2.0), tpot=Limit(0.05, 0.5))
-    >>> values = {"ttft": {"p90": 1.0}, "tpot": {"p50": 0.04}, "holds": True, "rate": 3.0, "requests": 2000, "lost": 0}
-    >>> played_screen(SimpleNamespace(question=asked), SimpleNamespace(**values)).rows[0][0]
-    'simulated, 2,000 requests at 3/s: TTFT p90 1 s, TPOT p50 40 ms: both limits hold'
-    """
+    """Write what a simulation of the pools says, for people."""
     asked = found.question
     said = ", ".join(
         f"{name} {limit.percentile} {seconds_text(values[limit.percentile])}"
@@ -170,18 +151,7 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
 
 
 def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
-    """Make the versioned JSON of a plan of more pools: SI units.
-
-    Returns ``schema``, ``status``, ``question``, ``pools`` ...
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-    >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
-    >>> made = pools_json(plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked))
-    >>> made["schema"], sorted({pool["pool"] for pool in made["pools"]})
-    ('disagg-sim/pools/1', ['attention', 'ffn', 'prefill'])
-    """
+    """Make the versioned JSON of a plan of more pools: SI units."""
     plan, asked, law = found.plan, found.question, found.lengths
     made: PoolsJson = {
         "schema": POOLS,
@@ -263,19 +233,7 @@ def _degrees(mapping: Sharding) -> dict[str, int]:
 def write_pools(
     found: PlannedPools, text: str, out: Path, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS
 ) -> None:
-    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
-
-    >>> import tempfile
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-    >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
-    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_pools(found, "16 GPUs", Path(folder))
-    ...     sorted(each.name for each in Path(folder).iterdir())
-    ['designs.csv', 'plan.json', 'plan.txt']
-    """
+    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool."""
     made = pools_json(found, run, facts)
     write_answer(out, text, made)
     rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]

@@ -24,16 +24,7 @@ Event = dict[str, Any]
 
 
 def write_perfetto(result: ScenarioResult, root: Path) -> int:
-    """Write ``perfetto/<deployment>/<run>.json`` of every stored run. [1]
-
-    A run that its policy stopped is not stored, and has no file:
-
-    >>> from types import SimpleNamespace
-    >>> stopped = SimpleNamespace(key=lambda table: table)
-    >>> store = SimpleNamespace(state=lambda key: BlockState.MISSING)
-    >>> write_perfetto(SimpleNamespace(plan=SimpleNamespace(runs=(stopped,)), store=store), Path("results"))
-    0
-    """
+    """Write ``perfetto/<deployment>/<run>.json`` of every stored run. [1]"""
     runs = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is BlockState.STORED]
     for run in runs:
         path = root / "perfetto" / f"{run.name}.json"

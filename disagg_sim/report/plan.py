@@ -116,15 +116,7 @@ def write_plan(plan: Plan, told: PlanExtras, text: str, out: Path) -> None:
 
 
 def write_answer(out: Path, text: str, document: Mapping[str, Any]) -> None:
-    """Write ``plan.txt`` and ``plan.json`` where nothing else is, and what follows them may be written.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Path(folder, "plan.txt").touch()
-    ...     write_answer(Path(folder), "co-locate", {"schema": PLAN})
-    Traceback (most recent call last):
-    disagg_sim.errors.StoreError: ...: is there already, and this command did not write it; ...
-    """
+    """Write ``plan.txt`` and ``plan.json`` where nothing else is, and what follows them may be written."""
     names = ("plan.json", "plan.txt", "designs.csv", "start")
     require_own(out, names, '"schema": "disagg-sim/', by="plan.json")
     write_text(out / "plan.json", json.dumps(document, indent=2) + "\n")
@@ -148,10 +140,7 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
 
 
 def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
-    """Make the versioned JSON of a plan: SI units, no text that a program would have to read.
-
-    Returns ``schema``, ``status``, ``question``, ``best``, ``runners_up`` ...
-    """
+    """Make the versioned JSON of a plan: SI units, no text that a program would have to read."""
     work, size, aside = plan.work, plan.size, None if told.changes is None else told.changes.aside
     question: QuestionJson = {
         "model": plan.cases[0].at.model.name,

@@ -115,14 +115,7 @@ def _hosts(design: Design) -> Iterator[str]:
 def cached_rows(
     lengths: Lengths, uses: Sequence[TierUse], system: str, *, passes: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Write how much of a mean prompt caches hold, and what each tier does.
-
-    Yields what, what is told of it, what that rests on; nothing where nothing is cached.
-
-    >>> import disagg_sim as ds
-    >>> [row[1] for row in cached_rows(ds.lengths(8192, 256, cached=0.5), (), "h200_sxm", passes=True)]
-    ['4,096 of 8,192 tokens of a prompt; a pass computes 4,096']
-    """
+    """Write how much of a mean prompt caches hold, and what each tier does."""
     if lengths.cached is None or not passes:
         return
     past, whole = lengths.cached.mean_past, lengths.mean_isl
@@ -132,12 +125,7 @@ def cached_rows(
 
 
 def prefill_delay_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, str, str]]:
-    """Write how long prefill is delayed, what that costs FTL and gains TTL.
-
-    >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
-    >>> [row[1] for row in prefill_delay_rows(PrefillDelayEffect(**known, ftl=3.91, ftl_without=1.51))]
-    ['up to 128 decode steps; a pass takes 6.4, every 120 steps: TTL 44 ms, not 83 ms; FTL and slot 3.91 s, not 1.51 s']
-    """
+    """Write how long prefill is delayed, what that costs FTL and gains TTL."""
     if found is not None:
         told = f"up to {found.steps} decode steps; a pass takes {found.gathered:.1f}, every {found.between:.0f} steps: "
         told += f"TTL {seconds_text(found.ttl)}, not {seconds_text(found.ttl_without)}; "
@@ -146,15 +134,7 @@ def prefill_delay_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, 
 
 
 def hand_over_rows(found: HandedOver | None) -> Iterator[tuple[str, str, str]]:
-    """Write what the hand-over of a cache takes: its link, what posts it, its time, and FTL with it.
-
-    >>> known = {"link": "link_rail", "bandwidth": 50e9, "size": 1e9, "descriptors": 10_000.0}
-    >>> for _, told, _ in hand_over_rows(HandedOver(**known, post=0.024, wire=0.02, time=0.044, ftl=0.5)):
-    ...     print(told)
-    1.00 GB a prompt over link_rail, 50 GB/s a GPU: 20 ms on the wire, latency included
-    a GPU of the receiver posts 10,000 descriptors in 24 ms
-    44 ms in all; FTL with it 500 ms, which the FTL limit holds for
-    """
+    """Write what the hand-over of a cache takes: its link, what posts it, its time, and FTL with it."""
     if found is None:
         return
     told = f"{found.size / GB:.2f} GB a prompt"

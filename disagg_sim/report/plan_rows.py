@@ -132,11 +132,7 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
 
 
 def percent(chance: float) -> str:
-    """Write a probability from finitely many samples, never as 0 or 100 %, and not rounded up: 89.6 % is below 90.
-
-    >>> percent(0.896), percent(0.29), percent(1.0)
-    ('89 %', '29 %', '99 %')
-    """
+    """Write a probability from finitely many samples, never as 0 or 100 %, and not rounded up: 89.6 % is below 90."""
     return f"{min(max(math.floor(100 * chance + 1e-9), 1), 99)} %"
 
 

@@ -30,13 +30,7 @@ NAMED = 7
 
 
 def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
-    """Write the picture of a design.
-
-    >>> from types import SimpleNamespace
-    >>> draw_breakdown(SimpleNamespace(), Path("design.jpg"), row=0)
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: design.jpg: a picture ends in .png, .svg or .pdf
-    """
+    """Write the picture of a design."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{path}: a picture ends in .png, .svg or .pdf")

@@ -26,14 +26,7 @@ KILO = 1000.0
 
 
 def write_run_energy(result: ScenarioResult, root: Path) -> list[tuple[str, ...]]:
-    """Write ``energy.csv``: a row an instance of a run, what it held and drew.
-
-    >>> import tempfile
-    >>> from types import SimpleNamespace
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_run_energy(SimpleNamespace(plan=SimpleNamespace(runs=()), store=None, summary=None), Path(root))
-    []
-    """
+    """Write ``energy.csv``: a row an instance of a run, what it held and drew."""
     whole = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is BlockState.STORED]
     tables = [_of_run(run, json.loads(result.store.note(run.key(RUNS)))) for run in whole]
     if not tables:

@@ -544,10 +544,7 @@ def json_schema(command: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into JSON's own types; None stands for what is not finite.
-
-    Returns the same shape.
-    """
+    """Turn a value into JSON's own types; None stands for what is not finite."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -60,14 +60,7 @@ class OverRate:
 
 
 def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
-    """Draw ``figures/<deployment>/*.png`` of a scenario. [1]
-
-    >>> from types import SimpleNamespace
-    >>> plan = SimpleNamespace(runs=(), scenario=None)
-    >>> none = pd.DataFrame(columns=["deployment", "trace", "rate_scale"])
-    >>> draw_simulation(SimpleNamespace(plan=plan, store=None, summary=none, searched=none), Path("results"), jobs=1)
-    0
-    """
+    """Draw ``figures/<deployment>/*.png`` of a scenario. [1]"""
     for old in (root / "figures").glob("**/*.png"):
         remove(old, MARK)
     there = root.absolute()  # workers run in directories of their own

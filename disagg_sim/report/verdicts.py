@@ -97,11 +97,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def gain_text(gain: float) -> str:
-    """A gain, on the side of ``LEAST_GAIN`` on which it is.
-
-    >>> gain_text(1.096), gain_text(1.104), gain_text(2.64)
-    ('1.09', '1.10', '2.6')
-    """
+    """A gain, on the side of ``LEAST_GAIN`` on which it is."""
     return _times(min(gain, LEAST_GAIN - 0.01) if gain < LEAST_GAIN else gain)
 
 

@@ -26,10 +26,7 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
 
 
 def text_of(mapping: Shards) -> str:
-    """Write a mapping in short, as ``degrees_text`` does.
-
-    Returns its degrees above 1.
-    """
+    """Write a mapping in short, as ``degrees_text`` does."""
     return degrees_text(**{name: int(getattr(mapping, name)) for name in SHARDING})
 
 
@@ -41,9 +38,6 @@ def degrees_text(
     One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN, ``TP8 EP8`` attention
     over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs. Returns ``1 GPU`` where nothing is
     sharded.
-
-    >>> degrees_text(1, 48, 1, 48, 1, 32), degrees_text(8, 1, 8, 1, 1, dcp=4), degrees_text(2, 1, 8, 1, 1, pcp=4)
-    ('DP48 EP48+32', 'TP8 DCP4', 'PCP4 TP2 FFN-TP8')
     """
     parts = [f"DP{dp_attn}"] * (dp_attn > 1) + [f"PCP{pcp}"] * (pcp > 1)
     own = [f"TP{tp_attn}"] * (tp_attn > 1) + [f"DCP{dcp}"] * (dcp > 1)
@@ -72,14 +66,7 @@ def tag_text(tag: str) -> str:
 
 
 def case_title(case: Case) -> str:
-    """Write a case as a heading: model, system, recipe, traffic, other axes.
-
-    >>> from types import SimpleNamespace
-    >>> pools = SimpleNamespace(alike=True, system="h100_sxm", precision="fp8")
-    >>> case = SimpleNamespace(model="llama_3_1_8b", pools=pools, traffic="2048/256", tags=("cap8",), profile="ideal")
-    >>> case_title(case)
-    'llama_3_1_8b on h100_sxm, fp8, 2048/256 tokens, cap8 (ideal)'
-    """
+    """Write a case as a heading: model, system, recipe, traffic, other axes."""
     extra = f", {tags_text(case)}" if case.tags else ""
     return f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{extra} ({case.profile})"
 
@@ -97,22 +84,13 @@ def beside_text(chunk_tokens: int, draft_tokens: int) -> str:
     """Write what stands behind the degrees of a mapping; nothing where there is neither.
 
     Takes ``chunk_tokens`` and ``draft_tokens`` (0 = none).
-
-    >>> beside_text(4096, 0), beside_text(0, 2)
-    (', chunks of 4096', ', draft tokens 2')
     """
     chunk = f", chunks of {chunk_tokens}" if chunk_tokens else ""
     return chunk + (f", draft tokens {draft_tokens}" if draft_tokens else "")
 
 
 def drafts_text(point: Mapping[str, Any]) -> str:
-    """Write what a point speculates, behind its decode mapping; nothing where it does not.
-
-    >>> drafts_text({"decode_draft_tokens": 2, "accepted_tokens_per_step": 2.38})
-    ', 2 drafts (2.38 tokens a step)'
-    >>> drafts_text({"decode_draft_tokens": 0})
-    ''
-    """
+    """Write what a point speculates, behind its decode mapping; nothing where it does not."""
     drafts = int(point.get("decode_draft_tokens", 0))
     if not drafts:
         return ""
@@ -120,14 +98,7 @@ def drafts_text(point: Mapping[str, Any]) -> str:
 
 
 def decode_parts_text(point: Mapping[str, Any]) -> str:
-    """Write the decode side of a frontier over pools: one mapping, or that of attention and of feed-forward ranks.
-
-    >>> cut = {"tp_attn": 1, "dp_attn": 1, "tp_ffn": 1, "ep": 1, "pp": 1, "redundant_slots": 0}
-    >>> attention = {f"decode_{name}": value for name, value in cut.items()} | {"decode_dp_attn": 16}
-    >>> experts = {f"ffn_{name}": value for name, value in cut.items()} | {"ffn_ep": 8, "ffn_gpus": 8}
-    >>> decode_parts_text(attention | experts | {"microbatches": 3})
-    'attention DP16, experts EP8, 3 micro-batches'
-    """
+    """Write the decode side of a frontier over pools: one mapping, or that of attention and of feed-forward ranks."""
     if not point["ffn_gpus"]:
         return mapping_text(point, "decode")
     halves = f"attention {mapping_text(point, 'decode')}, experts {mapping_text(point, 'ffn')}"
@@ -159,9 +130,6 @@ def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
     """Write the throughput of a point to three digits, or that a frontier has none.
 
     Takes ``point`` (None = not reached) and ``column`` (of its throughput [token/s, token/USD or token/J]).
-
-    >>> throughput_text({"tokens_per_s_per_gpu": 1234.5}, "tokens_per_s_per_gpu"), throughput_text(None, "any")
-    ('1,234', '–')
     """
     if point is None:
         return NOT_REACHED
@@ -170,22 +138,11 @@ def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
-    """Write a table of Markdown.
-
-    Returns a line a row.
-
-    >>> print(markdown_table(["GPU", "W"], [["h100_sxm", "700"]], numbers=1))
-    | GPU | W |
-    | --- | --: |
-    | h100_sxm | 700 |
-    """
+    """Write a table of Markdown."""
     rule = ["---"] * (len(head) - numbers) + ["--:"] * numbers
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:
-    """Read the rows of a table by column name.
-
-    Returns column -> value, one of each row.
-    """
+    """Read the rows of a table by column name."""
     return [{str(name): value for name, value in row.items()} for row in points.to_dict("records")]

@@ -63,13 +63,7 @@ def draft_choices(at: Setup) -> tuple[int, ...]:
 
 
 def drafting(at: Setup, mapping: Sharding, drafts: int) -> tuple[Setup, Sharding]:
-    """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> own, mapping = drafting(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp"), Sharding(), 0)
-    >>> own.speculation is None, mapping.draft_tokens
-    (True, 0)
-    """
+    """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter."""
     if at.speculation is not None and not drafts:
         at = _undrafted(at)
     return at, replace(mapping, draft_tokens=drafts)
@@ -90,11 +84,7 @@ MAX_BATCH = 2**20
 
 
 def batch_sizes(largest: int) -> Ints:
-    """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]
-
-    >>> batch_sizes(20).tolist()
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
-    """
+    """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]"""
     steps = np.arange(BATCHES_PER_DOUBLING) + BATCHES_PER_DOUBLING
     sizes = np.unique(np.concatenate([steps * 2**k // BATCHES_PER_DOUBLING for k in range(MAX_BATCH.bit_length())]))
     return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)

@@ -27,8 +27,6 @@ BLOCK_POINTS = 32_768
 def row_blocks(rows: int, columns: int) -> list[slice]:
     """Cut rows into blocks of about ``BLOCK_POINTS`` points, which stay in cache.
 
-    Returns one after the other over all rows; at least one row each.
-
     >>> [(block.start, block.stop) for block in row_blocks(rows=5, columns=BLOCK_POINTS // 2)]
     [(0, 2), (2, 4), (4, 5)]
     """
@@ -65,8 +63,6 @@ MOST_SIZE = 10**9
 def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     """Return the distinct numbers of an argument, rising.
 
-    Returns distinct values, shape (n,).
-
     >>> given_sizes("batch", [64, 16, 64]).tolist()
     [16, 64]
     """
@@ -95,9 +91,6 @@ def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) 
 
     Takes ``rows`` and ``axes`` (rows and batch sizes of each grid [1], [request]). Yields places of grids, the one with
     the longest axis first.
-
-    >>> list(groups_of([10, 10, 10], [np.arange(1, 5), np.arange(1, 9), np.array([7])], [True] * 3))
-    [[1, 0], [2]]
     """
 
     held: list[int] = []
@@ -129,11 +122,6 @@ class StackedCases:
 
         Takes ``of`` (a number of a case) and ``rows`` (None = all). Returns the number that all cases have, or a column
         of shape (rows, 1).
-
-        >>> import disagg_sim as ds
-        >>> both = StackedCases([ds.lengths(1024, 64), ds.lengths(2048, 64)], (1, 2))
-        >>> both.number(lambda each: each.mean_isl).tolist(), both.number(lambda each: each.mean_osl)
-        ([[1024.0], [2048.0], [2048.0]], 64.0)
         """
         values = [of(each) for each in self.cases]
         if len(set(values)) == 1:

@@ -256,12 +256,6 @@ def prefill_grids(
     """Score ``prefill_grid`` for many lengths, small grids in one call; results are equal to the last digit.
 
     Constant lengths with equal prompts are scored once.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(isl, 256) for isl in (512, 2048)]
-    >>> [grid.latency.shape for grid in prefill_grids(at, Sharding(pp=2), cases, batches=[[1, 8]] * 2)]
-    [(1, 2), (3, 2)]
     """
     cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "prefill", batches, mla_form, allow_long_context)

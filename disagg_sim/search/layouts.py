@@ -46,35 +46,18 @@ NOT_SUPPORTED = "not supported"
 
 
 def family_of(model: ModelSpec) -> str:
-    """Name the family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``.
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> [family_of(load_model(name)) for name in ("llama_3_1_8b", "deepseek_r1")]
-    ['dense', 'MoE with MLA']
-    """
+    """Name the family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``."""
     latent = " with MLA" if "mla" in model.attention_kinds else ""
     return f"{'MoE' if model.is_moe else 'dense'}{latent}"
 
 
 def class_of(system: SystemSpec) -> str:
-    """Name the class of a system, generation and NVLink domain: ``Hopper, domain of 8``, ``Blackwell, domain of 72``.
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> [class_of(load_system(name)) for name in ("h100_sxm", "h200_sxm", "gb200_nvl72")]
-    ['Hopper, domain of 8', 'Hopper, domain of 8', 'Blackwell, domain of 72']
-    """
+    """Name the class of a system by generation and NVLink domain: ``Hopper, domain of 8``."""
     return f"{system.architecture.split()[0]}, domain of {system.nvlink_domain}"
 
 
 def layouts_of(mapping: Sharding) -> NDArray[np.object_]:
-    """Name how each mapping shards attention, experts and layers.
-
-    Returns words without degrees: "TP", "DP, EP", "TP, EP, PP"; shape (rows,).
-
-    >>> several = [Sharding(dp_attn=8, ep=8), Sharding(tp_attn=4, tp_ffn=4, pp=2), Sharding(pp=8)]
-    >>> layouts_of(Sharding.stack(several)).tolist()
-    ['DP, EP', 'TP, PP', 'PP of one-GPU stages']
-    """
+    """Name how each mapping shards attention, experts and layers: "TP", "DP, EP", "TP, EP, PP"; shape (rows,)."""
     tp, dp, tp_ffn, ep, pp, gpus = (
         np.atleast_1d(np.asarray(each))
         for each in (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep, mapping.pp, mapping.stage_gpus)
@@ -92,11 +75,7 @@ def layouts_of(mapping: Sharding) -> NDArray[np.object_]:
 
 @lru_cache(maxsize=4)
 def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind]:
-    """Load the checked kinds by family, class of systems and layout, with operating points [1] and forecast error [1].
-
-    >>> checked_kinds()["dense", "Hopper, domain of 8", "TP"].most_gpus
-    8
-    """
+    """Load the checked kinds by family, class of systems and layout, with their runs [1] and forecast error [1]."""
     return {(kind.family, kind.systems, kind.layout): kind for kind in load_evidence(name).kinds}
 
 
@@ -163,12 +142,6 @@ def broken_rules(at: Setup, mapping: Sharding) -> dict[str, NDArray[np.object_]]
     """Find the rule that each mapping breaks, by engine.
 
     Returns engine -> arrays of shape (rows,): "" where the engine can start the mapping.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> mixed = Sharding(tp_attn=2, dp_attn=4, ep=8)
-    >>> rules = broken_rules(setup("deepseek_r1", "h200_sxm", "fp8"), mixed)
-    >>> {engine: str(rule[0]) for engine, rule in rules.items()}
-    {'sglang': '', 'trtllm': 'attention DP over groups of GPUs', 'vllm': ''}
     """
     rows = {name: np.atleast_1d(np.asarray(value)) for name, value in _degrees(mapping).items()}
     drafted = np.atleast_1d(np.asarray(mapping.draft_tokens)) > 0

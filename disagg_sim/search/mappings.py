@@ -34,11 +34,6 @@ def mappings_for(at: Setup, mappings: Sharding | list[Sharding]) -> Sharding:
     """Stack mappings as columns of shape (rows,); check single ones against model and system.
 
     A pipeline that does not divide the layers has stages of two lengths. TP may leave the NVLink domain.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> mappings_for(at, [Sharding(), Sharding(tp_attn=4, tp_ffn=4, pp=2)]).gpus.tolist()
-    [1, 8]
     """
     if isinstance(mappings, Sharding) and np.ndim(mappings.pp):
         return mappings

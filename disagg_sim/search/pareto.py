@@ -26,9 +26,6 @@ def pareto_mask(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     Exact, O(n log n). Of equal points the first is kept; a point with a NaN is never kept. Of many points, those that
     the front of a few thousand beats are left out before the rest is sorted: 10 million take a second. Takes ``x`` and
     ``y`` of shape (n,). The result has shape (n,).
-
-    >>> pareto_mask([1, 2, 2, 3], [9, 5, 7, 1]).tolist()
-    [True, False, True, True]
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     known = np.flatnonzero(~(np.isnan(xs) | np.isnan(ys)))
@@ -54,16 +51,7 @@ def _on_front(xs: Floats, ys: Floats) -> Ints:
 
 
 def pareto_front(points: pd.DataFrame, *, x: str, y: str, by: Sequence[str] = ()) -> pd.DataFrame:
-    """Find the rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised.
-
-    Returns groups in order of first appearance, inside a group x rises (and y falls); fresh index.
-
-    The slow case keeps its front where cases are apart:
-
-    >>> points = pd.DataFrame({"case": ["a", "a", "a", "b"], "user": [10, 20, 20, 15], "gpu": [8, 5, 3, 4]})
-    >>> [pareto_front(points, x="user", y="gpu", by=by).gpu.tolist() for by in ((), ("case",))]
-    [[8, 5], [8, 5, 4]]
-    """
+    """Find the rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised."""
     if by:
         group = points.groupby(list(by), sort=False, observed=True, dropna=False).ngroup().to_numpy()
     else:
@@ -84,9 +72,6 @@ def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
 
     Takes ``x`` and ``y`` of shape (n,) and ``at`` [unit of x]. Returns a function that never rises with ``at`` [unit of
     y].
-
-    >>> best_from([10, 30], [8, 2], [5, 10, 20, 31]).tolist()
-    [8.0, 8.0, 2.0, 0.0]
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     order = np.argsort(xs)
@@ -99,9 +84,6 @@ def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> f
 
     Takes ``x`` and ``y`` of shape (n,) and ``low`` and ``high`` [unit of x]. Returns [unit of y times unit of x], or
     [unit of y] on a log axis.
-
-    >>> area([10, 30], [8, 2], low=0, high=30, axis="linear")
-    120.0
     """
     xs = np.asarray(x, dtype=float)
     edges = np.unique(np.concatenate([[low, high], xs[(xs > low) & (xs < high)]]))
@@ -110,12 +92,6 @@ def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> f
 
 
 def hypervolume(x: ArrayLike, y: ArrayLike) -> float:
-    """Find the area of all that the points beat, down to the origin: the linear area from x = 0 to the largest x.
-
-    Up to x = 10 the best y is 8, from there to 30 it is 2; 10 x 8 + 20 x 2:
-
-    >>> hypervolume([10, 30], [8, 2])
-    120.0
-    """
+    """Find the area of all that the points beat, down to the origin: the linear area from x = 0 to the largest x."""
     xs = np.asarray(x, dtype=float)
     return area(xs, y, low=0.0, high=float(xs.max()), axis="linear") if xs.size else 0.0

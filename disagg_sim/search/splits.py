@@ -270,10 +270,6 @@ def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Sharding:
     """Shard the feed-forward part of a model over GPUs of its own.
 
     Takes ``tp`` (0 = all).
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> ffn_mapping(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), 24).redundant_slots
-    8
     """
     whole_number("GPUs of the feed-forward part", gpus)
     if at.model.is_moe:

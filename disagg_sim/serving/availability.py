@@ -75,10 +75,7 @@ class Blast:
 
 
 def blast_of(failing: FailureSpec, system: SystemSpec, gpus: int, *, links: bool = False) -> Blast:
-    """Find what stops an instance of ``gpus`` GPUs, packed on as few nodes as it needs.
-
-    Returns rates [1/s].
-    """
+    """Find what stops an instance of ``gpus`` GPUs, packed on as few nodes as it needs. [1/s]"""
     node, domain = failing.gpus_per_node, system.nvlink_domain
     spans = links or gpus > domain
     own = gpus * (failing.rate("gpu") + spans * failing.rate("link"))

@@ -68,15 +68,6 @@ def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
 
     Equations (1) and (2) of arXiv 2506.05508: ``physics.kv_transfer.bandwidth_per_gpu``. What prefill adds to a shared
     tier leaves by the same port, and counts; what it loads from there comes in by the other direction, and does not.
-
-    Llama-3.1-8B in fp8 has 65.5 kB of cache a token, 0.13 GB a prompt of 2048. One GPU sends that as often as it
-    prefills a prompt, every 18 ms:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> grid = ds.prefill_grid(at, Sharding(), ds.lengths(2048, 256), batch=[1])
-    >>> f"{grid.latency[0, 0] * 1e3:.0f} ms, {kv_rate_per_gpu(grid)[0, 0] / 1e9:.1f} GB/s"
-    '18 ms, 7.5 GB/s'
     """
     moved = grid.kv_bytes_per_request + grid.stored_bytes_per_request
     rate: Floats = bandwidth_per_gpu(grid.request_rate, moved, grid.unique_gpus[:, None])
@@ -282,8 +273,5 @@ def least(values: NDArray[Any], mask: Mask) -> float:
     """Find the smallest of some values.
 
     Returns infinity where none counts.
-
-    >>> least(np.array([3, 1, 2]), np.array([True, False, True]))
-    2.0
     """
     return float(np.min(values.astype(np.float64, copy=False), where=mask, initial=np.inf))

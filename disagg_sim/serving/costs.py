@@ -21,9 +21,6 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     """Find the price of one GPU: the given one, else the middle of the market's range. [USD/h]
 
     Takes ``prices`` (price by name of the system [USD/h]).
-
-    >>> usd_per_gpu_hour("h100_sxm"), usd_per_gpu_hour("h100_sxm", {"h100_sxm": 3})
-    (3.495, 3.0)
     """
     name, given = _name(system), prices or {}
     if name in given:
@@ -50,8 +47,6 @@ Per = str | Mapping[str, float]
 
 def costs_of_gpus(systems: Iterable[SystemSpec | str], per: Per) -> dict[str, float]:
     """Price one GPU of each system: 1 ("gpu"), its price [USD/h] or its TDP [W] ("watt").
-
-    Returns cost by name of the system; [1], [USD/h] or [W].
 
     >>> [costs_of_gpus(["h200_sxm"], per)["h200_sxm"] for per in ("gpu", "watt", {"h200_sxm": 3})]
     [1.0, 700.0, 3.0]

@@ -281,8 +281,6 @@ def points_table(served: Delivered) -> pd.DataFrame:
 def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categorical]:
     """Make columns of a table that hold one word each, in every row.
 
-    Returns categories, shape (rows,).
-
     >>> one_word({"mode": "colocated"}, 2)["mode"].tolist()
     ['colocated', 'colocated']
     """
@@ -305,8 +303,6 @@ def category(words: tuple[str, ...]) -> pd.CategoricalDtype:
 
 def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:
     """Make a table without rows, with the types of its columns.
-
-    Returns a table of shape (0, columns).
 
     >>> table = empty_table()
     >>> len(table), str(table["isl"].dtype), str(table["ttl_s"].dtype)

@@ -33,8 +33,6 @@ _ROUNDS, _EXACT = 10, 1e-7
 def delays_to_try(value: object) -> tuple[int, ...] | None:
     """Read how long prompts may be held back.
 
-    Returns most steps to try beside none; None = those worth trying.
-
     >>> delays_to_try("none"), delays_to_try("tuned"), delays_to_try(30)
     ((), None, (30,))
     """

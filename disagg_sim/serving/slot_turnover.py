@@ -144,9 +144,6 @@ def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | 
 
     Takes ``together`` (prompts of a rank in a pass [request]). Returns whether more than one in a hundred of the steps
     that free a seat frees more than half of ``together`` on some rank, (columns, sizes).
-
-    >>> worth_room(np.array([8, 64, 1024]), 1, np.array([2, 4, 8]), 1 / 1023).tolist()
-    [[False, False, False], [True, False, False], [True, True, False]]
     """
     ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
     found = np.zeros((batch.size, together.size), dtype=bool)

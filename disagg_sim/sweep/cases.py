@@ -353,9 +353,5 @@ def origin_of(case: Case) -> Origin:
 
 
 def throughput_column(per: str, *, spares: bool = False) -> str:
-    """Name the throughput column of frontiers: per GPU, per USD, or per joule at the TDP or as drawn.
-
-    >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
-    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
-    """
+    """Name the throughput column of frontiers: per GPU, per USD, or per joule at the TDP or as drawn."""
     return (COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT) + WITH_SPARES * spares

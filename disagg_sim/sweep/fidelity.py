@@ -138,15 +138,7 @@ def candidates(item: CaseResult, store: Store, column: str) -> Any:
 
 
 def why_not(item: CaseResult) -> str:
-    """Say why a case has no elasticities.
-
-    Returns the reason; empty where it has some.
-
-    >>> from types import SimpleNamespace
-    >>> case = SimpleNamespace(per="usd")
-    >>> why_not(SimpleNamespace(plan=SimpleNamespace(case=case), found=("colocated",)))
-    'its frontier is one per usd, elasticities are of throughput per GPU'
-    """
+    """Say why a case has no elasticities."""
     case = item.plan.case
     if not item.found:
         return "no result"
@@ -170,10 +162,7 @@ def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
 
 
 def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers = 1) -> dict[str, pd.DataFrame]:
-    """Compute the elasticities of every case that has some (``why_not``).
-
-    Returns a table for each name of a case, with the columns of ``certainty.elasticity.sensitivity``.
-    """
+    """Compute the elasticities of every case that has some (``why_not``)."""
     store = Store(root.absolute())
     tasks = [(item, store) for item in result.cases if not why_not(item)]
     found = dict(run_tasks(_elasticities, tasks, jobs=jobs))

@@ -86,11 +86,7 @@ class Kin:
 
 
 def kin_of(fronts: Fronts) -> list[Kin]:
-    """Lay frontiers of cases with the same setups, and the same columns, below one another.
-
-    >>> kin_of({})
-    []
-    """
+    """Lay frontiers of cases with the same setups, and the same columns, below one another."""
     alike: dict[Hashable, list[tuple[str, str]]] = {}
     for key, (case, table) in fronts.items():
         alike.setdefault((setup_case(case), *table), []).append(key)
@@ -110,10 +106,7 @@ def _below(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def with_origins(alike: Kin, *, nothing: str) -> Kin:
-    """Add the columns that say where frontiers come from.
-
-    Returns the same with ``cases.axis_columns``, ``inherited_fits`` and the evidence of each layout.
-    """
+    """Add the columns that say where frontiers come from."""
     case = alike.cases[0]  # whose setups are those of all
     assumed = pd.DataFrame([axis_columns(each) for each in alike.cases])
     beside = assumed.loc[np.repeat(assumed.index, alike.sizes)].reset_index(drop=True)
@@ -129,10 +122,7 @@ ROWS = 2000
 
 
 def labels(families: Sequence[Kin], *, outside: bool, jobs: int | Workers = 1) -> list[dict[str, NDArray[Any]]]:
-    """Label tables of cases; those of cases that differ in lengths, limits or costs alone are timed together.
-
-    Returns words of the rows of each: ``rests_on``, and ``outside_calibration`` where that was told.
-    """
+    """Label tables of cases; those of cases that differ in lengths, limits or costs alone are timed together."""
     places = [(number, rows) for number, family in enumerate(families) for rows in _groups(family)]
     tasks = [_task(place, families[number], rows, outside) for place, (number, rows) in enumerate(places)]
     told = dict(run_tasks(_words_of_rows, tasks, jobs=jobs))

@@ -191,22 +191,13 @@ class SweepPlan:
 
 
 def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
-    """Plan every case of a sweep: enumerate its mappings, fix its batch axes, divide both into blocks.
-
-    Returns cases in the order of the file.
-    """
+    """Plan every case of a sweep: enumerate its mappings, fix its batch axes, divide both into blocks."""
     (plan,) = plan_sweeps([spec], keep=keep)
     return plan
 
 
 def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[SweepPlan, ...]:
-    """Plan several sweeps; what their cases have in common is made once.
-
-    >>> from disagg_sim.sweep.spec import load_sweep
-    >>> first, second = plan_sweeps([load_sweep("smoke")] * 2)
-    >>> [block.key for block in first.blocks] == [block.key for block in second.blocks]
-    True
-    """
+    """Plan several sweeps; what their cases have in common is made once."""
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
     cases, named = [cases_of(spec) for spec in specs], Common()

@@ -55,12 +55,7 @@ def run_sweeps(
     overwrite: bool = False,
     outside: bool = False,
 ) -> tuple[SweepResult, ...]:
-    """Run several sweeps, each in a directory of its own; a block that several of them lack is computed once.
-
-    >>> from unittest.mock import Mock
-    >>> run_sweeps([], jobs=1, listener=Mock())
-    ()
-    """
+    """Run several sweeps, each in a directory of its own; a block that several of them lack is computed once."""
     begun = time.perf_counter()
     with ExitStack() as held:
         jobs = held.enter_context(staying(jobs))

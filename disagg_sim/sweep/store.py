@@ -70,11 +70,7 @@ OPEN_SEAL = (_MARK + _OPEN).decode()
 
 
 def bytes_of(path: Path) -> bytes:
-    """Read all bytes of a file, where it is one.
-
-    >>> b"Store blocks" in bytes_of(Path(__file__))
-    True
-    """
+    """Read all bytes of a file, where it is one."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "no file", str(path))
     return path.read_bytes()

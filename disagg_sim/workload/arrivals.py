@@ -51,12 +51,7 @@ ROUNDING = 1e-12
 
 
 def named_rng(seed: int, name: str) -> np.random.Generator:
-    """Return the random stream of a name: its draws depend on the seed and the name, on nothing else.
-
-    >>> first, again = (named_rng(1, "arrivals").random() for _ in range(2))
-    >>> first == again, first == named_rng(1, "routing").random()
-    (True, False)
-    """
+    """Return the random stream of a name: its draws depend on the seed and the name, on nothing else."""
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.default_rng(np.random.SeedSequence([whole_number("seed", seed, 0, most=MOST_SEED), key]))
 
@@ -204,9 +199,6 @@ def arrivals(
     """Draw arrival times of a process.
 
     Takes ``rate`` (the mean [request/s]), ``requests`` (0 = all before ``duration`` [s]). The result ascends [s].
-
-    >>> np.diff(arrivals(Gamma(0.0), named_rng(0, "arrivals"), 2.0, requests=4))
-    array([0.5, 0.5, 0.5])
     """
     expected = requests or rate * duration
     if 0 < rate < math.inf and MOST_REQUESTS < expected < math.inf:

@@ -16,13 +16,7 @@ from disagg_sim.workload.trace import Trace
 
 
 def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int = 0) -> Trace:
-    """Draw a class for each request, for a session as a whole.
-
-    >>> trace = Trace(arrival=np.arange(1000.0), input_tokens=np.full(1000, 9), output_tokens=np.full(1000, 9))
-    >>> found = with_classes(trace, {"interactive": 3, "batch": 1}, seed=1).classes
-    >>> found.names, 0.7 < float((found.number == 0).mean()) < 0.8
-    (('interactive', 'batch'), True)
-    """
+    """Draw a class for each request, for a session as a whole."""
     number = _drawn("class", shares, _chances(trace, "classes", seed))
     return replace(trace, classes=Labels(names=tuple(shares), number=number))
 

@@ -145,12 +145,6 @@ def length_distribution(spec: LengthSpec) -> LengthDistribution:
     """Make the distribution that a traffic file describes.
 
     Takes ``spec`` (input or output length of a case of ``load_traffic`` [token]).
-
-    Uniform from 100 to 300 tokens:
-
-    >>> made = length_distribution(EmpiricalLength(probabilities=(0.0, 1.0), tokens=(100.0, 300.0)))
-    >>> made.mean, made.quantile(0.25)
-    (200.0, 150.0)
     """
     match spec:
         case ConstantLength():

@@ -160,12 +160,6 @@ def routed(trace: Trace, caches: int, *, sticky: bool, seed: int = 0) -> Ints:
     """Send the requests of a trace to caches that know nothing of their content.
 
     Returns number of the cache of each, for ``hit_curve``, shape (requests,).
-
-    >>> from disagg_sim.facts.load import load_traffic
-    >>> from disagg_sim.workload.synthetic import session_trace
-    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
-    >>> [f"{hit_curve(trace, routed(trace, 8, sticky=sticky)).share(float('inf')):.2f}" for sticky in (True, False)]
-    ['0.92', '0.67']
     """
     rng = np.random.default_rng(seed)
     if not sticky:

@@ -408,9 +408,6 @@ def uneven(plain: Lengths, rank_imbalance: str) -> Lengths:
 
     ``least_load`` (the rank with the fewest requests, as vLLM), ``round_robin`` (as SGLang), ``random``, or ``even``:
     all ranks count as equally full.
-
-    >>> uneven(lengths(1024, 128), "random").rank_imbalance
-    'random'
     """
     if rank_imbalance not in RANK_IMBALANCES:
         hint = nearest(rank_imbalance, RANK_IMBALANCES)
@@ -487,11 +484,7 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
 
 
 def nearest_power_of_two(tokens: float) -> int:
-    """Round a length to the power of two with the nearest logarithm, at least 1. [token]
-
-    >>> nearest_power_of_two(1020), nearest_power_of_two(129)
-    (1024, 128)
-    """
+    """Round a length to the power of two with the nearest logarithm, at least 1. [token]"""
     return 1 << max(round(math.log2(tokens)), 0)
 
 

@@ -41,8 +41,6 @@ def lengths_named(name: str) -> Lengths:
 def ranks_parted(name: str) -> tuple[str, str]:
     """Part the name of a traffic in the tables of a sweep from how unequal its ranks are.
 
-    Returns the traffic without it, and of ``choices.RANK_IMBALANCES``.
-
     >>> ranks_parted("16384/2048/cached0.9/ranks_random"), ranks_parted("chat")
     (('16384/2048/cached0.9', 'random'), ('chat', 'even'))
     """
@@ -51,13 +49,7 @@ def ranks_parted(name: str) -> tuple[str, str]:
 
 
 def traffic_case(name: str) -> TrafficCase:
-    """Find one case of a shipped traffic by the word that the tables of a sweep have for it.
-
-    Returns laws of input and output [token].
-
-    >>> traffic_case("reasoning").isl.tokens
-    1024
-    """
+    """Find one case of a shipped traffic by the word that the tables of a sweep have for it."""
     stem, _, number = name.rpartition("_")
     if name not in list_specs("traffic") and number.isdigit() and stem in list_specs("traffic"):
         cases = load_traffic(stem).cases

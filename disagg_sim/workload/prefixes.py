@@ -108,10 +108,6 @@ class CachedPrefixes(ByValue):
         """Find few prompts that stand for all.
 
         Takes ``step`` [token].
-
-        >>> cached = cached_share(np.array([1000.0]), np.ones(1), Reuse(share=ConstantShare(share=0.9)))
-        >>> list(cached.nodes().each())
-        [(1000.0, 896.0, 1.0, 'hbm')]
         """
         found = []
         for stratum in self._strata():
@@ -157,11 +153,7 @@ class CachedPrefixes(ByValue):
 
 
 def reuse_text(reuse: Reuse) -> str:
-    """Name a constant share in the tables of a sweep.
-
-    >>> reuse_text(Reuse(share=ConstantShare(share=0.9), in_decode=0.5))
-    'cached0.9_decode0.5'
-    """
+    """Name a constant share in the tables of a sweep."""
     usual = Reuse(share=reuse.share)
     assert isinstance(reuse.share, ConstantShare)
     said = [f"cached{reuse.share.share:.12g}"]
@@ -178,9 +170,6 @@ def parted(traffic: str) -> tuple[str, Reuse | None]:
 
     Takes ``traffic`` (``ISL/OSL``, or the name of a shipped traffic; behind a slash what ``reuse_text`` wrote, or
     nothing). Returns the traffic without it, and what is cached; None = nothing is said.
-
-    >>> parted("16384/2048/cached0.9")[0], parted("16384/2048")
-    ('16384/2048', ('16384/2048', None))
     """
     found = _REUSE.fullmatch(traffic)
     if found is None:

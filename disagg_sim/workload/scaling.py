@@ -52,11 +52,6 @@ def at_rate(
 
     Takes ``by`` (``"time"``: the same requests, time stamps divided by ``rate``; ``"requests"``: thinned below 1,
     superposed above it, at unchanged time).
-
-    >>> trace = Trace(arrival=np.arange(100.0), input_tokens=np.arange(1, 101), output_tokens=np.full(100, 9))
-    >>> faster, thinner = at_rate(trace, 0.5), at_rate(trace, 0.5, "requests")
-    >>> len(faster), faster.duration, len(thinner), 90 < thinner.duration < 100
-    (100, 198.0, 50, True)
     """
     factor = above_zero("rate", rate)
     if not math.isfinite(factor):
@@ -95,10 +90,7 @@ def at_rate(
 
 
 def units(trace: Trace) -> Ints:
-    """Number the units of a trace that are kept or left out whole, from 0.
-
-    Returns unit of each, shape (requests,).
-    """
+    """Number the units of a trace that are kept or left out whole, from 0."""
     if trace.sessions is not None:
         return np.unique(trace.sessions.session, return_inverse=True)[1]
     if trace.prefix is None:

@@ -108,10 +108,6 @@ def per_minute(arrival: Floats, amount: Tokens | None = None) -> Floats:
 
     Takes ``arrival`` [s] of shape (requests,) and ``amount`` of shape (requests,). The result has shape (minutes,),
     from time 0 to the minute of the last arrival; [request], or the unit of ``amount``.
-
-    >>> arrival = np.array([0.0, 59.0, 125.0])
-    >>> per_minute(arrival).tolist(), per_minute(arrival, np.array([10, 20, 40])).tolist()
-    ([2.0, 0.0, 1.0], [30.0, 0.0, 40.0])
     """
     return np.bincount((arrival // MINUTE).astype(np.int64), amount).astype(np.float64)
 

@@ -216,12 +216,7 @@ def _end_of(requests: int | None, duration: float | None) -> dict[str, Any]:
 
 
 def drawn_pasts(prompts: Floats, reuse: Reuse, rng: np.random.Generator) -> Floats:
-    """Draw the cached past of each prompt. [token]
-
-    >>> rng, half = np.random.default_rng(1), Reuse(share=ConstantShare(share=0.5))
-    >>> drawn_pasts(np.array([100.0, 64.0]), half, rng).tolist()
-    [48.0, 32.0]
-    """
+    """Draw the cached past of each prompt. [token]"""
     law = reuse.share
     if isinstance(law, ConstantShare):
         shares: Floats = np.full(prompts.size, law.share)
@@ -283,11 +278,6 @@ def session_trace(
     it stays in the context, and what a person or a tool adds. All are drawn independently. Takes ``traffic`` (answers
     are those of its first case [token]), ``rate`` [1/s] and ``sessions`` and ``duration`` (one of them: how many
     sessions [1], or up to which time they begin [s]).
-
-    >>> from disagg_sim.facts.load import load_traffic
-    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=200, seed=1)
-    >>> f"{len(trace) / 200:.0f} turns, {trace.input_tokens.mean():,.0f} tokens a prompt"
-    '12 turns, 32,935 tokens a prompt'
     """
     law = traffic.session
     if law is None:

@@ -238,12 +238,7 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 
 
 def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
-    """Join traces with new arrivals of shape (requests of all traces,), sorted; equal arrivals keep their order. [s]
-
-    >>> one = Trace(arrival=[0.0, 2.0], input_tokens=[10, 20], output_tokens=[1, 1])
-    >>> joined([one, one], np.array([0.0, 2.0, 1.0, 3.0])).input_tokens.tolist()
-    [10, 10, 20, 20]
-    """
+    """Join traces with new arrivals of shape (requests of all traces,), sorted; equal arrivals keep their order. [s]"""
     order = np.argsort(arrival, kind="stable")
     ordered = np.array_equal(order, np.arange(order.size))  # then the many prefix blocks need no copy
     prefix, sessions = _joined_prefix(traces), _joined_sessions(traces)

@@ -81,12 +81,6 @@ def session_found(
 
     Takes ``caches`` of shape (requests,) (None = one for all) and ``rate`` [request/s] (None = those of the trace).
     Returns in whole blocks where the trace has blocks, shape (requests,) [token].
-
-    >>> from disagg_sim.facts.load import load_traffic
-    >>> from disagg_sim.workload.synthetic import session_trace
-    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
-    >>> [f"{session_found(trace, size).sum() / trace.input_tokens.sum():.2f}" for size in (1e5, 1e6, 1e7)]
-    ['0.12', '0.88', '0.88']
     """
     if trace.sessions is None:
         raise InputError(f"trace {trace.name} has no sessions; allowed: one whose requests are turns of sessions")
@@ -134,11 +128,7 @@ class TurnCaches:
 
 
 def turns_text(caches: TurnCaches) -> str:
-    """Name caches of turns in the tables of a sweep.
-
-    >>> turns_text(TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("remote", np.inf)), pooled=("remote",)))
-    '/turns0.2_hbm100000_remoteinfall'
-    """
+    """Name caches of turns in the tables of a sweep."""
     rooms = [f"{name}{tokens:.0f}{'all' if name in caches.pooled else ''}" for name, tokens in caches.rooms]
     said = [f"{caches.sessions_per_s:.12g}", *rooms]
     said += [f"caches{caches.caches}"] if caches.caches > 1 else []
@@ -152,10 +142,6 @@ def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
     """Part the name of a traffic from the caches that its turns meet.
 
     None means the name says no caches of turns.
-
-    >>> name, caches = turns_of("coding_agent/turns0.2_hbm100000_dram3000000_caches8_anywhere")
-    >>> name, caches.rooms, caches.caches, caches.sticky
-    ('coding_agent', (('hbm', 100000.0), ('dram', 3000000.0)), 8, False)
     """
     name, mark, said = traffic.partition(MARK)
     if not mark:
@@ -201,11 +187,7 @@ def _sample(traffic: str) -> tuple[Trace, int]:
 
 
 def mean_turns(traffic: str) -> float:
-    """Count the turns of a session of a traffic, on average. [request]
-
-    >>> f"{mean_turns('coding_agent'):.1f}"
-    '11.7'
-    """
+    """Count the turns of a session of a traffic, on average. [request]"""
     return len(_sample(traffic)[0]) / SESSIONS
 
 

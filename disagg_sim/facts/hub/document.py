@@ -182,8 +182,6 @@ def unread_keys(config: Config) -> list[str]:
 def runs_of(layers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Write layers as runs: one layer, or a pattern of several, so many times.
 
-    Returns them as ``layers`` of a model's file lists them.
-
     >>> for run in runs_of([("gqa", "dense")] + [("local", "moe"), ("full", "none")] * 3):
     ...     print(run)
     {'count': 1, 'attention': 'gqa', 'ffn': 'dense'}

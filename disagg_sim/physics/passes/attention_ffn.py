@@ -73,15 +73,6 @@ def split_step(
     """Time one decode step of m micro-batches of ``sequences`` on each attention rank, at mean length ``context``.
 
     The docstring of this module has the equation.
-
-    Two micro-batches hide most of the feed-forward half behind the attention half:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> pools = [Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=16, ep=16), m) for m in (1, 2)]
-    >>> steps = [split_step(at, at, each, sequences=64, context=4096) for each in pools]
-    >>> [f"{1e3 * float(step.ttl):.1f} ms, attention idle {float(step.attention_idle):.0%}" for step in steps]
-    ['7.1 ms, attention idle 55%', '7.4 ms, attention idle 13%']
     """
     rows = np.shape(split.microbatches)[0] if np.ndim(split.microbatches) else 0
     if rows:
@@ -226,16 +217,6 @@ def split_bytes(
     An attention rank holds the caches of all micro-batches, a feed-forward rank no cache, embedding or head. Takes
     ``cached`` (cached tokens of a sequence [token]). The result is of the attention and of the feed-forward pool; each
     fits up to ``memory_limit`` of its setup.
-
-    The caches lie on one side and the weights of the experts on the other:
-
-    >>> from disagg_sim.physics.residents import decode_residents
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> split = Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=16, ep=16), 3)
-    >>> held = split_bytes(at, at, split, sequences=64, cached=decode_residents(4096, 1024))
-    >>> [f"{size / 1e9:.0f} GB" for size in held]
-    ['51 GB', '29 GB']
     """
     attention, ffn = half_setups(at, at_ffn)
     batch = sequences * split.attention.dp_attn
@@ -248,8 +229,6 @@ def split_bytes(
 
 def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
     """Make setups whose models have one half of every layer alone, to size the memory of both pools.
-
-    Returns the setup of the attention halves with embedding and head, then that of the feed-forward halves.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")

@@ -115,12 +115,6 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     """Find the time of the slowest stage for one micro-batch, without host. [s]
 
     80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> from disagg_sim.physics.roofline import Sums
-    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
-    >>> f"{1e3 * float(slowest_stage(load_model('llama_3_1_70b'), 4, times)):.0f} ms"
-    '32 ms'
     """
     table = stage_table(model, pp)
     of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
@@ -162,15 +156,6 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
     """Find the host time of one micro-batch that the GPU waits for. [s]
 
     The docstring of this module has the equation; without an engine it is the host time of the profile.
-
-    1 ms, 0.1 ms for each of log2(8) = 3 doublings of the GPUs, and 10 us for each of 64 sequences:
-
-    >>> from dataclasses import replace
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
-    >>> at = replace(at, overheads=replace(at.overheads, step_host=1e-3, rank_host=1e-4, sequence_host=1e-5))
-    >>> f"{1e3 * host_time(at, Sharding(tp_attn=8, tp_ffn=8), 64):.2f} ms"
-    '1.94 ms'
     """
     engine = at.overheads
     if engine is None:
@@ -212,12 +197,6 @@ def prefill_stretch(at: Setup) -> float:
     """Find the ratio of the time of prefill to the sum of its kernels, both without scores and values. [1]
 
     It covers gaps between kernels and lower clocks under lasting load. It is fitted for each engine, 1 without one.
-
-    Bare kernels follow each other without gaps:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> prefill_stretch(setup("llama_3_1_70b", "h200_sxm", "fp8", engine="kernels"))
-    1.0
     """
     return 1.0 if at.overheads is None else at.overheads.prefill_stretch
 
@@ -237,14 +216,6 @@ def step_time(
     With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its own.
     Without, ``max(m*t_stage, sum_s t_s) + host``. ``decodes`` are the mean sequences of a micro-batch over all DP
     ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph.
-
-    Two stages of 3 ms and 2 ms: two micro-batches keep the slower one busy, one walks through both:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, two = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(pp=2)
-    >>> times = step_time(at, two, np.array([1, 2]), 3e-3, 5e-3, decodes=1, graphs=True)
-    >>> [f"{1e3 * time:.0f} ms" for time in times]
-    ['5 ms', '6 ms']
     """
     host = host_time(at, mapping, decodes)
     if at.overheads is None:

@@ -53,13 +53,6 @@ def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: T
     Returns arrays of the broadcast shape of ``tp`` and ``tokens`` [s].
 
     64 sequences of 1000 tokens, one of 8 KV heads of 128 a GPU: 2 x 64 x 1000 x 128 B at 4.8 TB/s.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> ((layer, count),) = layers_of(at.model)
-    >>> cost = attention_cost(layer.attention, at, 8, Tokens(decodes=64.0, context=1000.0), "auto")
-    >>> f"{count} layers, {1e6 * cost.time:.1f} us each"
-    '80 layers, 3.4 us each'
     """
     total = NOTHING
     if np.any(np.asarray(tokens.prompts) > 0):
@@ -84,14 +77,6 @@ def attention_side(
     ``tokens`` (prompts and decodes of one rank [token]) and ``phase`` ("prefill" or "decode": which share of the
     all-reduces the profile hides). Returns times of one layer of each kind and sums of all layers, of the broadcast
     shape of ``tp`` and ``tokens`` [s].
-
-    DeepSeek-R1 has three dense layers and 58 of experts, and a shared expert in the latter alone:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
-    >>> at.model.kind_counts, [bool(time > 0) for time in side.shared]
-    ((3, 58), [False, True])
     """
     model, precision, linear = at.model, at.precision, tokens.linear
     hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
@@ -144,10 +129,6 @@ def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
     """Stretch all times but scores and sums.
 
     Takes ``times`` (of layers and ends [s]). The result is of the broadcast shape [s].
-
-    >>> times = LayerTimes(layers=(2.0,), scores=(1.0,), embedding=0.5, head=0.5, sums=Sums())
-    >>> stretched(times, 1.5)[:4]
-    ((3.0,), (1.0,), 0.75, 0.75)
     """
     layers = tuple(stretch * time for time in times.layers)
     return LayerTimes(layers, times.scores, stretch * times.embedding, stretch * times.head, times.sums)

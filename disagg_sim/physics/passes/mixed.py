@@ -194,8 +194,6 @@ def mixed_step_by_form(
 ) -> list[MixedStep]:
     """Time the same step as ``mixed_step`` under several forms of MLA.
 
-    Returns one of each form [s].
-
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
     >>> wide, chunk = Sharding(dp_attn=8, ep=8), Chunk(512.0, isl=8192)

@@ -169,13 +169,7 @@ def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
 
 
 def overlaps(at: Setup, mapping: Sharding) -> bool:
-    """Tell whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> wide = Sharding(dp_attn=32, ep=32)
-    >>> [overlaps(setup("deepseek_r1", "h200_sxm", "fp8", engine=name), wide) for name in ("sglang", "kernels")]
-    [True, False]
-    """
+    """Tell whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings."""
     engine = at.overheads
     if engine is None or not (engine.two_batch_overlap and at.model.is_moe):
         return False

@@ -33,12 +33,6 @@ def prompt_pass(
     ``mapping`` of shape (rows, 1), ``batch`` of shape (1, batches), ``isl`` and ``past`` of shape (rows,), ``tier``
     (None = in HBM) and ``mla_form`` (as in ``prefill_pass`` and ``chunked_prefill_pass``). The result has arrays of
     shape (rows, batches), or numbers [s].
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, two = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Sharding(pp=2)
-    >>> passes = [prompt_pass(at, two, batch=1, isl=8192, past=4096, chunk_tokens=chunk) for chunk in (0, 512)]
-    >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
-    ['41 ms', '23 ms']
     """
     (done,) = PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).passes(isl, past, tier)
     return done

@@ -172,11 +172,6 @@ def as_content_faults(path: Path, what: str) -> Iterator[None]:
     """Tell faults of the content of a file as such.
 
     Takes ``what`` (it should be, such as "the manifest of a sweep").
-
-    >>> with as_content_faults(Path("plan.json"), "a plan"):
-    ...     {}["schema"]
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: plan.json: damaged: not a plan (KeyError: 'schema')
     """
     try:
         yield

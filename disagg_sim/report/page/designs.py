@@ -80,13 +80,6 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
 
     Takes ``points`` (columns ``NEEDED``, those of costs and evidence where they are known). Returns ``AS_THEY_ARE``,
     and words for mode, system, mappings, layouts; ``DRAFTS`` where some point speculates.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> found = ds.colocated(at, ds.Sharding(tp_attn=2, tp_ffn=2), ds.lengths(2048, 256)).head(1)
-    >>> shown = shown_points(found.assign(case="one"), pd.Series(["-"]))
-    >>> shown[["mode", "system", "decode"]].values.tolist()
-    [['co-located', 'h100_sxm', 'TP2']]
     """
     drafts = DRAFTS if DRAFTS[0] in points and points[DRAFTS[0]].any() else ()
     table = points[[*AS_THEY_ARE, *(name for name in COSTS if name in points), *drafts]].reset_index(drop=True)
@@ -109,13 +102,7 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
 
 
 def shown_pools(front: pd.DataFrame) -> pd.DataFrame:
-    """Make the table of a frontier over further pools that a page shows.
-
-    Returns speed, throughput, latencies (SI units), GPUs of the pools that some design has, and mappings in words.
-
-    >>> shown_pools(pd.DataFrame()).empty
-    True
-    """
+    """Make the table of a frontier over further pools that a page shows."""
     if front.empty:
         return front
     rows = records(front)

@@ -38,10 +38,7 @@ PLAIN = "-"
 
 
 def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: bool = True) -> Content:
-    """Read the directory of a sweep for its page.
-
-    Returns times in s, throughput in token/s.
-    """
+    """Read the directory of a sweep for its page."""
     front = read_frontier(root).table.reset_index(drop=True)
     if not len(front):
         raise InputError(f"{root}: no case has a result, so there is nothing to show; infeasible.csv says why")

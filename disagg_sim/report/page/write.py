@@ -37,14 +37,7 @@ LATENCIES = ("ttft_s", "tpot_s")
 
 
 def simulation_content(root: Path) -> Content:
-    """Read the directory of a simulation for its page.
-
-    Returns times in s.
-
-    >>> simulation_content(Path("no/results"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/results: no run ended well, so there is nothing to show
-    """
+    """Read the directory of a simulation for its page."""
     summary = read_table(root / "summary.csv", numbers=["rate_scale"], texts=["policy", "deployment", "trace"])
     if not len(summary):
         raise InputError(f"{root}: no run ended well, so there is nothing to show")
@@ -116,10 +109,7 @@ SCHEMA = "disagg-sim/plan/"
 
 
 def plan_content(root: Path) -> Content:
-    """Read the directory of a plan for its page.
-
-    Returns times in s.
-    """
+    """Read the directory of a plan for its page."""
     path, text = root / "plan.json", root / "plan.txt"
     with as_content_faults(path, f"a plan of schema {SCHEMA}..."):
         plan = read_json(path)
@@ -141,12 +131,7 @@ def plan_content(root: Path) -> Content:
 
 
 def study_content(root: Path) -> Content:
-    """Read the directory of a reproduced study for its page.
-
-    >>> study_content(Path("no/study"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/study: no claims.csv with a claim, so there is nothing to show
-    """
+    """Read the directory of a reproduced study for its page."""
     claims = read_table(root / "claims.csv", texts=["id", "statement", "profile", "verdict"])
     if not len(claims):
         raise InputError(f"{root}: no claims.csv with a claim, so there is nothing to show")

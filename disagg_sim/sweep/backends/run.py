@@ -53,12 +53,7 @@ def run_tasks(
 
 @contextmanager
 def staying(jobs: int | Workers) -> Iterator[Workers]:
-    """Keep a cluster, once it is asked for, for all tasks that follow; processes of this machine stay by themselves.
-
-    >>> with staying(Workers(1, "dask", "tcp://127.0.0.1:9")) as workers:  # asks nothing, as nothing is run
-    ...     workers.backend, workers.engine is None
-    ('dask', False)
-    """
+    """Keep a cluster, once it is asked for, for all tasks that follow; processes of this machine stay by themselves."""
     where = jobs if isinstance(jobs, Workers) else Workers(jobs)
     if where.backend not in CLUSTERS or where.engine is not None:
         yield where

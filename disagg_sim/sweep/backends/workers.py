@@ -90,9 +90,5 @@ def unlike() -> DisaggSimError:
 
 @cache
 def own_code() -> str:
-    """Compute the digest of all sources of the package that this process runs.
-
-    >>> len(own_code())
-    64
-    """
+    """Compute the digest of all sources of the package that this process runs."""
     return code_digest(tuple(sorted(item.name for item in files("disagg_sim").iterdir() if item.is_dir())))

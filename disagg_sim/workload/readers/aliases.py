@@ -86,11 +86,7 @@ def _plain(name: str) -> str:
 
 
 def flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Name and text of each plain value of an object; of objects within, down to two levels, with a dot between names.
-
-    >>> dict(flat({"created": 5, "usage": {"prompt_tokens": 9}, "messages": [1]}))
-    {'created': '5', 'usage.prompt_tokens': '9'}
-    """
+    """Name and text of each plain value of an object, and of objects two levels within, with dots between names."""
     for name, value in record.items():
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield f"{before}{name}", str(value)
@@ -99,10 +95,7 @@ def flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
 
 
 def read_objects(path: Path, content: bytes) -> Table | None:
-    """Read a file of JSON objects, an array or one a line, whose keys are known under other names.
-
-    Returns a column a key, of objects within with a dot between names; None of another form, or of Mooncake's keys.
-    """
+    """Read a file of JSON objects, an array or one a line, whose keys are known under other names."""
     array = content.lstrip()[:1] == b"["
     if array:
         found = _parsed(path, 1, content)
