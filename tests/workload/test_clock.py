@@ -154,5 +154,3 @@ def test_forms_with_fixed_keys_take_no_columns(tmp_path):
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2}')
     with pytest.raises(TraceError, match="a trace of JSON lines takes no columns"):
         load_trace(path, columns=ROLES)
-    with pytest.raises(TraceError, match="a client pool takes no time_unit"):
-        load_trace(tmp_path, time_unit="ms")
