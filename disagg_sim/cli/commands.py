@@ -19,7 +19,7 @@ class SpecsCommands(LazyGroup):
         "check": CommandEntry(
             "specs:check", "Report every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"
         ),
-        "schema": CommandEntry("schema:schema", "Print the JSON Schema of a command's --json.", "specs schema plan"),
+        "schema": CommandEntry("specs:schema", "Print the JSON Schema of a command's --json.", "specs schema plan"),
     }
 
 

@@ -1,10 +1,11 @@
-"""``disagg-sim specs list | show | check``: list shipped specs, show one, check files.
+"""``disagg-sim specs list | show | check | schema``: list shipped specs, show one, check files, print JSON Schemas.
 
 Serving policies are shown beside the specs: they are no files, and their options stand in their code.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from disagg_sim.facts.load import (
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, shown, spec_files
 from disagg_sim.report.lines import Line, model_lines, precision_lines, profile_lines, system_lines, traffic_lines
+from disagg_sim.report.schemas import SCHEMAS, json_schema
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import US
 
@@ -80,6 +82,11 @@ def show(
             print_table(_fit_rows(efficiency), header=_FIT_HEADER)
         else:
             print_table(_fit_summary(efficiency), header=("fitted operator", "rows", "engines", "measured on"))
+
+
+def schema(command: Annotated[str, typer.Argument(help=f"{', '.join(SCHEMAS)}.")]) -> None:
+    """Print the JSON Schema of what a command prints with --json."""
+    typer.echo(json.dumps(json_schema(command), indent=1))
 
 
 def check(
