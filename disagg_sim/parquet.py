@@ -43,28 +43,15 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     _copy(_duckdb(), "frame", path, {_CATEGORIES: json.dumps(of), _TEXTS: json.dumps(texts), **metadata}, frame)
 
 
-def join_parquet(
-    parts: Sequence[str | PathLike[str]], path: str | PathLike[str], metadata: Mapping[str, str], *, by: str = ""
-) -> None:
-    """Write the tables of several files below one another into one, without holding them in memory.
-
-    Takes ``by`` (column of whole numbers by which rows are sorted, in at most 1 GB and files beside ``path``; "" = as
-    they come).
-    """
+def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Write the tables of several files below one another into one, without holding them in memory."""
     types = {_types(part) for part in parts}
     if len(types) != 1:
         raise ValueError(f"{path}: the columns or categories of its {len(parts)} parts differ")
     ((of, texts, _),) = types
     names = ", ".join(_text(_literal(part)) for part in parts)
-    order = f" ORDER BY {_name(by)}" if by else ""
-    joined = f"(FROM read_parquet([{names}], hive_partitioning = false){order})"
-    run = _duckdb()
-    if by:  # in a bounded memory, and in files beside the table
-        import duckdb
-
-        folder = str(Path(path).parent / ".sorting.tmp")
-        run = duckdb.connect(config=_SETTINGS | {"memory_limit": "1GB", "temp_directory": folder})
-    _copy(run, joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
+    joined = f"(FROM read_parquet([{names}], hive_partitioning = false))"
+    _copy(_duckdb(), joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
 
 
 def read_parquet(

@@ -60,10 +60,9 @@ def test_turns_are_counted_before_they_are_drawn():
     [
         ({"trace": SESSIONS | {"sessions": 30_000}}, "a trace of 30,000 sessions needs about 1.4 GB of memory"),
         ({"trace": SCENARIO["trace"] | {"requests": 2_000_000}}, "a run of it needs about 1.4 GB of memory"),
-        ({"run": {"cells": 10**6}}, "run.cells: cells 1000000 of 2 colocated instances; allowed: numbers that divide"),
         ({"run": {"failures": {"gpu_mtbf_s": 1e-9, "restart_s": 1.0}}}, "gpu_mtbf_s: 1e-09 is out of range; allowed"),
     ],
-    ids=["sessions", "requests", "cells", "failures"],
+    ids=["sessions", "requests", "failures"],
 )
 def test_a_check_refuses_what_a_run_could_not_hold_or_end(tmp_path, capsys, keys, said):
     path = written(tmp_path / "s.yaml", **keys)

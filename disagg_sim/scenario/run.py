@@ -32,7 +32,7 @@ from disagg_sim.simulation.records import EncodeUse
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.store import BlockState, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
@@ -72,7 +72,6 @@ class RunTask:
 
     store: Store
     run: Run
-    jobs: int = 1  # processes for its cells [1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def compute_run(task: RunTask) -> FinishedRun:
             _search(task)
         else:
             with piece_folder(task.store, run) as folder:
-                result = _simulated(run, run.rate_scale, folder=folder, jobs=task.jobs)
+                result = _simulated(run, run.rate_scale, folder=folder)
                 _write_records(task, result, folder)
             row = _summarised(run, result, run.rate_scale)
             _logged(task, run.key(RUNS), [row])
@@ -127,9 +126,7 @@ def compute_run(task: RunTask) -> FinishedRun:
         raise  # what cannot be written ends all runs
     except DisaggSimError as error:
         kept = ""
-        options = run.scenario.run
-        whole = options.records == FULL and options.cells == 1
-        if whole and isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
+        if run.scenario.run.records == FULL and isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))
             kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
         return FinishedRun(run.name, run.requests, f"{run.name}: {error}{kept}")
@@ -159,10 +156,7 @@ def run_scenario(
             faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
 
         there = Store(root.absolute())
-        elsewhere = isinstance(jobs, Workers) and jobs.backend in CLUSTERS
-        alone = len(lacking) == 1 and not elsewhere
-        processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1
-        tasks = [RunTask(there, run.anywhere(), processes) for run in lacking]
+        tasks = [RunTask(there, run.anywhere()) for run in lacking]
         for done in run_tasks(compute_run, tasks, jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
             faults += [done.fault] if done.fault else []
@@ -178,7 +172,7 @@ def require_no_faults(result: ScenarioResult) -> None:
         raise DisaggSimError("\n".join(result.faults))
 
 
-def _simulated(run: Run, scale: float, *, folder: Path | None = None, jobs: int = 1) -> RunResult:
+def _simulated(run: Run, scale: float, *, folder: Path | None = None) -> RunResult:
     scenario = run.scenario
     replayed = run.source.at_rate(scenario.seed, scale)
     samples = max(SAMPLED, len(replayed) // PIECE)  # requests leave the run at samples
@@ -189,7 +183,7 @@ def _simulated(run: Run, scale: float, *, folder: Path | None = None, jobs: int 
     )
     if folder is None and options.records == STREAM:  # a search looks at the summaries alone
         options = replace(options, records=NONE)
-    return _named(simulated(run, scale, options, folder=folder, jobs=jobs), run)
+    return _named(simulated(run, scale, options, folder=folder), run)
 
 
 def _summarised(run: Run, result: RunResult, scale: float) -> Summary:
@@ -230,8 +224,7 @@ def _write_records(task: RunTask, result: RunResult, folder: Path | None = None)
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
     if run.scenario.run.records == STREAM and folder is not None:
-        parts, by = sorted(folder.glob("*/*.parquet")), "request" if run.scenario.run.cells > 1 else ""
-        store.write_parts(run.key(REQUESTS), parts, "{}", by=by)  # in the order of the trace
+        store.write_parts(run.key(REQUESTS), sorted(folder.glob("*.parquet")), "{}")  # in the order of the trace
     elif run.scenario.run.records == FULL:
         trace = in_memory(run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0))
         store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")
@@ -412,7 +405,7 @@ def warm_up(runs: Sequence[Run], listener: RunListener) -> None:
                     at=scenario.setup,
                     slo=scenario.slo,
                     seed=scenario.seed,
-                    options=replace(scenario.run, records=FULL, cells=1),
+                    options=replace(scenario.run, records=FULL),
                 )
 
 

@@ -39,7 +39,6 @@ from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
-from disagg_sim.simulation.cells import require_cells
 from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
@@ -365,9 +364,6 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
             yield from faults_of_call("trace", shares_of, source.load(scenario.seed), deployment, PARTS, at)
             needed = run_memory(source.load(scenario.seed), scenario.run.records)
             yield from faults_of_call("trace", require_memory, "a run of it", needed)
-            if scenario.run.cells > 1:
-                run = source.load(scenario.seed), deployment, scenario.run
-                yield from faults_of_call("run.cells", require_cells, *run)
             limits = scenario.run.concurrency, scenario.run.records
             yield from faults_of_call("deployments", deployment.check_encode, source.load(scenario.seed), at, *limits)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.cells import Rows, cell_of, forget, in_whole, joined_cells
 from disagg_sim.simulation.classes import limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -18,7 +16,6 @@ from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.pieces import Pieces, Sink
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.records import Requests
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.serve import Served, serve_models
@@ -89,8 +86,6 @@ def run(
     """
     require_windows(trace, options)
     options.check_samples(trace)
-    if options.cells > 1:
-        return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
     if (pool := deployment.encode) is not None:
         if isinstance(trace, TraceStream):
             raise InputError(f"trace {trace.name} comes in windows, with an encode pool; allowed: one of the two")
@@ -155,31 +150,6 @@ def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
     for name, there in whole.items():
         if there:
             raise InputError(f"{said} {name}; allowed: without {name}, or a trace that is held whole (window 0)")
-
-
-def _in_cells(
-    trace: Trace | TraceStream,
-    deployment: ServedDeployment,
-    policy: Policy | str,
-    *,
-    at: Setup,
-    slo: Slo,
-    seed: int,
-    options: RunOptions,
-    sink: Sink | None,
-) -> RunResult:
-    """One cell after the other."""
-    found, cells = [], options.cells
-    parts = [cell_of(trace, deployment, options, seed, cell) for cell in range(cells)]
-    for cell, (rows, own, part, rest, stream) in enumerate(parts):
-        into = None if sink is None else partial(_handed_on, sink, rows, cell, cells)
-        found.append(run(own, part, policy, at=at, slo=slo, seed=stream, options=rest, sink=into))
-        forget()
-    return joined_cells(found, [each.rows for each in parts], seed)
-
-
-def _handed_on(sink: Sink, rows: Rows, cell: int, cells: int, piece: Requests) -> None:
-    sink(in_whole(piece, rows, cell, cells))
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:

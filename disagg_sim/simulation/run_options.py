@@ -106,12 +106,6 @@ class RunOptions:
         "over the dram of kv_tiers, for which the steps that move it wait (vLLM V0)",
         choices=("recompute", "swap"),
     )
-    cells: int = option(
-        1,
-        "equal groups of instances, each with a router and every so-many-th request, or session, of its own",
-        low=1,
-        high=MOST,
-    )
     records: str = option(
         FULL,
         "what is kept of requests: all until the end (full); they leave in pieces, as the run goes, into their table "

@@ -176,11 +176,11 @@ class Store:
         with written(self.path(key)) as handle:
             handle.write(held.path(key).read_bytes())
 
-    def write_parts(self, key: Key, parts: Sequence[Path], note: str, *, by: str = "") -> None:
-        """Write a block whose rows are in several files, one after the other, or sorted ``by`` a column."""
+    def write_parts(self, key: Key, parts: Sequence[Path], note: str) -> None:
+        """Write a block whose rows are in several files, one after the other."""
         own = {_SCHEMA: str(SCHEMA), _DIGEST: key.digest, _NOTE: note, _HEADER: "", _SEAL: OPEN_SEAL}
         with written(self.path(key)) as handle:
-            join_parquet(parts, handle.name, own, by=by)
+            join_parquet(parts, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
 
     def state(self, key: Key) -> BlockState:

@@ -162,10 +162,6 @@ class TraceStream:
             found.__dict__["count"] = count
         return found
 
-    def cell(self, cell: int, cells: int) -> TraceStream:
-        """Every ``cells``-th request, from number ``cell`` on."""
-        return replace(self, source=_Every(self.source, cell, cells))
-
     def head(self, n: int) -> Trace:
         """The first ``n`` requests, or all where there are fewer, in memory. [request]"""
         found, left = [], whole_number("n", n, most=MOST_REQUESTS)
@@ -197,22 +193,3 @@ def in_memory(trace: Trace | TraceStream) -> Trace:
     [0.0, 1.5, 3.0]
     """
     return trace.whole() if isinstance(trace, TraceStream) else trace
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Every:
-    """Some of the requests of a source, evenly."""
-
-    source: RequestSource
-    first: int
-    step: int
-
-    def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``RequestSource``."""
-        skip = self.first  # before the next one
-        for piece in self.source.pieces(most):
-            size = piece.arrival.size
-            if skip < size:
-                rows = slice(skip, None, self.step)
-                yield Piece(piece.arrival[rows], piece.input_tokens[rows], piece.output_tokens[rows])
-            skip = (skip - size) % self.step

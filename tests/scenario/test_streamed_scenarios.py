@@ -1,4 +1,4 @@
-"""A scenario whose requests leave in pieces, cell by cell, has the tables of one that keeps everything."""
+"""A scenario whose requests leave in pieces has the tables of one that keeps everything."""
 
 import gc
 from pathlib import Path
@@ -38,27 +38,25 @@ def result_of(folder: Path, run: str, beside: str = CLASSES) -> ScenarioResult:
 def test_tables_are_the_same_whatever_is_kept(tmp_path, monkeypatch):
     """Rows of requests, classes and samples; no piece is left over. With ``none`` there is no table of requests."""
     monkeypatch.setattr(pieces, "PIECE", 20)
-    for cells in (1, 2):
-        runs = (f"{{cells: {cells}, records: {kept}, sample_s: 0.5}}" for kept in ("full", "stream", "none"))
-        full, stream, none = (result_of(tmp_path, each) for each in runs)
-        (run,) = full.plan.runs
-        pd.testing.assert_frame_equal(full.requests(run), stream.requests(stream.plan.runs[0]))
-        pd.testing.assert_frame_equal(full.classes, stream.classes)
-        assert len(stream.classes) == 2
-        assert not list(stream.store.root.glob("pieces/**/*"))
-        drop = [*MEASURED, *(name for name in full.summary if name.startswith(("ttft", "tpot")))]
-        for other in (stream, none):
-            pd.testing.assert_frame_equal(full.summary.drop(columns=drop), other.summary.drop(columns=drop))
-            pd.testing.assert_frame_equal(full.samples(run), other.samples(other.plan.runs[0]))
-            assert other.summary["ttft_p90_s"][0] == pytest.approx(full.summary["ttft_p90_s"][0], rel=0.005)
-        assert not list(none.store.root.glob("requests/**/*"))
+    runs = (f"{{records: {kept}, sample_s: 0.5}}" for kept in ("full", "stream", "none"))
+    full, stream, none = (result_of(tmp_path, each) for each in runs)
+    (run,) = full.plan.runs
+    pd.testing.assert_frame_equal(full.requests(run), stream.requests(stream.plan.runs[0]))
+    pd.testing.assert_frame_equal(full.classes, stream.classes)
+    assert len(stream.classes) == 2
+    assert not list(stream.store.root.glob("pieces/**/*"))
+    drop = [*MEASURED, *(name for name in full.summary if name.startswith(("ttft", "tpot")))]
+    for other in (stream, none):
+        pd.testing.assert_frame_equal(full.summary.drop(columns=drop), other.summary.drop(columns=drop))
+        pd.testing.assert_frame_equal(full.samples(run), other.samples(other.plan.runs[0]))
+        assert other.summary["ttft_p90_s"][0] == pytest.approx(full.summary["ttft_p90_s"][0], rel=0.005)
+    assert not list(none.store.root.glob("requests/**/*"))
 
 
 def test_tables_are_the_same_whatever_the_window(tmp_path, monkeypatch):
-    """Of 300 requests 7 are held at a time, in each of two cells."""
+    """Of 300 requests 7 are held at a time."""
     monkeypatch.setattr(pieces, "PIECE", 20)
-    run = "{cells: 2, records: stream}"
-    whole, windows = (result_of(tmp_path, run, f"window: {window}") for window in (0, 7))
+    whole, windows = (result_of(tmp_path, "{records: stream}", f"window: {window}") for window in (0, 7))
     for table in ("requests", "samples"):
         first, second = (getattr(each, table)(each.plan.runs[0]) for each in (whole, windows))
         pd.testing.assert_frame_equal(first, second, check_exact=True)
@@ -72,13 +70,13 @@ def clusters() -> int:
 
 
 @pytest.mark.parametrize("records", ["stream", "none"])
-def test_a_cell_leaves_nothing_behind(tmp_path, records):
-    """Memory is that of one cell: none of the clusters that served them is there after the last."""
+def test_a_run_leaves_nothing_behind(tmp_path, records):
+    """The cluster that served a run is gone with it."""
     gc.collect()
     before = clusters()
     gc.disable()  # which would free them at a time of its own
     try:
-        result_of(tmp_path, f"{{cells: 2, records: {records}}}")
+        result_of(tmp_path, f"{{records: {records}}}")
         assert clusters() == before
     finally:
         gc.enable()
@@ -150,7 +148,7 @@ def test_pieces_of_a_run_that_was_cut_off_are_removed(tmp_path):
     key = run.key(REQUESTS)
     run_scenario(plan, tmp_path / "theirs", jobs=1, listener=Mock())
     (tmp_path / "theirs" / "requests" / f"{key.group}" / f"{key.name}.parquet").unlink()
-    theirs = tmp_path / "theirs" / PIECES / key.group / key.name / key.digest / "0"
+    theirs = tmp_path / "theirs" / PIECES / key.group / key.name / key.digest
     theirs.mkdir(parents=True)
     write_parquet(pd.DataFrame({"request": [300]}), theirs / "0000000300.parquet", {})
     empty, found = (run_scenario(plan, tmp_path / each, jobs=1, listener=Mock()) for each in ("empty", "theirs"))

@@ -122,15 +122,6 @@ def test_gpus_of_encoders_count():
     assert wait < (encode["joules"] - encode["waiting_joules"]) / use.busy_s <= tdp
 
 
-def test_cells_share_the_pool():
-    trace = ds.synthetic_trace(rate=20.0, requests=40, lengths=(4096, 4), seed=1)
-    found = ran(trace, Encoders(step=STEP, instances=4), cells=2)
-    assert found.records.encode.gpus == 4
-    assert found.records.encode.busy_s == pytest.approx(40 * STEP.time)
-    with pytest.raises(InputError, match="cells 2 of 3 encode instances"):
-        ran(trace, Encoders(step=STEP, instances=3), cells=2)
-
-
 SCENARIO = """
 {name: images, model: qwen3_5_35b_a3b, system: h200_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 1},
  trace: {kind: synthetic, name: even, lengths: {isl: 4096, osl: 8}, rate_per_s: 10, requests: 40},

@@ -124,35 +124,6 @@ def test_the_kernel_places_requests_as_the_policy_does(monkeypatch, policy):
     assert set(fed.requests.status) == {0, 1, 3}
 
 
-@pytest.mark.parametrize("records", ["full", "stream"])
-def test_cells_are_runs_by_themselves(records):
-    """Two cells: each a run of every second request on half of the instances, which are numbered in turn."""
-    trace, left, sample = requests(), [], {"sample_s": 0.5}
-    sink = left.append if records == "stream" else None
-    both = run(
-        trace, parts(), "least_load", at=AT, slo=SLO, options=RunOptions(cells=2, records=records, **sample), sink=sink
-    )
-    found = both.requests if sink is None else left[0]
-    half = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
-    alone = ServedDeployment(name="two", gpus=2, prefill=half, decode=half)
-    odd = run(trace.take(np.arange(0, 400, 2)), alone, "least_load", at=AT, slo=SLO, options=RunOptions(**sample))
-    own = found.request % 2 == 0
-    np.testing.assert_array_equal(found.finish_s[own], odd.requests.finish_s)
-    np.testing.assert_array_equal(found.decode_instance[own], 2 * odd.requests.decode_instance)
-    assert (both.samples.arrivals[-1], both.samples.finished[-1], both.samples.gpus[0]) == (400, 400, 4)
-    assert both.itl_counts.sum() == (trace.output_tokens - 1).sum()
-    assert summary(both, SLO).gpu_hours == pytest.approx(4 * both.duration_s / 3600)
-
-
-def test_what_has_no_cells_says_so():
-    for cells, options, fault in (
-        (3, {}, "cells 3 of 2 prefill instances; allowed: numbers that divide 2"),
-        (2, {"concurrency": 5}, "cells 2 with concurrency; allowed: cells 1"),
-    ):
-        with pytest.raises(InputError, match=fault):
-            run(requests(), parts(), "vllm", at=AT, slo=SLO, options=RunOptions(cells=cells, **options))
-
-
 def test_a_window_beyond_what_is_kept_is_refused(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 30)
     own = {"records": "none", "sample_s": 0.5}

@@ -90,15 +90,6 @@ def test_drawn_requests_do_not_depend_on_windows(window, seed, bursts):
     assert (streamed[0], said(streamed[1])) == (whole[0], said(whole[1]))
 
 
-def test_cells_take_their_requests_out_of_the_windows():
-    """A stream of every second request is that of the trace, and so is a run in two cells."""
-    trace, options = requests(200), replace(STREAM, cells=2)
-    for cell in range(3):
-        np.testing.assert_array_equal(windows_of(trace, 7).cell(cell, 3).whole().arrival, trace.arrival[cell::3])
-    whole, streamed = (served(each, "disaggregated", options) for each in (trace, windows_of(trace, 7)))
-    assert said(streamed[1]) == said(whole[1])
-
-
 @pytest.mark.parametrize("policy", ["vllm", "arrow"])
 def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
     """Where a request no longer is, its columns read 0: at the end of 5,000 all but the last few."""
