@@ -18,8 +18,6 @@ from disagg_sim.workload.stream import TraceStream
 
 #: Bytes of a number in a column. [B]
 WIDTH = 8
-#: Numbers that are looked at together. [1]
-BLOCK = 2**20
 
 
 class SparseColumn:
@@ -29,11 +27,7 @@ class SparseColumn:
     """
 
     def __init__(self, count: int, kind: type[np.generic]) -> None:
-        self._begin = 0  # bytes before it are given back
-        self._reserve(count, kind)
-
-    def _reserve(self, count: int, kind: type[np.generic]) -> None:
-        self._kind = kind
+        self._begin, self._kind = 0, kind  # bytes before it are given back
         self._memory: Any = None
         if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere nothing is given back
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -53,22 +47,6 @@ class SparseColumn:
         found.values[first : self.values.size] = self.values[first:]
         found._begin = self._begin
         return found
-
-    def __getstate__(self) -> tuple[int, Any, int, NDArray[Any]]:
-        """What is held, from the first number on to the last that is not 0."""
-        first = self._begin // WIDTH
-        end = first
-        for begin in range(first, self.values.size, BLOCK):
-            there = np.flatnonzero(self.values[begin : begin + BLOCK])
-            end = begin + int(there[-1]) + 1 if there.size else end
-        return self.values.size, self._kind, self._begin, self.values[first:end].copy()
-
-    def __setstate__(self, state: tuple[int, Any, int, NDArray[Any]]) -> None:
-        """Hold the same."""
-        count, kind, begin, held = state
-        self._begin = begin
-        self._reserve(count, kind)
-        self.values[begin // WIDTH : begin // WIDTH + held.size] = held
 
 
 class RequestWindow:
