@@ -115,7 +115,7 @@ CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
 LONG = {
     *("rate_high", "gpus_experts", "users_of_few_tokens", "loose", "tight_ttft", "confidence", "confidence_high"),
     *("infeasible_prefill", "long_drafts", "short", "one_token_prompts", "traffic", "trace_rate", "nic", "prices"),
-    *("joule_gpus", "joule_spares", "users_spares", "simulated_grown", "simulated_gpus", "split"),
+    *("joule_gpus", "users_spares", "simulated_grown", "simulated_gpus", "split"),
 }
 
 

@@ -118,7 +118,7 @@ def test_no_damage_of_the_frontier_passes_the_checksum_of_its_manifest(results, 
 def test_a_damaged_table_alone_is_judged_or_refused_and_never_a_traceback(results, tmp_path):
     path, dice = tmp_path / "frontier.csv", random.Random(6)
     whole = (results / "frontier.csv").read_bytes()
-    for _ in range(20):
+    for _ in range(60):
         hurt = bytearray(whole)
         hurt[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
         path.write_bytes(hurt)

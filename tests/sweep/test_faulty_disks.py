@@ -164,9 +164,11 @@ def test_a_disk_may_be_full(sweep, capsys):
     sweep.must_go_on(writes[len(writes) // 2], errno.ENOSPC, capsys)
 
 
-@pytest.mark.rare
-def test_every_step_may_fail(sweep, capsys):
-    for number in range(1, len(sweep.steps) + 1):
+@pytest.mark.parametrize(
+    "every", [pytest.param(3, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.rare)], ids="every {}".format
+)
+def test_a_step_in_so_many_may_fail(every, sweep, capsys):
+    for number in range(1, len(sweep.steps) + 1, every):
         sweep.must_go_on(number, (errno.ENOSPC, errno.EIO)[number % 2], capsys)
 
 
