@@ -86,6 +86,15 @@ class MixedSteps:
         return np.maximum((self.budget - self.verified) / self.ranks, 1.0)
 
     @cached_property
+    def cut(self) -> tuple[Floats, list[Floats], list[Floats]]:
+        """Pieces of a prompt, (batches,), and times of a step with a full and with the last one by table. [1], [s]"""
+        pieces, decodes = np.ceil(self.prompt / self.room), self.verified / self.ranks
+        last = self.prompt - (pieces - 1.0) * self.room
+        tables = (self.single, self.mixed, self.late)
+        full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (self.room, last))
+        return pieces, full, rest
+
+    @cached_property
     def own(self) -> tuple[Floats, tuple[Floats, Floats, Floats, Floats]]:
         """Prefill tokens of a rank in a step with prefill, (batches,), and the times of such a step. [token], [s]
 
@@ -93,11 +102,7 @@ class MixedSteps:
         decodes more counts. Times are by table (``single``, ``mixed``, ``late``), then how much longer a step with a
         full piece takes than one with the last piece.
         """
-        prompt, room, decodes = self.prompt, self.room, self.verified / self.ranks
-        pieces = np.ceil(prompt / room)
-        last = prompt - (pieces - 1.0) * room
-        tables = (self.single, self.mixed, self.late)
-        full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (room, last))
+        prompt, room, (pieces, full, rest) = self.prompt, self.room, self.cut
         alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # its last piece has its own step
         slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
         dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
@@ -139,8 +144,7 @@ class MixedSteps:
             return one
         last = 1.0 / np.ceil(self.prompt / self.room[columns])  # share of the pieces
         largest = one + longer * (last - last**prompts)
-        others = np.maximum(every - one, 0.0) * (prompts - 1.0) / (self.ranks - 1.0)
-        return np.asarray(largest + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
+        return np.asarray(largest + with_others(one, every, late, prompts, self.ranks))
 
     def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
         """Find how often an instance runs steps of each kind, for some of the batches.
@@ -231,6 +235,14 @@ class MixedSteps:
             np.maximum.at(best, wait[fast], middle[fast])
         self._known[slowest] = best, least
         return best
+
+
+def with_others(
+    one: Floats | float, every: Floats | float, late: Floats | float, prompts: Floats | float, ranks: int
+) -> Floats:
+    """Time by which a step with pieces of so many ranks takes longer than with one, by its times as ``own``. [s]"""
+    experts = np.maximum(every - one, 0.0) * (prompts - 1.0) / (ranks - 1.0)
+    return np.asarray(experts + (late - every) * (prompts - 1.0) / (prompts + 1.0))
 
 
 #: Share of the way left after a step above which a series is not continued. [1]
