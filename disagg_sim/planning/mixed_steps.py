@@ -191,6 +191,15 @@ class MixedSteps:
         one, every, late = (np.where(several, a, b[columns]) for a, b in zip(new, times[:3], strict=True))
         return np.where(several, mean, held), np.where(several, fullest, held), (one, every, late, times[3][columns])
 
+    def shared(self, sequences: float, come: float) -> float:
+        """Time a step that a whole prompt shares with so many others that came before it. [s]"""
+        _, fullest, times = self._shared(np.full(self.batch.size, come), EVERY)
+        one, every, late, _ = (float(np.interp(sequences, self.batch, each)) for each in times)
+        pieces = (
+            (1.0 + come * (1.0 - 1.0 / self.ranks)) * self.prompt / float(np.interp(sequences, self.batch, fullest))
+        )
+        return one + float(with_others(one, every, late, min(max(pieces, 1.0), self.ranks), self.ranks))
+
     @cached_property
     def bounds(self) -> Floats:
         r"""Upper bounds of the rate of an instance with n sequences, (batches,). [request/s]

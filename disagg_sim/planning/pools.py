@@ -35,6 +35,7 @@ from disagg_sim.planning.queueing import (
     share_that_waits,
     shortest_queue_delay,
 )
+from disagg_sim.planning.rank_steps import prompt_times
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
@@ -329,14 +330,18 @@ class ColocatedChoice:
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
-        own = self.host + np.ceil(self.nodes / held)[node] * time + load
-        own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
-        weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
         if self.hold_steps:
+            own = self.host + np.ceil(self.nodes / held)[node] * time + load
+            own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
+            weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
             each, longest = rate / instances, self.hold_steps * float(np.interp(some, self.batch, self.step))
             under_way = max(each * self.work.lengths.mean_new / held, each) * time
             wait, shares = waits(each, longest, time, under_way, self.ranks)
             own, weights = np.add.outer(wait, own).ravel(), np.multiply.outer(shares, weights).ravel()
+        else:
+            times, chances = prompt_times(self.steps, mixing, some, rate / instances, self.nodes)
+            own = (self.host + times[node] + load[:, None]).ravel()
+            weights = np.outer(weights, chances).ravel()
         mean = float(self.weights @ self.nodes)
         spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
         service = used * instances * self.ranks / rate
