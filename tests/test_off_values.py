@@ -130,7 +130,6 @@ RUNS = {
         RunOptions(),
     ),
     "experts of one popularity": (lambda at: at.changed(profile=ds.load_profile("ideal_skew0")), RunOptions()),
-    "one cell": (None, RunOptions(cells=1)),
 }
 
 

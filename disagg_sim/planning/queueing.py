@@ -161,6 +161,7 @@ class Delay:
 
 def _mean(shares: Floats, values: Floats | Mask) -> float:
     """Add up shares times values in pieces for one core of OpenBLAS: the sum is the same on any number of cores."""
+    values = np.where(shares > 0.0, values, 0.0)  # 0 times infinity is 0: a case that never comes
     if shares.size <= ONE_CORE:
         return float(shares @ values)
     pieces = range(0, shares.size, ONE_CORE)
