@@ -24,9 +24,10 @@ def load():
     return synthetic_trace(rate=RATE, lengths=(1000, 100), requests=round(RATE * SECONDS))
 
 
-def late(policy, **options):
-    """Changes of the sizes and attainment in the last half."""
-    result = served(
+@cache
+def run(policy, **options):
+    """The load, served with sizes that begin at 6P + 6D."""
+    return served(
         load(),
         policy_named(policy, **options),
         deployment(prefill=6, decode=6),
@@ -36,6 +37,11 @@ def late(policy, **options):
         slo=Slo(ttft=2.0, tpot=0.1),
         options=RunOptions(start_up_s=30.0),
     )
+
+
+def late(policy, **options):
+    """Changes of the sizes and attainment in the last half."""
+    result = run(policy, **options)
     r = result.requests
     inside = (r.first_token_s - r.arrival_s <= 2.0) & (r.finish_s - r.first_token_s <= 99 * 0.1)
     changes = sum(SECONDS / 2 < each.time_s <= SECONDS for each in result.decisions)
@@ -58,6 +64,14 @@ def test_these_settle_and_serve(policy, options):
     changes, inside = late(policy, **options)
     assert changes <= 2
     assert inside > 0.95
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"headroom": 0.1}])
+def test_rates_of_arrivals_take_no_more_than_the_load(options):
+    """2.2 prefill and 2.2 decode instances are busy: 3P + 3D at most, but for two actions of 300 s at 6P + 6D."""
+    held = run("dopd", sizing="little", **options).instances.gpu_s.sum()
+    assert held <= 12 * 600.0 + 6 * (SECONDS - 600.0)
 
 
 @pytest.mark.long
