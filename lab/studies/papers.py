@@ -23,7 +23,7 @@ from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
 from lab.studies.paper_figures import Figure, picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
-    from lab.studies.bench import AnyMeasures, Bench, RatedBench
+    from lab.studies.bench import Bench
 
 #: Module of this room by paper.
 HOMES = {name: f"lab.studies.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
@@ -60,7 +60,6 @@ class Paper(Generic[AnyBench]):
     searches: Callable[[], list[tuple[str, str]]] = list
     search: Callable[[AnyBench, str, str], object] = lambda *_: None
     tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
-    pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
     #: Figures and tables of the paper itself, on the first of its authors' engines.
     figures: Mapping[str, Figure[AnyBench]] = field(default_factory=dict)
     paper_tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
@@ -84,9 +83,10 @@ class Paper(Generic[AnyBench]):
             write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
-        pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
-        for name, figure in self.figures.items():
-            pictures += (write_picture(out / f"{name}.png", picture(figure, theirs[self.engines[0]])),)
+        pictures = tuple(
+            write_picture(out / f"{name}.png", picture(figure, theirs[self.engines[0]]))
+            for name, figure in self.figures.items()
+        )
         for name, table in self.paper_tables.items():
             write_csv(out / f"{name}.csv", table(theirs[self.engines[0]]), digits=DIGITS)
         runs = bench.runs + sum(each.runs for each in theirs.values() if each is not bench)
@@ -120,21 +120,6 @@ def draw(picture: Picture | Cells, path: Path) -> Path:
     else:
         draw_picture(picture, path)
     return path
-
-
-def capacity_cells(bench: RatedBench[AnyMeasures], cases: tuple[str, ...], workloads: tuple[str, ...]) -> Cells:
-    """Capacity of the first case over that of each other one, by workload."""
-    name = bench.cases[cases[0]].label.split(",")[0]
-    values = [[bench.ratio(workload, cases[0], other) for workload in workloads] for other in cases[1:]]
-    return Cells(
-        title=f"Serving capacity of {name} over that of",
-        rows=tuple(bench.cases[other].label for other in cases[1:]),
-        columns=workloads,
-        values=tuple(map(tuple, values)),
-        legend=f"capacity of {name} over it",
-        limit=8.0,
-        texts=tuple(tuple(f"{value:.2f}" for value in row) for row in values),
-    )
 
 
 def trace_file(traces: Path, *names: str) -> Path:

@@ -1,4 +1,4 @@
-"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads, the best split, its claims."""
+"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads, its figures, table and claims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pandas as pd
 
 from lab.studies.claims import claims_of
 from lab.studies.dynaserve import as_authors, claims, claims_equal
-from lab.studies.dynaserve.claims_equal import EQUAL, scan, shape_name
 from lab.studies.dynaserve.figures import FIGURES, TABLES
 from lab.studies.dynaserve.setup import (
     CASES,
@@ -19,8 +18,7 @@ from lab.studies.dynaserve.setup import (
     DynaServeBench,
     workloads,
 )
-from lab.studies.panels import Axes, Picture
-from lab.studies.papers import Paper, capacity_cells
+from lab.studies.papers import Paper
 
 ALL = (*WORKLOADS, MIX)
 #: Policies whose capacity is searched on every workload; the first is compared with the others.
@@ -68,42 +66,6 @@ def runs(bench: DynaServeBench) -> pd.DataFrame:
     return bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside})
 
 
-def splits(bench: DynaServeBench) -> Picture:
-    """Throughput and busy time of both instances over the token at which every request is cut."""
-    rows = []
-    for split, seen in scan(bench).items():
-        rows.append(("throughput", "both", split, seen.steady, "requests/s"))
-        for which, busy in zip(("first instance", "second instance"), seen.busy, strict=True):
-            rows.append(("time at work", which, split, busy, "share of the time"))
-    table = pd.DataFrame(rows, columns=["panel", "curve", "x", "y", "y_label"]).assign(x_unit=1.0)
-    table["panel"] = pd.Categorical(table["panel"], ["throughput", "time at work"], ordered=True)
-    return Picture(
-        title=f"Every request cut at the same token, {shape_name(EQUAL)}, Qwen2.5-32B on two A100",
-        axes=Axes(x_label="tokens on the first instance", y_label=""),
-        table=table,
-    )
-
-
-def gaps(bench: DynaServeBench) -> Picture:
-    """Share of tokens within the limit over the request rate, a panel for each workload."""
-    shown = ("dynaserve", "disaggregated", "chunk_2048", "chunk_512")
-    rows = [
-        {"panel": name, "curve": CASES[case].label, "x": seen.rate, "y": 1e3 * seen.summary.itl_p99_s, "x_unit": 1.0}
-        for name in ALL
-        for case in shown
-        for seen in sorted(
-            (each for where, what, each in bench.runs_seen() if (where, what) == (name, case)),
-            key=lambda each: each.rate,
-        )
-        if seen.rate <= 2 * max(bench.rate(name, other) for other in shown)
-    ]
-    return Picture(
-        title="P99 of the gaps between tokens, Qwen2.5-14B on two A100",
-        axes=Axes(x_label="request rate [requests/s]", y_label="P99 gap [ms]", x_scale="log"),
-        table=pd.DataFrame(rows),
-    )
-
-
 PAPER = Paper(
     bench=lambda traces, quick, engine: DynaServeBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
@@ -116,5 +78,4 @@ PAPER = Paper(
     tables={"runs": runs, "capacities": capacities},
     figures=FIGURES,
     paper_tables=TABLES,
-    pictures={"splits": splits, "gaps": gaps, "ratios": lambda bench: capacity_cells(bench, EVERYWHERE, ALL)},
 )
