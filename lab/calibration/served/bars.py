@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from lab.calibration.kernels.conditions import Condition, parse_condition
-from lab.calibration.served.groups import SERVED_FORMS, TTFT_CONCURRENCY, errors_of, groups, per_instance
+from lab.calibration.served.groups import FEW_REQUESTS, SERVED_FORMS, errors_of, groups, with_dimensions
 
 #: Parts of the data, in the order of the table.
 PARTS = ("fitted", "held-out", "new")
@@ -23,7 +22,7 @@ class Bar:
     name: str
     quantity: str
     limit: float
-    rows: Condition  # that it is held to
+    rows: Mapping[str, str]  # values that the rows have in some columns of ``with_dimensions``
     what: str = "median_error"  # number of ``errors_of``: an error or bias is at most, a correlation at least the limit
 
     def met(self, reached: float) -> bool:
@@ -31,29 +30,22 @@ class Bar:
         return bool(reached >= self.limit if self.what == "spearman" else abs(reached) <= self.limit)
 
 
-def _rows(condition: str) -> Condition:
-    words = ("model", "family", "layout", "mode", "load")
-    return parse_condition(condition, words=words, numbers=("per_instance",))
-
-
 BARS = (
-    Bar("TPOT, dense", "tpot", 0.10, _rows("family == 'dense'")),
-    Bar("TPOT, DeepSeek-R1", "tpot", 0.07, _rows("model == 'deepseek_r1'")),
-    Bar("TPOT, other MoE", "tpot", 0.12, _rows("family == 'other_moe'")),
-    Bar("TPOT, gpt-oss 120B", "tpot", 0.12, _rows("model == 'gpt_oss_120b'")),
-    Bar("TPOT, Qwen3-235B", "tpot", 0.12, _rows("model == 'qwen3_235b_a22b'")),
-    Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, _rows("layout == 'DP-EP'"), "bias"),
-    Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
-    Bar(
-        "throughput, R1 disaggregated", "throughput", 0.10, _rows("model == 'deepseek_r1' and mode == 'disaggregated'")
-    ),
-    Bar("throughput, gpt-oss 120B", "throughput", 0.12, _rows("model == 'gpt_oss_120b'")),
-    Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
-    Bar("TTFT, all", "ttft", 0.18, _rows("load == 'closed_loop'")),
-    Bar("TTFT, DeepSeek-R1", "ttft", 0.25, _rows("model == 'deepseek_r1'")),
-    Bar("TTFT, gpt-oss 120B", "ttft", 0.25, _rows("model == 'gpt_oss_120b'")),
-    Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), "spearman"),
-    Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), "spearman"),
+    Bar("TPOT, dense", "tpot", 0.10, {"family": "dense"}),
+    Bar("TPOT, DeepSeek-R1", "tpot", 0.07, {"model": "deepseek_r1"}),
+    Bar("TPOT, other MoE", "tpot", 0.12, {"family": "other_moe"}),
+    Bar("TPOT, gpt-oss 120B", "tpot", 0.12, {"model": "gpt_oss_120b"}),
+    Bar("TPOT, Qwen3-235B", "tpot", 0.12, {"model": "qwen3_235b_a22b"}),
+    Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, {"layout": "DP-EP"}, "bias"),
+    Bar("throughput", "throughput", 0.12, {"load": "closed_loop"}),
+    Bar("throughput, R1 disaggregated", "throughput", 0.10, {"model": "deepseek_r1", "mode": "disaggregated"}),
+    Bar("throughput, gpt-oss 120B", "throughput", 0.12, {"model": "gpt_oss_120b"}),
+    Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, {"requests of an instance": FEW_REQUESTS}),
+    Bar("TTFT, all", "ttft", 0.18, {"load": "closed_loop"}),
+    Bar("TTFT, DeepSeek-R1", "ttft", 0.25, {"model": "deepseek_r1"}),
+    Bar("TTFT, gpt-oss 120B", "ttft", 0.25, {"model": "gpt_oss_120b"}),
+    Bar("rank of TPOT", "tpot", 0.95, {"load": "closed_loop"}, "spearman"),
+    Bar("rank of throughput", "throughput", 0.95, {"load": "closed_loop"}, "spearman"),
 )
 
 
@@ -64,10 +56,10 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
     ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
     """
     rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)]
-    rows = rows.assign(per_instance=per_instance(rows))
+    rows = with_dimensions(rows)
     lines = []
     for bar in BARS:
-        held = rows[bar.rows(rows) & (rows["quantity"] == bar.quantity).to_numpy()]
+        held = rows[rows[list(wanted := {"quantity": bar.quantity, **bar.rows})].eq(pd.Series(wanted)).all(axis=1)]
         for part in PARTS:
             mine = held[held["part"] == part]
             if len(mine):

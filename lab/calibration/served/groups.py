@@ -16,6 +16,7 @@ from lab.calibration.kernels.residuals import rank_correlation
 
 #: Concurrency of an instance up to which TTFT has no queue to speak of. [request]
 TTFT_CONCURRENCY = 4.0
+FEW_REQUESTS = "4 and fewer"
 #: Closed-loop forms: engines of today under a stated concurrency.
 SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap")
 #: What groups are told apart by; each is a column of ``with_dimensions``.
@@ -107,7 +108,7 @@ def with_dimensions(table: pd.DataFrame) -> pd.DataFrame:
         "prefill_layout": np.where(split, table["prefill_layout"], "as decode"),
         "family and layout": table["family"] + ", " + layout + ", " + several,
         "engine and version": (table["engine"] + " " + table["version"]).str.strip(),
-        "requests of an instance": np.where(few, "4 and fewer", "more than 4, or not stated"),
+        "requests of an instance": np.where(few, FEW_REQUESTS, "more than 4, or not stated"),
     }
     return table.assign(**columns)
 

@@ -116,13 +116,6 @@ def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
 
     Returns ``bar``, ``part``, ``rows``, ``points``, ``limit``, ``steady``, ``simulated`` [1], and whether the
     simulation is ``met``.
-
-    >>> line = {"evaluated": True, "saturated": False, "form": "inferencex_dense", "workers": "TP4", "concurrency": 8.0}
-    >>> line |= {"model": "llama_3_1_8b", "family": "dense", "layout": "TP", "mode": "", "load": "closed_loop"}
-    >>> line |= {"quantity": "tpot", "part": "new", "point": "a", "measured": 0.010, "predicted": 0.012}
-    >>> line |= {"relative_error": 0.2, "simulated": 0.0101, "simulated_error": 0.01}
-    >>> bars_of_both(pd.DataFrame([line]))[["bar", "steady", "simulated"]].values.tolist()[0]
-    ['TPOT, dense', 0.2, 0.01]
     """
     played = lines[np.isfinite(lines["simulated"])]
     steady, simulated = judged(played), judged(as_simulated(lines))

