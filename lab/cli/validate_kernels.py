@@ -51,7 +51,6 @@ def kernels(
 def _draw(verdicts: pd.DataFrame, out: Path) -> None:
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     for operator, rows in good.groupby("operator"):
-        table = rows.assign(
-            panel=rows["framework"], curve=rows["system"], measured=rows["measured_us"], predicted=rows["predicted_us"]
-        )
+        table = rows.rename(columns={"framework": "panel", "system": "curve"})
+        table = table.assign(measured=rows["measured_us"], predicted=rows["predicted_us"], hollow=False)
         draw_scatter(table, out / f"{operator}.png", title=f"{operator}: predicted against measured", unit="us")

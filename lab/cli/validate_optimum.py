@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 import typer
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.tables import print_frame
 from lab.calibration.served.boards import NEAR, boards, judged_boards
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import (
@@ -22,7 +22,7 @@ from lab.calibration.served.optimum import (
     ratios_by,
     split_groups,
 )
-from lab.calibration.served.ranking import NEAR_BEST, ranked, served_points, summed
+from lab.calibration.served.ranking import ranked, served_points, summed
 from lab.calibration.served.read import read_files
 
 
@@ -64,16 +64,11 @@ def _print_boards(planned: pd.DataFrame) -> None:
     if planned.empty:
         return
     typer.echo("MLPerf: output tokens/s/GPU of the plan over the best submission (limits at p99, as many GPUs):")
-    header = ("model", "system", "scenario", "GPUs", "at its rate", "results", "best", "plan", "plan/run", "planned")
-    lines = [
-        (
-            *(line.model, line.system, line.scenario, line.gpus, _number(line.gpus_for_run, 0), line.submissions),
-            *(f"{line.run:,.0f}", _number(line.plan, 0), _number(line.plan_over_run, 2)),
-            line.reason or f"{line.planned}{' *' * bool(line.never_served)}",
-        )
-        for line in planned.itertuples()
-    ]
-    print_table(lines, header=header, numeric=range(3, 9))
+    columns = ["model", "system", "scenario", "gpus", "gpus_for_run", "submissions", "run", "plan", "plan_over_run"]
+    asterisk = planned["never_served"].fillna("").map(lambda kinds: " *" if kinds else "")
+    print_frame(planned.reindex(columns=columns).assign(planned=planned["planned"].fillna("") + asterisk))
+    for board in planned[planned["reason"] != ""].itertuples():
+        typer.echo(f"{board.model} on {board.system}, {board.scenario}: {board.reason}")
     typer.echo("* a kind of layout that nobody is known to have run on such a system")
     ratio = planned["plan_over_run"].dropna()
     good = int(ratio.between(*NEAR).sum())
@@ -90,62 +85,21 @@ def _print_optima(optima: pd.DataFrame) -> None:
         f"\nDisaggregated, below {FASTEST:g} tokens/s/user: forecast over published throughput at the interactivity of "
         "each run on a published frontier, medians:"
     )
-    header = ("system", "weights", "tokens/s/user", "runs", "as run", "same workers", "same kinds", "free")
-    found = heights_by(optima)
-    print_table(
-        ((*line[:4], *(_number(each, 2) for each in line[4:])) for line in found.itertuples(index=False)),
-        header=header,
-        numeric=range(3, 8),
-    )
+    print_frame(heights_by(optima))
     typer.echo("\nLayouts that free frontiers take, and what they gain over all others in the same phase:")
-    print_table(
-        (
-            (
-                line.phase,
-                line.layout,
-                line.points,
-                _number(line.gain, 2),
-                _number(line.most, 2),
-                _number(line.height, 2),
-            )
-            for line in preferred(optima).itertuples()
-        ),
-        header=("phase", "layout", "runs", "gain", "most", "free/published"),
-        numeric=range(2, 6),
-    )
+    print_frame(preferred(optima))
     ratios = ratios_by(optima)
     if len(ratios):
         typer.echo(
             "\nPrefill GPUs over decode GPUs of the run's own kinds, forecast over published, from "
             f"{LEAST_WORKERS} prefill workers on:"
         )
-        print_table(
-            (
-                (f"{line.isl:,.0f}", line.points, *(_number(each, 2) for each in (line.median, line.p10, line.p90)))
-                for line in ratios.itertuples()
-            ),
-            header=("tokens in", "runs", "median", "p10", "p90"),
-            numeric=range(5),
-        )
+        print_frame(ratios)
 
 
 def _print_picks(runs: pd.DataFrame) -> None:
     """How often the pick among measured configurations is the best, or nearly."""
     cells = ranked(runs)
-    if cells.empty:
-        return
-    typer.echo("\nThe configuration picked at equal interactivity:")
-    lines = pd.concat([summed(cells), summed(cells, "model")])
-    print_table(
-        (
-            (line.group, line.cells, f"{line.best_picked:.0%}", f"{line.near_best:.0%}", f"{line.regret:.1%}")
-            for line in lines.itertuples()
-        ),
-        header=("", "picks", "best", f"within {NEAR_BEST:.0%}", "regret"),
-        numeric=range(1, 5),
-    )
-
-
-def _number(value: Any, digits: int) -> str:
-    """A number, or a dash where there is none."""
-    return "-" if pd.isna(value) else f"{value:,.{digits}f}"
+    if len(cells):
+        typer.echo("\nThe configuration picked at equal interactivity:")
+        print_frame(pd.concat([summed(cells), summed(cells, "model")]))

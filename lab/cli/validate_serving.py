@@ -35,8 +35,7 @@ from lab.calibration.served.tables import (
     counted,
     side_by_side,
     summary,
-    who_wins,
-    write_rows,
+    write_frames,
     write_tables,
 )
 
@@ -67,7 +66,7 @@ def validate_serving(
     if table.empty:
         typer.echo("no measurements in these files")
         if out is not None:
-            write_rows(table, out)
+            write_frames({"rows": table}, out)
         return
     table = with_bands(table, rows)
     print_frame(counted(table))
@@ -89,11 +88,6 @@ def validate_serving(
         )
         print_frame(covered[~covered["met"]])
     typer.echo(f"noise floor: re-run {RERUN_NOISE:.1%}, engine to engine {ENGINE_NOISE:.0%}")
-    wins = who_wins(table)
-    if len(wins):
-        agree = wins["agree"].sum()
-        typer.echo(f"\nAggregated or disaggregated at equal interactivity: {agree} of {len(wins)} verdicts agree")
-        print_frame(wins)
     if simulate:
         _simulate(table, rows, jobs or cores(), out)
     if out is not None:

@@ -1,4 +1,4 @@
-"""Tabulate what serving rows show: errors by form and system, rows left out, which mode wins; write all tables."""
+"""Tabulate what serving rows show: errors by form and system, rows left out; write all tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
@@ -19,8 +18,6 @@ GROUP = ("part", "form", "quantity", "system", "model", "framework", "mode", "lo
 QUANTITIES = ("tpot", "ttft", "throughput", "latency", "transfer")
 #: Two runs of the same configuration, and two engines on the same system, differ by so much (median). [1]
 RERUN_NOISE, ENGINE_NOISE = 0.005, 0.16
-#: Interactivities at which modes are compared. [token/s/user]
-INTERACTIVITIES = (20.0, 30.0, 50.0, 75.0, 100.0, 150.0)
 
 
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
@@ -74,56 +71,10 @@ def reasons(table: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values("lines", ascending=False, kind="stable", ignore_index=True)
 
 
-def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> pd.DataFrame:
-    """Compare the best throughput of aggregated and disaggregated runs at equal interactivity.
-
-    Groups are (model, system, precision, lengths) with both modes; every measured run competes with its measured
-    numbers, and again with its predicted ones. Takes ``levels`` [token/s]. Returns a row per group and level:
-    throughput of disaggregated over aggregated, ``gain_measured`` and ``gain_predicted`` [1], and whether both name the
-    same winner.
-    """
-    key = ["model", "system", "weights", "isl", "osl"]
-    done = table[table["evaluated"] & table["quantity"].isin(["tpot", "throughput"])].copy()
-    done = done[(done["load"] == "closed_loop") & done["form"].isin(["inferencex_dsr1"])]
-    done["weights"] = done["recipe"].str.extract(r"^(nvfp4|fp8|bf16)")[0]
-    columns = ["file", "row", "mode", *key]
-    wide = done.pivot_table(index=columns, columns="quantity", values=["measured", "predicted"]).dropna().reset_index()
-    lines = []
-    for group, runs in wide.groupby(key, sort=True):
-        if runs["mode"].nunique() < 2:
-            continue
-        for level in levels:
-            best = {}
-            for what in ("measured", "predicted"):
-                fast = runs[runs[(what, "tpot")] <= 1.0 / level]
-                for mode in ("aggregated", "disaggregated"):
-                    best[what, mode] = fast.loc[fast["mode"] == mode, (what, "throughput")].max()
-            gains = [best[what, "disaggregated"] / best[what, "aggregated"] for what in ("measured", "predicted")]
-            if not np.isfinite(gains).all():
-                continue
-            lines.append((*group, level, *gains, (gains[0] > 1) == (gains[1] > 1)))
-    return pd.DataFrame(lines, columns=[*key, "tokens_per_s_per_user", "gain_measured", "gain_predicted", "agree"])
-
-
-def write_rows(table: pd.DataFrame, directory: Path) -> None:
-    """Write ``rows.csv`` alone: of files without a measurement there is nothing else to tell.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_rows(pd.DataFrame({"row": ["2"], "reason": ["no measurement"]}), Path(root))
-    ...     print(Path(root, "rows.csv").read_text(), end="")
-    row,reason
-    2,no measurement
-    """
-    write_frames({"rows": table}, directory)
-
-
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
-    """Write ``rows.csv`` and the tables: ``summary``, ``groups``, ``bars``, ``counts``, ``reasons``,
-    ``who_wins.csv``.
-    """
+    """Write ``rows.csv`` and the tables: ``summary``, ``groups``, ``bars``, ``counts``, ``reasons``."""
     others = {"summary": summary(table), "groups": groups(table), "bars": judged(table), "counts": counted(table)}
-    write_frames({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)
+    write_frames({"rows": table} | others | {"reasons": reasons(table)}, directory)
 
 
 def write_frames(tables: dict[str, pd.DataFrame], directory: Path) -> None:

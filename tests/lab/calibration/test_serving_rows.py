@@ -20,7 +20,7 @@ from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.read import ServingDataError, read_files, read_rows
 from lab.calibration.served.rows import ServingRow, WorkerGroup
-from lab.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
+from lab.calibration.served.tables import counted, reasons, summary, write_tables
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (
@@ -468,10 +468,9 @@ def test_tables_of_a_run(tmp_path):
     assert summary(table)["rows"].sum() == 15
     assert set(judged(table)["part"]) == {"new"}
     assert reasons(table)["lines"].sum() == 3
-    assert who_wins(table, levels=(20.0,))["agree"].isin([True, False]).all()
     write_tables(table, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"rows.csv", "summary.csv", "groups.csv", "bars.csv", "counts.csv", "reasons.csv", "who_wins.csv"}
+    assert names == {"rows.csv", "summary.csv", "groups.csv", "bars.csv", "counts.csv", "reasons.csv"}
 
 
 @pytest.mark.parametrize("name", [*MEASURED, *WITHOUT_RUNS])
