@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Protocol
 
 import pandas as pd
 
+from disagg_sim.sweep.store import RunListener
 from disagg_sim.units import US
 from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
 
@@ -48,19 +50,6 @@ class KernelTimer(Protocol):
 
     def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
         """Times of (op, message bytes) over ``ranks`` devices; bytes as in the table of collectives."""
-
-
-class MeasurementProgress(Protocol):
-    """Told how far a measurement is."""
-
-    def start(self, points: int) -> None:
-        """So many calls are planned."""
-
-    def advance(self, points: int) -> None:
-        """So many more of them are done."""
-
-    def finish(self) -> None:
-        """All of them are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +109,14 @@ TRIAL = MeasurementPlan(
 )
 
 
-def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: MeasurementProgress) -> pd.DataFrame:
+def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: RunListener) -> pd.DataFrame:
     """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
 
     Takes ``bench`` (times a call on the device [s]). Returns one row a call that could run; columns that a form lacks
     are empty; ``calibrate kernels`` reads the CSV of it.
     """
     calls = list(_calls(bench, plan))
-    groups = _groups(bench.ranks)
+    groups = [2**power for power in range(1, bench.ranks.bit_length()) if 2**power <= bench.ranks]
     wanted = tuple(product(plan.collectives, plan.messages))
     progress.start(len(calls) + len(groups) * len(wanted))
     rows: list[dict[str, object]] = []
@@ -143,7 +132,8 @@ def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: Me
         progress.advance(1)
     for ranks in groups:
         for (op, size), seconds in zip(wanted, bench.collectives(ranks, wanted), strict=True):
-            add(_collective(op, ranks, size), "nccl", seconds)
+            row = {FORM: "collectives", "kernel_source": "NCCL", "op": op, "dtype": "half"}
+            add(row | {"num_gpus": ranks, "message_bytes": size}, "nccl", seconds)
         progress.advance(len(wanted))
     progress.finish()
     present = {row[FORM] for row in rows}
@@ -156,49 +146,25 @@ def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: Me
 
 def _calls(bench: KernelTimer, plan: MeasurementPlan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
     """Every planned call with the row that it fills."""
-    yield from (_launch(bench, graph) for graph in (True, False))
-    yield from (_copy(bench, size) for size in plan.copies)
-    yield from (_gemm(bench, dtype, m, *nk) for dtype, nk, m in product(plan.dtypes, plan.weights, plan.m))
-    yield from (_prefill(bench, *shape, *heads) for heads, shape in product(plan.heads, plan.prefill))
-    yield from (_decode(bench, *shape, *heads) for heads, shape in product(plan.heads, plan.decode))
-
-
-def _groups(ranks: int) -> Sequence[int]:
-    """Powers of two up to ``ranks``, from 2. [1]"""
-    return [2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks]
-
-
-def _launch(bench: KernelTimer, graph: bool) -> tuple[Row, Callable[[], float | None]]:
-    return _activations("launch_graph" if graph else "launch_eager", 1), lambda: bench.launch(graph)
-
-
-def _copy(bench: KernelTimer, elements: int) -> tuple[Row, Callable[[], float | None]]:
-    return _activations("copy", elements), lambda: bench.copy(elements)
+    for graph in (True, False):
+        yield _activations("launch_graph" if graph else "launch_eager", 1), partial(bench.launch, graph)
+    for elements in plan.copies:
+        yield _activations("copy", elements), partial(bench.copy, elements)
+    for dtype, (n, k), m in product(plan.dtypes, plan.weights, plan.m):
+        row: Row = {FORM: "gemm", "kernel_source": "mm", "dtype": dtype, "m": m, "n": n, "k": k}
+        yield row, partial(bench.gemm, dtype, m, n, k)
+    for heads, (batch, tokens) in product(plan.heads, plan.prefill):
+        row = _attention(*heads) | {FORM: "context_attention", "batch": batch, "seq_len": tokens}
+        yield row, partial(bench.prefill_attention, batch, tokens, *heads)
+    for heads, (batch, context) in product(plan.heads, plan.decode):
+        row = _attention(*heads) | {FORM: "generation_attention", "batch": batch, "kv_len": context}
+        yield row, partial(bench.decode_attention, batch, context, *heads)
 
 
 def _activations(op: str, elements: int) -> Row:
     return {FORM: "quantize_ops", "kernel_source": "torch", "op": op, "dtype": "bfloat16", "m": 1, "k": elements}
 
 
-def _gemm(bench: KernelTimer, dtype: str, m: int, n: int, k: int) -> tuple[Row, Callable[[], float | None]]:
-    row: Row = {FORM: "gemm", "kernel_source": "mm", "dtype": dtype, "m": m, "n": n, "k": k}
-    return row, lambda: bench.gemm(dtype, m, n, k)
-
-
-def _attention(form: str, length: str, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> Row:
+def _attention(q_heads: int, kv_heads: int, head_dim: int) -> Row:
     types: Row = {"kernel_source": "sdpa", "compute_dtype": "bfloat16", "kv_dtype": "bfloat16"}
-    heads: Row = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    return {FORM: form, **types, "batch": batch, length: tokens, **heads}
-
-
-def _prefill(bench: KernelTimer, *shape: int) -> tuple[Row, Callable[[], float | None]]:
-    return _attention("context_attention", "seq_len", *shape), lambda: bench.prefill_attention(*shape)
-
-
-def _decode(bench: KernelTimer, *shape: int) -> tuple[Row, Callable[[], float | None]]:
-    return _attention("generation_attention", "kv_len", *shape), lambda: bench.decode_attention(*shape)
-
-
-def _collective(op: str, ranks: int, size: int) -> Row:
-    sizes: Row = {"num_gpus": ranks, "message_bytes": size}
-    return {FORM: "collectives", "kernel_source": "NCCL", "op": op, "dtype": "half", **sizes}
+    return types | {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}

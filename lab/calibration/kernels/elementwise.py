@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from disagg_sim.facts.efficiency import ElementwiseFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.work import ACTIVATION_BYTES
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_logarithm, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, joint_fits, origin
 
 _FLOOR, _SHARE = Parameter("t0", 2 * US, 0.1 * US, 100 * US), Parameter("e_memory", 0.7, 0.01, 1.0)
 #: Bytes that an operation writes for each element that it reads; "launch_*" are empty kernels of one element. [B]
@@ -24,16 +25,11 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
     if not tables:
         return []
 
-    def times(values: Array) -> Array:
-        pairs = zip(tables.items(), values[1:].tolist(), strict=True)
-        return np.concatenate([_times(table, system, op, t0, float(values[0])) for (op, table), t0 in pairs])
+    def fit(op: str, numbers: dict[str, Any]) -> ElementwiseFit:
+        return ElementwiseFit(**origin(tables[op], ("m", "k")), op=op, **numbers)
 
-    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
-    share, *floors = fit_logarithm(times, measured, [_SHARE] + [_FLOOR] * len(tables)).tolist()
-    return [
-        ElementwiseFit(**origin(table, ("m", "k")), parameters=1 if number else 2, op=op, t0=t0, e_memory=share)
-        for number, ((op, table), t0) in enumerate(zip(tables.items(), floors, strict=True))
-    ]
+    own = dict.fromkeys(tables, (_FLOOR,))
+    return joint_fits(tables, (own, (_SHARE,)), fit, lambda op, fit: _times(tables[op], fit, system))[1]
 
 
 def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> Array:
@@ -42,10 +38,11 @@ def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[E
         rows,
         fits,
         lambda fit: (rows["framework"] == fit.engine) & (rows["op"] == fit.op),
-        lambda table, fit: _times(table, system, fit.op, fit.t0, fit.e_memory),
+        lambda table, fit: _times(table, fit, system),
     )
 
 
-def _times(table: pd.DataFrame, system: SystemSpec, op: str, t0: float, share: float) -> Array:
+def _times(table: pd.DataFrame, fit: ElementwiseFit, system: SystemSpec) -> Array:
     elements = table["m"].to_numpy(dtype=float) * table["k"].to_numpy(dtype=float)
-    return np.asarray(t0 + elements * (ACTIVATION_BYTES + _WRITTEN[op]) / (share * system.hbm_bandwidth))
+    moved = elements * (ACTIVATION_BYTES + _WRITTEN[fit.op])
+    return np.asarray(fit.t0 + moved / (fit.e_memory * system.hbm_bandwidth))

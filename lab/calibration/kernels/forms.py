@@ -1,31 +1,4 @@
-"""Define the kernel tables: the columns that the CSV of each operator has, and their meaning.
-
-Every form shares ``system, framework, version, kernel_source`` (words) and ``latency_us``, the time of one call on one
-GPU in microseconds (collectives: the wall time that a rank sees). Sizes are whole numbers on ONE GPU, after sharding.
-
-=====================  ==============================================================================================
-form                   columns of its own
-=====================  ==============================================================================================
-gemm                   dtype, m, n, k: ``C[m,n] = A[m,k] @ B[k,n]``
-context_attention      compute_dtype, kv_dtype, batch, seq_len, q_heads, kv_heads, head_dim: causal, no past
-generation_attention   compute_dtype, kv_dtype, batch, kv_len, q_heads, kv_heads, head_dim: one token a sequence
-mla_context            compute_dtype, kv_dtype, batch, seq_len, heads: latent attention of a prompt
-mla_generation         compute_dtype, kv_dtype, batch, kv_len, heads: the same, absorbed, one token a sequence
-mla_module             phase, compute_dtype, kv_dtype, gemm_dtype, batch, q_len, past_len, heads: projections included
-mla_bmm                op, dtype, num_tokens, heads: the absorbed batched products around decode MLA
-moe                    dtype, distribution, hidden, inter, topk, num_experts, tp, ep, num_tokens: routed experts
-moe_ep_compute         op, dtype, distribution, hidden, inter, topk, num_experts, num_slots, tp, ep, num_tokens,
-                       rank0_num_tokens: the same on rank 0 of a large expert group
-collectives            op, dtype, num_gpus, message_bytes (of the full tensor; alltoall: of one rank's send buffer)
-moe_alltoall           comm_backend, phase, dtype, ep_size, node_num, hidden, topk, num_experts, num_tokens (of a
-                       rank), sms (multiprocessors given to it, 0 = own choice): MoE dispatch, combine, prepare
-linear_attention       kind, phase, k_heads, k_dim, v_heads, v_dim, d_conv, batch, seq_len: one kernel of a layer of
-                       linear attention (mamba2: groups, columns of the state, heads and their size)
-sparse_attention       kind, phase, model, kv_dtype, gemm_dtype, heads, tp_size, shared_index, batch, new_tokens,
-                       past_tokens: the whole attention of a layer of that kind of a model, projections included
-quantize_ops           op, dtype, m, k: scale computation, scaling or copy of ``m*k`` activations; launch_graph and
-                       launch_eager: a kernel of one element inside a graph, or launched by the host
-=====================  ==============================================================================================
+"""Define the kernel tables: the columns that the CSV of each operator has; docs/calibration.md says what they mean.
 
 A file with a column ``form`` holds tables of several forms, one below the other; cells of columns that a row's form
 lacks are empty.

@@ -24,10 +24,6 @@ def _all(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Seque
     return fits, ()
 
 
-def _by_errors(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
-    return sound_parts(fits)
-
-
 @dataclass(frozen=True, slots=True)
 class FittedOperator:
     """A form of table and the fits that predict it."""
@@ -39,7 +35,6 @@ class FittedOperator:
     by_library: bool = True  # whether the fitter takes the rows of one (framework, version) at a time
     unit: Callable[[Any], Hashable] = id  # fits of one unit predict together
     select: Selector = _all  # fits that are shipped, by the rows that they saw, and those that are not
-    bar: float = 0.0  # median absolute error that rows not fitted should stay below [1]
 
     def fits_of(self, spec: EfficiencySpec) -> list[Fit]:
         """The fits of a system that this operator's predictor may use."""
@@ -56,22 +51,14 @@ class FittedOperator:
 
 
 _ALL = (
-    FittedOperator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
+    FittedOperator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm),
+    FittedOperator("context_attention", ("prefill_attention",), attention.CONTEXT.predict, attention.CONTEXT.fit),
     FittedOperator(
-        "context_attention", ("prefill_attention",), attention.CONTEXT.predict, attention.CONTEXT.fit, bar=0.08
+        "generation_attention", ("decode_attention",), attention.GENERATION.predict, attention.GENERATION.fit
     ),
+    FittedOperator("mla_context", ("prefill_attention",), attention.MLA_CONTEXT.predict, attention.MLA_CONTEXT.fit),
     FittedOperator(
-        "generation_attention", ("decode_attention",), attention.GENERATION.predict, attention.GENERATION.fit, bar=0.08
-    ),
-    FittedOperator(
-        "mla_context", ("prefill_attention",), attention.MLA_CONTEXT.predict, attention.MLA_CONTEXT.fit, bar=0.12
-    ),
-    FittedOperator(
-        "mla_generation",
-        ("decode_attention",),
-        attention.MLA_GENERATION.predict,
-        attention.MLA_GENERATION.fit,
-        bar=0.12,
+        "mla_generation", ("decode_attention",), attention.MLA_GENERATION.predict, attention.MLA_GENERATION.fit
     ),
     FittedOperator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
     FittedOperator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
@@ -80,8 +67,7 @@ _ALL = (
         ("attention_parts",),
         linear.predict_linear_attention,
         linear.fit_linear_attention,
-        select=_by_errors,
-        bar=0.15,
+        select=sound_parts,
     ),
     FittedOperator(
         "sparse_attention",
@@ -89,11 +75,10 @@ _ALL = (
         sparse.predict_sparse_attention,
         sparse.fit_sparse_attention,
         unit=sparse.unit_of,
-        select=_by_errors,
-        bar=0.15,
+        select=sound_parts,
     ),
-    FittedOperator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts, bar=0.15),
-    FittedOperator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
+    FittedOperator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts),
+    FittedOperator("moe_ep_compute", ("moe",), moe.predict_moe),
     FittedOperator(
         "collectives",
         ("collectives",),
@@ -101,11 +86,8 @@ _ALL = (
         collectives.fit_collectives,
         by_library=False,
         unit=collectives.unit_of,
-        bar=0.12,
     ),
-    FittedOperator(
-        "moe_alltoall", ("alltoall",), alltoall.predict_alltoall, alltoall.fit_alltoall, by_library=False, bar=0.20
-    ),
+    FittedOperator("moe_alltoall", ("alltoall",), alltoall.predict_alltoall, alltoall.fit_alltoall, by_library=False),
     FittedOperator("quantize_ops", ("elementwise",), elementwise.predict_elementwise, elementwise.fit_elementwise),
 )
 #: Form -> operator, in the order in which a system is fitted.

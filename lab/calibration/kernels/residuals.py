@@ -19,6 +19,9 @@ CLASSES = (("below 20 us", SHORT), ("20-200 us", 200 * US), ("0.2-2 ms", 2 * MS)
 FIGURES = ("rows", "median", "p90", "bias")
 #: One more where the rows have bands: share of them that lies inside. [1]
 COVERAGE = "coverage"
+#: Errors count up to so many deviations where variances are compared: a few kernels timed wrongly shall not speak for
+#: all. [1]
+CLIP = 3.0
 #: How figures are written for people.
 _FORMATS = {"median": "{:.1%}", "p90": "{:.1%}", "bias": "{:+.1%}", COVERAGE: "{:.0%}"}
 
@@ -87,6 +90,11 @@ def band(predicted: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[ND
     """10 % and 90 % quantiles of what is log-normal around ``predicted``, with s.d. ``sigma`` of the logarithm [1]."""
     width = np.exp(EIGHTY * sigma)
     return predicted / width, predicted * width
+
+
+def deviation(errors: NDArray[np.float64]) -> float:
+    """Standard deviation of the normal distribution around 0 whose 80 % band holds 80 % of these, in their unit."""
+    return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
 
 
 def rank_correlation(x: ArrayLike, y: ArrayLike) -> float:

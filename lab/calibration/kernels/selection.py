@@ -73,7 +73,9 @@ def _fault_of_experts(fit: MoeFit, rows: pd.DataFrame) -> str:
     return ""
 
 
-def sound_parts(fits: Sequence[AttentionPartFit]) -> tuple[list[AttentionPartFit], list[LeftOut]]:
+def sound_parts(
+    fits: Sequence[AttentionPartFit], _rows: pd.DataFrame | None = None
+) -> tuple[list[AttentionPartFit], list[LeftOut]]:
     """Split fits into those that are shipped and those that are not; of several versions that with most points counts.
 
     Returns ``shipped`` (in their order).

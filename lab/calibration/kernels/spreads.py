@@ -20,13 +20,13 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, uncertainty_of
+from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 from lab.calibration.files import Writer
 from lab.calibration.kernels.judge import judge_kernels
 from lab.calibration.kernels.registry import OPERATORS
-from lab.calibration.kernels.residuals import part_of
-from lab.calibration.kernels.tables import KernelTable, read_exclusions, read_tables
+from lab.calibration.kernels.residuals import CLIP, deviation, part_of
+from lab.calibration.kernels.tables import read_exclusions, read_tables
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
 _WITHIN = (
@@ -43,8 +43,6 @@ _WITHIN = (
     "message_bytes",
     "sms",
 )
-#: Errors count up to so many deviations: a few kernels that were timed wrongly shall not speak for all. [1]
-CLIP = 3.0
 #: Every so many rows are predicted by the fits of another system.
 STRIDE = 7
 
@@ -82,11 +80,6 @@ def kernel_spreads(
     return kinds, composed
 
 
-def deviation(errors: Floats) -> float:
-    """Standard deviation of the normal distribution around 0 whose 80 % band holds 80 % of these logarithms. [1]"""
-    return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
-
-
 def shared_part(rows: pd.DataFrame, errors: Floats) -> float:
     """Share of the variance of ``errors`` that groups of shapes have in common, within fits. [1]
 
@@ -122,13 +115,15 @@ def transfers(
         operator = OPERATORS.get(table.form.name)
         if operator is None or operator.fit is None:
             continue
+        rows = table.rows
+        seen = rows[(rows["masked"] == "") & (rows["fault"] == "") & ~rows["held_out"]]
         specs = {
             name: spec
-            for name in table.rows["system"].unique()
+            for name in rows["system"].unique()
             if (spec := load_efficiency(str(name) if efficiency is None else efficiency / f"{name}.yaml")) is not None
         }
         for here, there in permutations(specs, 2):
-            rows, system = _some(table, here), load_system(here)
+            rows, system = seen[seen["system"] == here].iloc[::STRIDE], load_system(here)
             measured = rows["latency"].to_numpy(dtype=float)
             both = [operator.predict(rows, system, operator.fits_of(specs[name])) for name in (here, there)]
             known = np.isfinite(both[0]) & np.isfinite(both[1]) & np.isfinite(measured)
@@ -141,13 +136,6 @@ def transfers(
         if mine.size:
             found[key] = float(np.sqrt(max(deviation(theirs) ** 2 - deviation(mine) ** 2, 0.0)))
     return found
-
-
-def _some(table: KernelTable, system: str) -> pd.DataFrame:
-    """Sound rows of a system that the fits saw, every so many."""
-    rows = table.rows
-    good = (rows["system"] == system) & (rows["masked"] == "") & (rows["fault"] == "") & ~rows["held_out"]
-    return rows[good].iloc[::STRIDE]
 
 
 def spreads_text(

@@ -120,13 +120,14 @@ def with_bands(
         doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
         for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):
             doubted[row.file, row.row] = (told[0], told[1], told[2])
+    # a TTFT is prefill, all others mostly decode
     sigmas, words, found_rows = np.full((2, len(lines)), np.nan), [], []
     for place, line in enumerate(lines.itertuples()):
         of_row = doubted.get((str(line.file), str(line.row)))
         words.append(of_row[2] if of_row else "")
         found_rows.append(of_row)
         if of_row and line.evaluated:
-            sigmas[0, place] = _of_quantity(str(line.quantity), of_row[0], of_row[1])
+            sigmas[0, place] = of_row[1 if line.quantity == "ttft" else 0]
     known_by = evidence_of(lines)
     for field, spread in spec.served.items():
         mine = (known_by["field"] == field).to_numpy() & np.isfinite(sigmas[0])
@@ -157,8 +158,3 @@ def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: WorkerPool, run: 
     most = run.engine.max_running * pool.mapping.dp_attn * pool.count
     limit = np.minimum(np.where(room > 0, room, np.inf), most)
     return np.asarray(np.minimum(np.where(stated > 0, stated, limit), limit))
-
-
-def _of_quantity(quantity: str, decode: float, prefill: float) -> float:
-    """S.d. of log that kernels give a measured quantity: TTFT is prefill, all others mostly decode. [1]"""
-    return prefill if quantity == "ttft" else decode

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from disagg_sim.parquet import read_parquet
-from disagg_sim.reading import read_table
 from lab.calibration.names import recipe_of
 from lab.calibration.served.cells import count, instance, text, version_in, yes
 from lab.calibration.served.masks import of_image
@@ -26,17 +23,6 @@ MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
 EXACT, BY_DATE, SCRIPT = "exact", "by date", "script"
 #: More in flight than this over the slots of decode: requests wait for one, and TTFT is that wait. [1]
 OVER_SLOTS = 1.1
-
-
-def read_flags(path: Path) -> dict[str, Any]:
-    """Lines of a table of launch flags, by row."""
-    return {text(line, "row_id"): line for line in read_table(path, low_memory=False).itertuples(index=False)}
-
-
-def read_copies(path: Path) -> dict[str, str]:
-    """Copies of experts in prefill by row, of the long table of the same flags."""
-    told = read_parquet(path, columns=["row_id", "prefill_eplb_slots"]).dropna()
-    return dict(zip(told["row_id"], told["prefill_eplb_slots"].astype(str), strict=True))
 
 
 def launched(row: ServingRow, line: Any, copies: str = "") -> ServingRow:

@@ -15,11 +15,12 @@ from typing import Any
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.served import forms
-from lab.calibration.served.cells import version_of
-from lab.calibration.served.launch_flags import MARKS, launched, read_copies, read_flags
+from lab.calibration.served.cells import text, version_of
+from lab.calibration.served.launch_flags import MARKS, launched
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
@@ -79,15 +80,12 @@ def read_rows(path: Path) -> list[ServingRow]:
             f"{shown(path)}: no known form of serving measurements; closest is {close!r}, which needs column "
             f"{missing[0]!r}{hint}; forms: {', '.join(known)}"
         )
-    try:
-        table = read_table(path, low_memory=False)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    lines = _lines(path)
     reader: Callable[[Any], ServingRow] = FORMS[form][1]
     digest = hashlib.sha256(read_file(path)).hexdigest()[:DIGEST]
     return [
         replace(_placed(reader(line), path, form, number), version=version_of(line), digest=digest)
-        for number, line in enumerate(table.itertuples(index=False), start=2)
+        for number, line in enumerate(lines, start=2)
     ]
 
 
@@ -106,7 +104,7 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
             if path.suffix == ".parquet":
                 copies |= _copies(path)
             elif set(columns_of(path)) >= MARKS:
-                flags |= _flags(path)
+                flags |= {text(line, "row_id"): line for line in _lines(path)}
             else:
                 rows += read_rows(path)
         except ServingDataError as error:
@@ -118,15 +116,18 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
 
 
 def _copies(path: Path) -> dict[str, str]:
+    """Copies of experts in prefill by row, of the long table of launch flags."""
     try:
-        return read_copies(path)
+        told = read_parquet(path, columns=["row_id", "prefill_eplb_slots"]).dropna()
     except (OSError, ValueError, KeyError) as error:
         raise ServingDataError(f"{shown(path)}: no launch flags: {str(error).splitlines()[0]}") from None
+    return dict(zip(told["row_id"], told["prefill_eplb_slots"].astype(str), strict=True))
 
 
-def _flags(path: Path) -> dict[str, Any]:
+def _lines(path: Path) -> list[Any]:
+    """Lines of a CSV, the first of which names their columns."""
     try:
-        return read_flags(path)
+        return list(read_table(path, low_memory=False).itertuples(index=False))
     except (ValueError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
 

@@ -195,7 +195,8 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
 
     def part(side: WorkerGroup, *, decodes: bool = True) -> tuple[Replicas]:
         ranks = int(side.mapping.dp_attn)
-        batch = min(_slots_of_rank(row, side, engine) * ranks, slots) if decodes else None
+        told = slots_for_load(row.concurrency / (side.count * ranks)) if row.prefill else np.inf  # by split workers
+        batch = min(int(min(told, engine.max_running)) * ranks, slots) if decodes else None
         budget = engine.chunk_tokens * ranks
         return (Replicas(mapping=side.mapping, instances=side.count, batch=batch, token_budget=budget),)
 
@@ -231,12 +232,6 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
         scheduler=load_scheduler(SCHEDULER),
     )
     return site, policy
-
-
-def _slots_of_rank(row: ServingRow, side: WorkerGroup, engine: EngineSpec) -> int:
-    """Most sequences of an attention rank: the engine's, or what the load of split workers tells. [request]"""
-    each = row.concurrency / (side.count * int(side.mapping.dp_attn))
-    return int(min(slots_for_load(each), engine.max_running)) if row.prefill else engine.max_running
 
 
 def _power_of_two(number: int) -> int:

@@ -29,7 +29,8 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
-from disagg_sim.facts.uncertainty import EIGHTY, EVIDENCE, SERVED, ServedSpread
+from disagg_sim.facts.uncertainty import EVIDENCE, SERVED, ServedSpread
+from lab.calibration.kernels.residuals import CLIP, deviation
 from lab.calibration.served.groups import TTFT_CONCURRENCY, per_instance, points
 
 #: Field whose spread is in seconds.
@@ -38,6 +39,8 @@ FEW = SERVED[1]
 PRIOR, LEAST = 10, 3
 #: Rounds of raking, and the share of a step that each takes. [1]
 ROUNDS, STEP = 30, 0.7
+#: Quantiles by which a level stands for itself among others. [1]
+EACH = 50
 #: Folds in which the base is checked. [1]
 FOLDS = 5
 #: Least base: nothing is surer than this beyond its kernels. [1]
@@ -46,8 +49,6 @@ LEAST_BASE = 0.01
 BESIDE_PASS = ("engine", "mode")
 #: Columns of served lines that make a case: its configurations share what the engine does to all of them.
 CASE = ("system", "model", "engine", "recipe")
-#: Errors count up to so many deviations where variances are compared. [1]
-CLIP = 3.0
 
 
 def evidence_of(lines: pd.DataFrame) -> pd.DataFrame:
@@ -126,19 +127,19 @@ def _raked(rows: pd.DataFrame, kinds: Sequence[str]) -> ServedSpread:
                 members[kind, level] = mine
     trust = {key: (n := len(set(configurations[mine]))) / (n + PRIOR) for key, mine in members.items()}
     factors = dict.fromkeys(members, 1.0)
-    base = max(_deviation(error), LEAST_BASE)
+    base = max(deviation(error), LEAST_BASE)
     for _ in range(ROUNDS):
         for kind in kinds:
             mine = {key: where for key, where in members.items() if key[0] == kind}
             sigma = np.hypot(kernels, base * _product(factors, members, len(error)))
             for key, where in mine.items():
-                ratio = float(np.clip(_deviation(error[where] / sigma[where]), 0.3, 3.0))
+                ratio = float(np.clip(deviation(error[where] / sigma[where]), 0.3, 3.0))
                 factors[key] = float(np.clip((factors[key] * ratio**STEP) ** trust[key], 0.05, 20.0))
             weight = sum(where.sum() for where in mine.values())
             mean = np.exp(sum(np.log(factors[key]) * where.sum() for key, where in mine.items()) / max(weight, 1))
             factors |= {key: factors[key] / float(mean) for key in mine}
         sigma = np.hypot(kernels, base * _product(factors, members, len(error)))
-        base = max(base * float(np.clip(_deviation(error / sigma), 0.5, 2.0)), LEAST_BASE)
+        base = max(base * float(np.clip(deviation(error / sigma), 0.5, 2.0)), LEAST_BASE)
     levels: dict[str, dict[str, float]] = {}
     for (kind, level), factor in factors.items():
         levels.setdefault(kind, {})[level] = factor
@@ -169,10 +170,6 @@ def _unseen(rows: pd.DataFrame, kind: str, kinds: Sequence[str]) -> float:
     return _holding(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else 1.0
 
 
-#: Quantiles by which a level stands for itself among others. [1]
-EACH = 50
-
-
 def _beyond(spread: ServedSpread, rows: pd.DataFrame) -> Floats:
     """S.d. beyond the kernels of each row: [1], of the time beside a pass [s]."""
     return served_sigma(spread, {kind: rows[kind].tolist() for kind in EVIDENCE})
@@ -183,16 +180,11 @@ def _holding(error: Floats, kernels: Floats, beyond: Floats) -> float:
     low, high = 0.05, 20.0
     for _ in range(40):
         middle = float(np.sqrt(low * high))
-        if _deviation(error / np.hypot(kernels, middle * beyond)) > 1.0:
+        if deviation(error / np.hypot(kernels, middle * beyond)) > 1.0:
             low = middle
         else:
             high = middle
     return high
-
-
-def _deviation(errors: Floats) -> float:
-    """S.d. of the normal law around 0 whose 80 % band holds 80 % of these values, in their unit."""
-    return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
 
 
 def _shared_by_case(rows: pd.DataFrame) -> float:
@@ -201,7 +193,7 @@ def _shared_by_case(rows: pd.DataFrame) -> float:
     if not len(tpot):
         return 0.5
     errors = tpot["error"].to_numpy(dtype=float)
-    limit = CLIP * _deviation(errors)
+    limit = CLIP * deviation(errors)
     clipped = np.clip(errors, -limit, limit)
     groups = tpot.assign(error=clipped).groupby(list(CASE))["error"]
     return float(np.clip(np.average(groups.mean() ** 2, weights=groups.count()) / np.mean(clipped**2), 0.0, 1.0))

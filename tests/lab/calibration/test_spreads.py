@@ -10,8 +10,8 @@ from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_system, load_uncertainty
 from lab.calibration.kernels.efficiency_yaml import efficiency_text, write_efficiency
 from lab.calibration.kernels.fit import calibrate_kernels
-from lab.calibration.kernels.residuals import band
-from lab.calibration.kernels.spreads import deviation, kernel_spreads, shared_part, spreads_text, write_spreads
+from lab.calibration.kernels.residuals import band, deviation
+from lab.calibration.kernels.spreads import kernel_spreads, shared_part, spreads_text, write_spreads
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
