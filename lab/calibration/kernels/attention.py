@@ -63,35 +63,16 @@ class Calls(NamedTuple):
 
 def context_attention(rows: pd.DataFrame) -> Calls:
     """Prompts without a past, grouped-query attention."""
-    batch, new, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "seq_len", "q_heads", "kv_heads"))
-    size: Any = _column(rows, "head_dim")
-    work = gqa_prefill_work(
-        sequences=batch,
-        new=new,
-        past=0.0,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=size,
-        window=0.0,
-        cache_bytes=_cache_bytes(rows),
-    )
-    return Calls(work, AttentionShape(batch, new, 0.0, q_heads, kv_heads, size), 2.0 * causal_pairs(new) / new)
+    batch, new, heads = _column(rows, "batch"), _column(rows, "seq_len"), _heads(rows)
+    work = gqa_prefill_work(sequences=batch, new=new, past=0.0, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
+    return Calls(work, AttentionShape(batch, new, 0.0, **heads), 2.0 * causal_pairs(new) / new)
 
 
 def generation_attention(rows: pd.DataFrame) -> Calls:
     """One token a sequence, grouped-query attention."""
-    batch, length, q_heads, kv_heads = (_column(rows, c) for c in ("batch", "kv_len", "q_heads", "kv_heads"))
-    size: Any = _column(rows, "head_dim")
-    work = gqa_decode_work(
-        sequences=batch,
-        context=length,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=size,
-        window=0.0,
-        cache_bytes=_cache_bytes(rows),
-    )
-    return Calls(work, AttentionShape(batch, 1.0, length - 1.0, q_heads, kv_heads, size))
+    batch, length, heads = _column(rows, "batch"), _column(rows, "kv_len"), _heads(rows)
+    work = gqa_decode_work(sequences=batch, context=length, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
+    return Calls(work, AttentionShape(batch, 1.0, length - 1.0, **heads))
 
 
 def mla_context(rows: pd.DataFrame) -> Calls:
@@ -111,6 +92,10 @@ def mla_generation(rows: pd.DataFrame) -> Calls:
 
 def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
     return rows[name].to_numpy(dtype=float)
+
+
+def _heads(rows: pd.DataFrame) -> dict[str, Any]:
+    return {name: _column(rows, name) for name in HEADS}
 
 
 def _cache_bytes(rows: pd.DataFrame) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,7 @@ from lab.calibration.coverage import assign, units_of
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS, FittedOperator
 from lab.calibration.kernels.selection import LeftOut
-from lab.calibration.kernels.tables import (
-    LISTED_FAULTS,
-    KernelTable,
-    TableError,
-    read_exclusions,
-    read_tables,
-    spec_name,
-)
+from lab.calibration.kernels.tables import LISTED_FAULTS, KernelTable, read_all, spec_name
 
 #: Digits to which fitted numbers are written; their errors are those of the rounded numbers.
 DIGITS = 5
@@ -72,7 +66,7 @@ def calibrate_kernels(
             f"framework {framework!r} is unknown{nearest(framework, LIBRARIES)}; allowed: {', '.join(LIBRARIES)}"
         )
     spec = load_system(system if is_path(system) else spec_name(system))
-    tables = _read_all(paths, exclude, spec)
+    tables = read_all(paths, exclude, faults_of=partial(beyond_physics, system=spec))
     forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
     wanted = (framework, LARGE_MESSAGES) if framework else LIBRARIES
     fits: dict[str, tuple[Fit, ...]] = {}
@@ -96,23 +90,6 @@ def calibrate_kernels(
     told = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
     by_section = {key: fits.get(key, ()) for key in SECTIONS}
     return Calibration(spec, by_section, told, _residuals(forms, fits, spec, split), tuple(left))
-
-
-def _read_all(paths: Sequence[Path], exclude: Path | None, system: SystemSpec) -> list[KernelTable]:
-    """Read all tables; raise one error with the faults of all."""
-    exclusions = read_exclusions(exclude) if exclude else ()
-    tables: list[KernelTable] = []
-    faults: list[str] = []
-    for path in paths:
-        try:
-            for table in read_tables(path, exclusions=exclusions):
-                faults += beyond_physics(table, system)
-                tables.append(table)
-        except TableError as error:
-            faults += str(error).splitlines()
-    if faults:
-        raise TableError("\n".join(faults))
-    return tables
 
 
 def beyond_physics(table: KernelTable, system: SystemSpec) -> list[str]:

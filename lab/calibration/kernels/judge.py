@@ -20,7 +20,7 @@ from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, TableForm
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS
 from lab.calibration.kernels.residuals import band, error_table, part_of
-from lab.calibration.kernels.tables import KernelTable, TableError, read_exclusions, read_tables
+from lab.calibration.kernels.tables import KernelTable, read_all
 
 #: Columns of the verdicts, in order.
 COLUMNS = (
@@ -63,16 +63,7 @@ def judge_kernels(
     """
     if efficiency is not None and not efficiency.is_dir():
         raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
-    exclusions = read_exclusions(exclude) if exclude else ()
-    tables: list[KernelTable] = []
-    faults: list[str] = []
-    for path in paths:
-        try:
-            tables += read_tables(path, exclusions=exclusions, strict=False)
-        except TableError as error:
-            faults += str(error).splitlines()
-    if faults:
-        raise TableError("\n".join(faults))
+    tables = read_all(paths, exclude, strict=False)
     parts = [
         _verdicts(table, rows, str(name), efficiency)
         for table in tables

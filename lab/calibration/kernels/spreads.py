@@ -26,7 +26,7 @@ from lab.calibration.files import Writer
 from lab.calibration.kernels.judge import judge_kernels
 from lab.calibration.kernels.registry import OPERATORS
 from lab.calibration.kernels.residuals import CLIP, deviation, part_of
-from lab.calibration.kernels.tables import read_exclusions, read_tables
+from lab.calibration.kernels.tables import read_all
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
 _WITHIN = (
@@ -107,11 +107,9 @@ def transfers(
 
     Each system is predicted with the fits of each other, at its own peaks: the error in excess is the transfer. [1]
     """
-    exclusions = read_exclusions(exclude) if exclude else ()
-    tables = [table for path in paths for table in read_tables(path, exclusions=exclusions, strict=False)]
     own: dict[tuple[str, bool], list[Floats]] = {}
     other: dict[tuple[str, bool], list[Floats]] = {}
-    for table in tables:
+    for table in read_all(paths, exclude, strict=False):
         operator = OPERATORS.get(table.form.name)
         if operator is None or operator.fit is None:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,29 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
             raise TableError(f"{shown(path)}: missing column {missing[0]!r} of a {form.name} table")
         tables.append(_table(path, sha256, rows, form, exclusions, strict))
     return tuple(tables)
+
+
+def read_all(
+    paths: Sequence[Path],
+    exclude: Path | None,
+    *,
+    strict: bool = True,
+    faults_of: Callable[[KernelTable], Sequence[str]] = lambda _: (),
+) -> list[KernelTable]:
+    """Read the tables of several files, without the rows to exclude; raise one error with the faults of all."""
+    exclusions = read_exclusions(exclude) if exclude else ()
+    tables: list[KernelTable] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            for table in read_tables(path, exclusions=exclusions, strict=strict):
+                faults += faults_of(table)
+                tables.append(table)
+        except TableError as error:
+            faults += str(error).splitlines()
+    if faults:
+        raise TableError("\n".join(faults))
+    return tables
 
 
 def _table(

@@ -102,8 +102,6 @@ BAD = "h100_sxm,trtllm,1,k,bfloat16,{m},4096,4096,{t}"
     ("header", "line", "said"),
     [
         (GEMM.replace("dtype", "type"), BAD.format(m=128, t=20), "unknown column 'type', did you mean 'dtype'?"),
-        (GEMM, BAD.format(m=128, t="nan"), "line 2: latency_us 'nan' is not a time above 0"),
-        (GEMM, BAD.format(m=128, t=0), "line 2: latency_us '0' is not a time above 0"),
         (GEMM, BAD.format(m=8192, t=20), LIMIT),
     ],
 )
@@ -198,8 +196,3 @@ def test_validate_writes_tables_and_pictures(tmp_path, table, capsys):
     assert code == 0
     assert sorted(path.name for path in out.iterdir()) == ["quantize_ops.png", "rows.csv", "summary.csv"]
     assert "20 of 20 rows evaluated, 0 masked" in capsys.readouterr().out
-
-
-def test_rounded_numbers_are_those_that_are_judged(table):
-    (fit,) = calibrate_kernels([table], "h100_sxm").fits["elementwise"]
-    assert replace(fit, t0=float(f"{fit.t0:.5g}")) == fit

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_runs import latencies, made_run
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
@@ -13,7 +14,7 @@ from lab.calibration.served import engine_fit
 from lab.calibration.served.cells import instance
 from lab.calibration.served.engine_fit import exchange_rows, fit_engine, fit_exchange, fit_rows
 from lab.calibration.served.evaluate import drain_factor, drain_factors, evaluate
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 TRUE = replace(
     load_engine("vllm"),
@@ -27,25 +28,9 @@ TRUE = replace(
 
 
 def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
-    quantities = (Measurement(name="tpot", measured=1.0), Measurement(name="ttft", measured=1.0))
-    return ServingRow(
-        file="x",
-        row=f"{tp}-{isl}-{concurrency}",
-        form="nvidia_gap",
-        quantities=quantities,
-        model="llama_3_1_70b",
-        system="h100_sxm",
-        engine="vllm",
-        recipe="fp8_bf16kv",
-        load="closed_loop",
-        mode="aggregated",
-        framework="vllm",
-        workers=WorkerGroup(mapping=instance(tp)),
-        isl=isl,
-        osl=1000.0,
-        concurrency=concurrency,
-        waves=10.0,
-    )
+    words = {"file": "x", "form": "nvidia_gap", "framework": "vllm", "model": "llama_3_1_70b", "recipe": "fp8_bf16kv"}
+    sizes = {"workers": WorkerGroup(mapping=instance(tp)), "isl": isl, "osl": 1000.0, "concurrency": concurrency}
+    return made_run(f"{tp}-{isl}-{concurrency}", **words, **sizes, quantities=latencies(tpot=1.0, ttft=1.0), waves=10.0)
 
 
 @pytest.mark.long

@@ -1,24 +1,15 @@
 """Kinds of layouts counted from runs made by hand."""
 
 import pandas as pd
+from made_runs import made_run
 
 from disagg_sim.domain import Sharding
 from lab.calibration.served.kinds import checked_kinds, evidence_text, write_evidence
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 
 def run(row: str, workers: WorkerGroup, prefill: WorkerGroup | None = None) -> ServingRow:
-    quantity = Measurement(name="tpot", measured=0.01)
-    return ServingRow(
-        file="runs.csv",
-        row=row,
-        form="made",
-        quantities=(quantity,),
-        model="deepseek_r1",
-        system="gb200_nvl72",
-        workers=workers,
-        prefill=prefill,
-    )
+    return made_run(row, model="deepseek_r1", system="gb200_nvl72", workers=workers, prefill=prefill)
 
 
 def line(row: str, point: str, error: float, *, quantity: str = "tpot", saturated: bool = False) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from made_runs import latencies, made_run
 
 from disagg_sim.facts.load import load_model, load_system
 from lab.calibration.served.cells import instance
@@ -13,24 +14,8 @@ from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 def loop(row: str, *, concurrency: float, tpot: float, **changed: object) -> ServingRow:
     """Llama-3.1-8B in fp8 on an H200: 900 tokens in, 101 out, TTFT 0.1 s."""
-    quantities = (Measurement(name="tpot", measured=tpot), Measurement(name="ttft", measured=0.1))
-    made = ServingRow(
-        file="runs.csv",
-        row=row,
-        form="made",
-        quantities=quantities,
-        model="llama_3_1_8b",
-        system="h200_sxm",
-        engine="vllm",
-        recipe="fp8",
-        load="closed_loop",
-        mode="aggregated",
-        workers=WorkerGroup(mapping=instance(1)),
-        isl=899.0,
-        osl=101.0,
-        concurrency=concurrency,
-    )
-    return replace(made, **changed)
+    sizes = {"isl": 899.0, "osl": 101.0, "concurrency": concurrency}
+    return made_run(row, quantities=latencies(tpot=tpot, ttft=0.1), system="h200_sxm", **sizes, **changed)
 
 
 def test_the_share_of_the_peak_by_littles_law():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from made_runs import latencies, made_run
 from shared_data import shared_file
 
 from disagg_sim.cli.main import run
@@ -20,16 +21,13 @@ PUBLISHED = "measured/mlperf_inference.csv"
 
 def submission(samples: float, *, gpus: int = 8, submitter: str = "", **changed: object) -> ServingRow:
     """A Server result of Llama-3.1-8B on H200, 129 tokens out."""
-    row = ServingRow(
-        file="mlperf.csv",
-        row=submitter,
+    row = made_run(
+        submitter,
         form="mlperf",
-        quantities=(),
-        model="llama_3_1_8b",
         system="h200_sxm",
         engine="trtllm",
-        recipe="fp8",
         load="server",
+        mode="",
         workers=WorkerGroup(count=gpus, mapping=instance(1)),
         assumed_layout=True,
         isl=778.0,
@@ -104,25 +102,18 @@ def test_a_run_is_on_the_frontier_unless_another_is_as_fast_and_higher_or_faster
 
 def split_run(row: str, concurrency: float, tpot: float, throughput: float, *, prefill: int, decode: int) -> ServingRow:
     """R1 in fp8 on B200: prefill workers and decode workers of DP8 EP8."""
-    gpus = 8.0 * (prefill + decode)
-    quantities = (
-        Measurement(name="tpot", measured=tpot),
-        Measurement(name="ttft", measured=1.0),
-        Measurement(name="throughput", measured=throughput, basis="total", gpus=gpus),
-    )
-    return ServingRow(
-        file="runs.csv",
-        row=row,
+    made = Measurement(name="throughput", measured=throughput, basis="total", gpus=8.0 * (prefill + decode))
+    wide = instance(8, ep=8, dp=0)
+    return made_run(
+        row,
         form="inferencex_dsr1",
-        quantities=quantities,
+        quantities=(*latencies(tpot=tpot, ttft=1.0), made),
         model="deepseek_r1",
         system="b200_sxm",
         engine="trtllm",
-        recipe="fp8",
-        load="closed_loop",
         mode="disaggregated",
-        workers=WorkerGroup(count=decode, mapping=instance(8, ep=8, dp=0)),
-        prefill=WorkerGroup(count=prefill, mapping=instance(8, ep=8, dp=0)),
+        workers=WorkerGroup(count=decode, mapping=wide),
+        prefill=WorkerGroup(count=prefill, mapping=wide),
         isl=7372.8,
         osl=921.6,
         concurrency=concurrency,

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from made_runs import made_run
 
 from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Sharding
@@ -12,7 +13,7 @@ from lab.calibration.served.cells import instance, version_of
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of, groups, per_instance, points, with_dimensions
 from lab.calibration.served.read import ServingDataError, read_files
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.tables import side_by_side
 
 
@@ -66,8 +67,8 @@ def test_a_point_is_inside_its_band_where_its_median_run_is():
 
 def test_the_same_run_on_another_day_is_the_same_point_and_another_load_or_layout_is_not():
     def row(**changes):
-        told = {"file": "f", "row": "1", "form": "x", "quantities": (), "isl": 900.0, "osl": 900.0, "concurrency": 4.0}
-        return ServingRow(**{**told, "workers": WorkerGroup(mapping=instance(8, ep=8, dp=0))} | changes)
+        wide = WorkerGroup(mapping=instance(8, ep=8, dp=0))
+        return made_run(**{"isl": 900.0, "osl": 900.0, "concurrency": 4.0, "workers": wide} | changes)
 
     first = row()
     assert row(row="2", version="1.3").point == first.point
@@ -183,16 +184,8 @@ def test_a_median_first_token_does_not_wait_for_the_start_of_the_loop():
     """Of ten waves the first waits for its own prompts: the mean is longer by a tenth of half of that, no median is."""
 
     def first(statistic, waves):
-        row = ServingRow(
-            file="f",
-            row="1",
-            form="x",
+        row = made_run(
             model="llama_3_1_70b",
-            system="h100_sxm",
-            engine="vllm",
-            recipe="fp8",
-            load="closed_loop",
-            mode="aggregated",
             workers=WorkerGroup(mapping=instance(4)),
             isl=4096.0,
             osl=512.0,

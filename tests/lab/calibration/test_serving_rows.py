@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from made_runs import made_run
 from shared_data import shared_file
 
 import disagg_sim as ds
@@ -19,7 +20,7 @@ from lab.calibration.served.bars import judged
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.read import ServingDataError, read_files, read_rows
-from lab.calibration.served.rows import ServingRow, WorkerGroup
+from lab.calibration.served.rows import WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, write_tables
 
 #: Published serving measurements, each row of which is read.
@@ -449,9 +450,7 @@ def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
 )
 def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, kernel):
     """vLLM 0.12 takes DeepGEMM for experts in fp8 blocks unless TP is 8; nothing else of its profile differs."""
-    row = ServingRow(
-        file="f", row="1", form="x", quantities=(), model="qwen3_235b_a22b", engine="vllm", version=version
-    )
+    row = made_run(model="qwen3_235b_a22b", version=version)
     engine = engine_of(replace(row, workers=WorkerGroup(mapping=instance(tp, ep=1, dp=0))), {})
     assert engine.expert_kernel == kernel
     assert replace(engine, expert_kernel="") == load_engine("vllm")

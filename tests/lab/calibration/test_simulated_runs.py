@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import made_run
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
@@ -16,7 +17,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.read import read_rows
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.simulate import MOST_REQUESTS, client_latencies, play, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import with_simulated, write_simulated
 from lab.calibration.served.steady_state import served
@@ -28,23 +29,8 @@ MEASURED = (
     Measurement(name="ttft", measured=0.1),
     Measurement(name="throughput", measured=900.0, basis="total", gpus=2.0),
 )
-ROW = ServingRow(
-    file="small.csv",
-    row="a",
-    form="nvidia_gap",
-    quantities=MEASURED,
-    model="llama_3_1_8b",
-    system="h100_sxm",
-    engine="vllm",
-    recipe="fp8",
-    load="closed_loop",
-    mode="aggregated",
-    workers=ONE,
-    isl=256.0,
-    osl=64.0,
-    concurrency=1.0,
-    waves=3.0,
-    spread=0.0,
+ROW = made_run(
+    "a", file="small.csv", form="nvidia_gap", quantities=MEASURED, isl=256.0, osl=64.0, waves=3.0, spread=0.0
 )
 MIXED, WAITS = (served("llama_3_1_8b", "h100_sxm", "fp8", engine) for engine in (ENGINE, DRAINS))
 SPLIT = replace(ROW, mode="disaggregated", prefill=ONE)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from kernel_csv import QUANTIZE, quantize_rows, write
+from made_runs import latencies, made_run
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, SpecError
@@ -14,7 +15,7 @@ from lab.calibration.kernels.residuals import band, deviation
 from lab.calibration.kernels.spreads import kernel_spreads, shared_part, spreads_text, write_spreads
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import WorkerGroup
 
 RNG = np.random.default_rng(5)
 
@@ -66,23 +67,10 @@ def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_pat
         kernel_spreads([write(tmp_path / "other.csv", QUANTIZE, "h100_sxm,vllm,1,kernel,scale_matrix,fp8,1,512,3")])
 
 
-def served_row(row, concurrency, tp=4, system="h100_sxm"):
-    return ServingRow(
-        file="f.csv",
-        row=row,
-        form="inferencex_dense",
-        model="llama_3_1_70b",
-        system=system,
-        engine="vllm",
-        recipe="fp8",
-        load="closed_loop",
-        mode="aggregated",
-        workers=WorkerGroup(mapping=Sharding(tp_attn=tp, tp_ffn=tp)),
-        isl=1024.0,
-        osl=1024.0,
-        concurrency=concurrency,
-        quantities=(Measurement(name="tpot", measured=0.02), Measurement(name="ttft", measured=0.2)),
-    )
+def served_row(row, concurrency, system="h100_sxm"):
+    words = {"form": "inferencex_dense", "model": "llama_3_1_70b", "system": system}
+    workers = WorkerGroup(mapping=Sharding(tp_attn=4, tp_ffn=4))
+    return made_run(row, **words, workers=workers, concurrency=concurrency, quantities=latencies(tpot=0.02, ttft=0.2))
 
 
 def test_every_evaluated_line_of_a_served_run_has_a_band_and_says_what_it_rests_on():
