@@ -34,11 +34,7 @@ def names() -> SourceNames:
 
 
 def model_named(text: str) -> str:
-    """Name of our spec of a model as a source writes it; "" where there is none.
-
-    >>> model_named("meta-llama/Llama-3.1-70B-Instruct")
-    'llama_3_1_70b'
-    """
+    """Name of our spec of a model as a source writes it; "" where there is none."""
     return _first(text, names().models)
 
 
@@ -52,12 +48,8 @@ def derived_from(checkpoint: str) -> str:
 
 
 def engine_named(text: str) -> str:
-    """Engine of a framework as a source writes it; "" where there is none.
-
-    Of a list, parts that ran another benchmark do not count:
-
-    >>> engine_named("TensorRT-LLM feat/1.2-mlpinf, vLLM CentML:mlperf-inf-mm-q3vl-v6.0")
-    'trtllm'
+    """Engine of a framework as a source writes it; "" where there is none. Of a list, parts that ran another benchmark
+    do not count.
     """
     parts = text.split(",")
     own = [part for part in parts if not any(word in part.lower() for word in names().other_benchmarks)]

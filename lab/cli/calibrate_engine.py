@@ -9,8 +9,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_engine
-from lab.calibration.served.engine_fit import fit_engine
-from lab.calibration.served.engine_yaml import UNITS, engine_text, write_engine
+from lab.calibration.served.engine_fit import UNITS, engine_text, fit_engine, write_engine
 from lab.calibration.served.read import read_rows
 
 

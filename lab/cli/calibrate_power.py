@@ -9,8 +9,7 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from lab.calibration.kernels.tables import spec_name
-from lab.calibration.power.fit import calibrate_power, compare_forms
-from lab.calibration.power.power_yaml import power_text, write_power
+from lab.calibration.power.fit import calibrate_power, compare_forms, power_text, write_power
 from lab.calibration.power.table import read_power_table
 
 

@@ -56,27 +56,12 @@ class Picture:
 
 
 def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: str) -> pd.DataFrame:
-    """Make the points of a curve for ``Picture.table``, x in its own unit.
-
-    Takes ``x`` and ``y`` of shape (points,). Returns columns of ``Picture.table``, a row a point.
-
-    >>> curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")[["curve", "y"]].values.tolist()
-    [['co-located', 900.0], ['co-located', 500.0]]
-    """
+    """Make the points of a curve for ``Picture.table``, x in its own unit."""
     return pd.DataFrame({"panel": panel, "curve": curve, "x": x, "y": y, "x_unit": 1.0, "y_label": y_label})
 
 
 def draw_picture(picture: Picture, path: Path) -> None:
-    """Write a picture of curves as PNG.
-
-    >>> import tempfile
-    >>> table = curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")
-    >>> picture = Picture(title="demo", axes=Axes(x_label="tokens/s/user", y_label="tokens/s/GPU"), table=table)
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     draw_picture(picture, Path(root, "curves.png"))
-    ...     [path.name for path in Path(root).iterdir()]
-    ['curves.png']
-    """
+    """Write a picture of curves as PNG."""
     table, axes = picture.table, picture.axes
     panels = list(dict.fromkeys(table["panel"]))
     curves = list(dict.fromkeys(table["curve"]))

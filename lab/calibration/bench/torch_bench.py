@@ -32,10 +32,7 @@ _FP4_BLOCK = 16
 
 
 def torch_bench(device: str = "cuda") -> TorchBench:
-    """Make the bench of a device, which runs PyTorch's own kernels.
-
-    Takes ``device`` (``"cuda"``, or ``"cpu"`` to try the command out).
-    """
+    """Make the bench of a device, "cuda", or "cpu" to try the command out."""
     check_word("device", device, DEVICES)
     with extra("measure"):
         import torch

@@ -60,10 +60,7 @@ _EXPERT_KERNELS = (
 
 
 def find_assumptions(system: str) -> Path | None:
-    """Find the shipped (or user's) file of assumptions of a system.
-
-    Returns None when there is none.
-    """
+    """Find the shipped (or user's) file of assumptions of a system, if there is one."""
     paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
     return next((path for path in paths if path.is_file()), None)
 

@@ -50,11 +50,7 @@ _QUANTISING = ("e_quantise", "least_row")
 
 
 def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
-    """One fit a format, all formats together.
-
-    Takes ``rows`` (rows of one (framework, version) of a gemm table that may be fitted, with ``latency`` [s]). The
-    result is by format, those that the system multiplies; the shared numbers count as parameters of the first.
-    """
+    """One fit a format of the rows of one library, together; shared numbers count as parameters of the first."""
     formats = rows["dtype"].map(FORMAT_OF)
     tables = {name: rows[formats == name] for name in sorted(formats.dropna().unique())}
     tables = {name: table for name, table in tables.items() if FORMATS[name].arithmetic in system.peak_flops}

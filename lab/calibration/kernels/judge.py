@@ -75,10 +75,8 @@ def judge_kernels(
 
 
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size.
-
-    Returns columns of ``error_table`` for all systems together, then for each; ``coverage`` is the share of the rows
-    inside their band [1].
+    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size: of all systems together, then of
+    each.
     """
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}

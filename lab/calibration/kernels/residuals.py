@@ -66,22 +66,12 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def part_of(held_out: bool) -> str:
-    """Name the part of rows that the fit saw, or did not.
-
-    >>> [part_of(held_out) for held_out in (True, False)]
-    ['held out', 'fitted']
-    """
+    """Name the part of rows that the fit saw, or did not."""
     return "held out" if held_out else "fitted"
 
 
 def lines_of(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """Write an error table as words for the terminal.
-
-    Yields a row; errors in percent.
-
-    >>> list(lines_of(pd.DataFrame({"operator": ["gemm"], "rows": [90], "median": [0.0512], "bias": [-0.01]})))
-    [('gemm', '90', '5.1%', '-1.0%')]
-    """
+    """Write an error table as words for the terminal, errors in percent."""
     for row in table.to_dict("records"):
         yield tuple(_FORMATS.get(str(column), "{}").format(value) for column, value in row.items())
 

@@ -50,10 +50,8 @@ STRIDE = 7
 def kernel_spreads(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> tuple[dict[str, KindSpread], dict[str, float]]:
-    """Estimate the spread of every operator kind, and of the tables that are predicted from the fits of others.
-
-    Returns ``kinds`` (by section of the efficiency file: shares of variance and s.d. of the logarithm. [1]);
-    ``composed`` (by operator that has no fit of its own: s.d. of the logarithm. [1]).
+    """Estimate the spread of every operator kind by section, and of the tables that are predicted from the fits of
+    others. [1]
     """
     verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]

@@ -1,4 +1,4 @@
-"""Fit the power of kernels: the equation of ``physics.power`` to rows of one class, engine and form.
+"""Fit the power of kernels, the equation of ``physics.power`` to rows of one class, engine and form, and write it.
 
 Robust least squares of the logarithm of the power (``lab.calibration.kernels.robust``). Classes whose work is not
 counted have the power of a kernel by its time alone.
@@ -13,11 +13,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import DataFile
-from disagg_sim.facts.power import WINDOWED, PowerLaw
+from disagg_sim.facts.load import load_power
+from disagg_sim.facts.power import WINDOWED, PowerLaw, PowerSpec, power_of
 from disagg_sim.facts.uncertainty import HALF
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.power import BEND, kernel_power
 from disagg_sim.units import US
+from lab.calibration.files import Writer
+from lab.calibration.kernels.efficiency_yaml import file_line, fit_line, number_text, plain_word
 from lab.calibration.kernels.robust import Parameter, error_quantiles, fit_logarithm, ranges
 from lab.calibration.power.table import KINDS, PowerTable
 
@@ -99,11 +104,7 @@ def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
 
 
 def compare_forms(table: PowerTable) -> pd.DataFrame:
-    """Judge every form on rows that are not held out: fitted to some of their shapes, judged on the others.
-
-    So the choice of a form leaves what is held out unseen. Returns one row a form: ``form``, ``rows`` that judge,
-    ``median`` and ``p90`` of the relative error [1].
-    """
+    """Judge every form on rows that are not held out: fitted to some of their shapes, judged on the others."""
     seen = table.rows[(table.rows["dropped"] == "") & ~table.rows["held_out"]]
     idle = float(seen["watts"].quantile(IDLE_QUANTILE)) / table.limit
     found = []
@@ -157,3 +158,37 @@ def _judged(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> Pow
     return replace(
         law, held_out_points=len(rows), held_out_median_error=median, held_out_p90_error=p90, sigma_log=sigma
     )
+
+
+def power_text(fit: PowerFit, *, data: str, date: str, split: bool = True) -> str:
+    """Write the YAML of a calibration as text."""
+    seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
+    lines = [
+        f"# Fitted power of kernels of the {fit.table.system.title}: shares of the power limit of one GPU.",
+        "# Written by 'disagg-sim calibrate power': robust least squares of the logarithm of the power (soft L1).",
+        f"# Errors are shares of the measured power; held_out_* and sigma_log are those of {seen}.",
+        f"system: {fit.table.system.name}",
+        f"data: {plain_word(data)}",
+        f"date: {plain_word(date)}  # of the data",
+        f"limit: {number_text(fit.table.limit)} W  # under which the rows were measured",
+        f"idle: {number_text(fit.idle)}  # of a GPU that waits: 1 % of the rows draw less",
+        "",
+        "files:",
+        f"  - {file_line(fit.file)}",
+        "",
+        "# the form of disagg_sim/physics/power.py",
+        "laws:",
+        *(f"  - {fit_line(law)}" for law in fit.laws),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _parent(name: str) -> PowerSpec:
+    spec = load_power(name)
+    if spec is None:
+        raise StoreError(f"no power file of {name!r}, whose laws should be inherited")
+    return spec
+
+
+#: Writes a power file.
+write_power = Writer(lambda path, part: power_of(path, read_mapping(part), _parent))

@@ -58,10 +58,7 @@ def kernel_doubt(
     in_flight: Floats,
     spec: UncertaintySpec,
 ) -> KernelDoubt:
-    """How sure the passes of served runs are.
-
-    Takes ``in_flight`` [request].
-    """
+    """How sure the passes of served runs are, with so many requests ``in_flight``."""
     batch = np.maximum(in_flight / decode.count, 1.0)
     size = pieces_of(run.engine, lengths.isl)[1]
     zero = np.zeros(np.shape(batch))

@@ -50,11 +50,7 @@ BARS = (
 
 
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
-    """Hold the operating points below saturation to ``BARS``: the fitted part, the held-out part and new files.
-
-    Returns a row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
-    ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
-    """
+    """Hold the operating points below saturation to ``BARS``: the fitted part, the held-out part and new files."""
     rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)]
     rows = with_dimensions(rows)
     lines = []
@@ -72,11 +68,7 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
 
 
 def coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute the coverage of the 80 % bands in every group of ``COVERAGE_ROWS`` or more rows that no fit saw.
-
-    Returns ``dimension``, ``value``, ``quantity``, ``rows``, ``points``, ``coverage`` by points, ``coverage_of_rows``
-    and ``met``: whether the first lies in ``COVERAGE_LIMITS``.
-    """
+    """Compute the coverage of the 80 % bands in every group of ``COVERAGE_ROWS`` or more rows that no fit saw."""
     kept = table[table["held_out"]].assign(part="held-out")
     found = groups(kept)
     found = found[(found["part"] == "all") & (found["rows"] >= COVERAGE_ROWS)]

@@ -113,11 +113,7 @@ def planned(board: Board, lengths: Lengths) -> Plan:
 def judged_boards(
     several: Sequence[Board], *, at_rate: bool = True, listen: Callable[[], None] = lambda: None
 ) -> pd.DataFrame:
-    """Plan every board and hold the plan against its best submission.
-
-    Takes ``at_rate`` (whether to ask, too, for the fewest GPUs at the rate of the run) and ``listen`` (called after
-    each board). Returns a row a board, columns ``COLUMNS``.
-    """
+    """Plan every board, with ``at_rate`` also for the rate of its best submission, and hold the plan against that."""
     lines = []
     for board in several:
         lines.append(_judged(board, at_rate=at_rate))

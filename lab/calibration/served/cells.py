@@ -110,19 +110,12 @@ def _own_cache(engine: str) -> str:
 
 
 def version_of(line: Any) -> str:
-    """Version of the framework, ``1.2``: as stated, else by the tag of its image; "" where neither is.
-
-    The runtime images of Dynamo carry Dynamo's own version: ``dynamo-0.8``.
-    """
+    """Version of the framework, ``1.2``: as stated, else by the tag of its image; "" where neither is."""
     return version_in(text(line, "image"), text(line, "framework_version"))
 
 
 def version_in(image: str, stated: str = "") -> str:
-    """Version of the framework in an image, unless it is ``stated``.
-
-    >>> version_in("lmsysorg/sglang:v0.5.12-cu130"), version_in("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.1")
-    ('0.5', 'dynamo-0.8')
-    """
+    """Version of the framework in an image, unless it is ``stated``."""
     said = stated or image.rpartition(":")[2]
     number = re.match(r"v?(\d+\.\d+)", said)
     return "dynamo-" * ("ai-dynamo" in image) + (number[1] if number else said)

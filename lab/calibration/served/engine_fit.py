@@ -11,6 +11,7 @@ between ranks of attention DP, disaggregated runs included.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,11 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.extras import extra
-from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.engine import EngineSpec, engine_of
 from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.units import MS, US
+from lab.calibration.files import Writer
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import TTFT_CONCURRENCY, points
 from lab.calibration.served.rows import ServingRow
@@ -48,6 +51,18 @@ STRETCHES = (1.0, 5.0)
 SOFT = 0.1
 #: Times that each of the two losses is computed at most, not counting its derivatives. [1]
 STEPS = 8
+
+
+#: Fitted parameter -> its unit in the file, and the digits after the point.
+UNITS = {
+    "step_host": ("ms", MS, 3),
+    "sequence_host": ("us", US, 1),
+    "rank_host": ("ms", MS, 4),
+    "prefill_stretch": ("", 1.0, 3),
+    "kernel_launch": ("us", US, 2),
+    "request_host": ("ms", MS, 0),
+    "exchange_stretch": ("", 1.0, 2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +181,27 @@ def fit_exchange(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
 
     found = minimize_scalar(loss, bounds=STRETCHES, method="bounded", options={"xatol": 0.01})
     return replace(engine, exchange_stretch=float(found.x))
+
+
+def engine_text(fit: EngineFit, *, date: str) -> str:
+    """Write the file of the profile that the fit started from, with the fitted numbers and their provenance.
+
+    >>> engine = replace(load_engine("vllm"), step_host=0.004)
+    >>> fit = EngineFit(engine, ("step_host",), lines=90, median_error=0.05, files=(("mine.csv", 45),))
+    >>> print(next(line for line in engine_text(fit, date="2026-01").splitlines() if line.startswith("step_host")))
+    step_host: 4 ms
+    """
+    files = ", ".join(f"{name} ({rows} rows)" for name, rows in fit.files)
+    error = f"{fit.lines} numbers, median error {fit.median_error:.1%}"
+    source = f"fitted end to end on {files}, fitted part alone: {error}; data of {date}".replace('"', "'")
+    text = find_file("engine", fit.engine.name).read_text(encoding="utf-8")
+    for key in fit.fitted:
+        unit, scale, digits = UNITS[key]
+        number = f"{round(getattr(fit.engine, key) / scale, digits):g} {unit}".rstrip()
+        text = re.sub(rf"^{key}: .*$", f"{key}: {number}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^  {key}: .*$", f'  {key}: "{source}"', text, flags=re.MULTILINE)
+    return text
+
+
+#: Writes an engine profile.
+write_engine = Writer(lambda path, part: engine_of(path, read_mapping(part), path.stem))

@@ -64,10 +64,8 @@ def _collapsed(done: pd.DataFrame) -> pd.DataFrame:
 
 
 def errors_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Compute the errors of evaluated lines by distinct operating points; by rows where the name says so.
-
-    Returns ``ERRORS``, and ``COVERAGE`` where the lines have bands: the median and 90 % quantile of the absolute
-    relative error, the median with its sign, the rank correlation, the share inside the 80 % band [1].
+    """Compute the errors of evaluated lines by distinct operating points, by rows where the name says so: ``ERRORS``,
+    with bands ``COVERAGE``. [1]
     """
     once = _collapsed(table)
     error = once["relative_error"]
@@ -114,11 +112,7 @@ def with_dimensions(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(table: pd.DataFrame, dimensions: Sequence[str] = DIMENSIONS) -> pd.DataFrame:
-    """Compute errors below saturation by each dimension, quantity and part.
-
-    Returns a row per dimension, value, quantity and part (``all`` for the three together), with the numbers of
-    ``errors_of``.
-    """
+    """Compute errors below saturation by each dimension, quantity and part (``all`` for the three together)."""
     below = with_dimensions(table[table["evaluated"] & ~table["saturated"]])
     both = pd.concat([below, below.assign(part="all")], ignore_index=True)
     lines = [

@@ -20,12 +20,8 @@ _KEY = ["family", "systems", "layout"]
 
 
 def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[CheckedKind, ...]:
-    """List every kind of layout with runs that the forecast was compared with.
-
-    A disaggregated run counts for the layout of its prefill workers and for that of its decode workers. Runs beyond
-    saturation count as run, and not in the errors; a run with everything queued is meant to saturate. The result is by
-    family, class of systems and layout; ``error`` is the absolute relative one that ``MOST`` of the points stay below
-    [1].
+    """List every kind of layout with runs that the forecast was compared with; a run counts for the kinds of both its
+    sides. Runs beyond saturation are not in the errors, but for those with everything queued.
     """
     used = table[table["evaluated"]]
     sides = pd.DataFrame(_sides(rows), columns=["file", "row", *_KEY, "gpus"]).drop_duplicates()

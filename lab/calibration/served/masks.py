@@ -31,10 +31,8 @@ def masked(rows: Sequence[ServingRow]) -> list[ServingRow]:
 
 
 def share_of_peak(row: ServingRow) -> float:
-    """Share of the peak of its GPUs that the products with weights of a run take, at its measured rate. [1]
-
-    That is the stated throughput, or of a closed loop ``concurrency / (TTFT + (OSL - 1) TPOT)`` requests/s (Little's
-    law). Attention is left out. 0 where there is no rate of whole requests.
+    """Share of the peak of its GPUs that the products with weights take, at the stated or the closed loop's rate; 0
+    without. [1]
     """
     if row.load in ("prefill", "decode"):
         return 0.0
@@ -67,11 +65,7 @@ def _of_job(row: ServingRow) -> str:
 
 
 def of_image(image: str) -> str:
-    """Why runs of an image are not judged; "" where they are.
-
-    >>> of_image("nvcr.io/nvidia/tensorrt-llm/release:gpt-oss-dev")[:14], of_image("release:1.3.0rc14")
-    ('an early image', '')
-    """
+    """Why runs of an image are not judged; "" where they are."""
     return next((each["reason"] for each in _masks()["images"] if each["image"] in image), "")
 
 

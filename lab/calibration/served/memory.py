@@ -76,10 +76,7 @@ def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None)
 
 
 def memory_errors(found: pd.DataFrame) -> pd.DataFrame:
-    """Sum up the errors of each term and part, each case counted once.
-
-    Returns ``part, term, cases, models, median, p90, worst, bias`` of relative errors [1].
-    """
+    """Sum up the relative errors of each term and part, each case counted once. [1]"""
     good = found[(found["reason"] == "") & found["error"].notna()].drop_duplicates(["part", "term", "case"])
     lines = []
     for (part, term), rows in good.groupby(["part", "term"], sort=False):

@@ -176,10 +176,7 @@ def on_frontier(runs: pd.DataFrame) -> pd.Series:
 
 
 def judged_optima(groups: Sequence[SplitGroup]) -> pd.DataFrame:
-    """Hold the frontiers of every group against its published one, up to ``FASTEST``.
-
-    Returns a row a run on a published frontier, columns ``COLUMNS``.
-    """
+    """Hold the frontiers of every group against its published one, up to ``FASTEST``."""
     lines: list[dict[str, Any]] = []
     for group in groups:
         kept = on_frontier(group.runs) & (group.runs["interactivity_measured"] < FASTEST)
@@ -226,11 +223,7 @@ def _kind(point: dict[str, Any], phase: str) -> str:
 
 
 def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
-    """Medians of the heights by system, weights and class of interactivity, and of all below one another.
-
-    Returns ``system``, ``weights``, ``tokens_per_s_per_user`` (class, "all" = all of them), ``points``, and medians of
-    ``HEIGHTS`` [1].
-    """
+    """Medians of the heights by system, weights and class of interactivity, and of all below one another. [1]"""
     bounds = [f"{low:g}-{high:g}" for low, high in pairwise(CLASSES)]
     classes = pd.cut(optima[INTERACTIVITY], CLASSES, right=False, labels=bounds).astype(str)
     lines = optima.assign(speed=classes, weights=[str(name).partition("_")[0] for name in optima["recipe"]])
@@ -242,10 +235,8 @@ def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred(optima: pd.DataFrame) -> pd.DataFrame:
-    """Kinds of layouts that free frontiers take, and how much lower they would be without.
-
-    Returns ``phase``, ``layout``, ``points``, ``gain`` (free over the frontier without this kind in this phase, median
-    and ``most``), ``height`` (median of ``free``); most points first.
+    """Kinds of layouts that free frontiers take, and how much lower they would be without (``gain``, the median, and
+    ``most``).
     """
     lines = []
     for phase in ("prefill", "decode"):
@@ -257,10 +248,7 @@ def preferred(optima: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios_by(optima: pd.DataFrame) -> pd.DataFrame:
-    """Ratio of the pools over the published one by input length, of runs with ``LEAST_WORKERS`` prefill workers.
-
-    Returns ``isl`` [token], ``points``, ``median``, ``p10``, ``p90`` [1].
-    """
+    """Ratio of the pools over the published one by input length, of runs with ``LEAST_WORKERS`` prefill workers. [1]"""
     known = optima.dropna(subset=["ratio_over_published"])
     found = known.groupby("isl")["ratio_over_published"]
     columns = {"points": found.size(), "median": found.median(), "p10": found.quantile(0.1), "p90": found.quantile(0.9)}

@@ -22,9 +22,8 @@ COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_g
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """Read the predictions of another tool.
-
-    Returns index ``row``; columns ``tpot``, ``ttft`` [s] and ``throughput`` [token/s/GPU], NaN where there is none.
+    """Read the predictions of another tool by row: ``tpot``, ``ttft`` [s], ``throughput`` [token/s/GPU], NaN where
+    there is none.
     """
     columns = columns_of(path)
     allowed = ("row_id", *COLUMNS)
@@ -56,10 +55,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 
 
 def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Select the lines of the rows that a tool predicted too: with its numbers, and with our own.
-
-    Returns the same columns; ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
-    """
+    """Select the lines of the rows that a tool predicted too: with its numbers, and with our own."""
     ours = table[table["evaluated"] & table["row"].isin(predictions.index)]
     long = predictions.reset_index().melt(id_vars="row", var_name="quantity", value_name="theirs")
     theirs = ours.merge(long, on=["row", "quantity"], how="left")

@@ -49,20 +49,8 @@ RANKED = (
 
 
 def served_points(table: pd.DataFrame) -> pd.DataFrame:
-    """Collect operating points of closed loops with interactivity and throughput, measured and forecast.
-
-    Returns ``GROUP``, ``CONFIGURATION``, ``configuration`` (in a word), ``point``, ``concurrency``, and
-    ``interactivity`` [token/s/user] and ``throughput`` [token/s/GPU] with the suffixes ``_measured``, ``_forecast``.
-
-    10 requests of 1000 + 101 tokens that each take 1 s + 100 * 10 ms make 10 * 1101 / 2 s on one GPU:
-
-    >>> line = dict.fromkeys((*GROUP, *CONFIGURATION), "any") | {"evaluated": True, "saturated": False, "gpus": 1.0}
-    >>> line |= {"reason": ""}
-    >>> line |= {"load": "closed_loop", "recipe": "fp8", "point": "a", "isl": 1000.0, "osl": 101.0, "concurrency": 10.0}
-    >>> tpot, ttft = ({"quantity": name, "measured": t, "predicted": t} for name, t in (("tpot", 0.01), ("ttft", 1.0)))
-    >>> found = served_points(pd.DataFrame([line | tpot, line | ttft]).assign(relative_error=0.0))
-    >>> found[["interactivity_measured", "throughput_measured"]].values.tolist()
-    [[100.0, 5505.0]]
+    """Collect operating points of closed loops with interactivity [token/s/user] and throughput [token/s/GPU], measured
+    and forecast.
     """
     mean = (table["reason"] == UNKNOWN_START) & table[
         "predicted"
@@ -94,11 +82,7 @@ def served_points(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def loop_throughput(runs: pd.DataFrame, tpot: Floats, ttft: Floats) -> Floats:
-    """Input and output tokens of a closed loop by Little's law. [token/s/GPU]
-
-    Takes ``runs`` (``isl``, ``osl`` [token], ``concurrency`` [request] and ``gpus`` [1]) and ``tpot`` and ``ttft`` (of
-    shape (runs,) [s]).
-    """
+    """Input and output tokens of a closed loop by Little's law. [token/s/GPU]"""
     isl, osl, concurrency, gpus = (runs[name].to_numpy(dtype=float) for name in ("isl", "osl", "concurrency", "gpus"))
     return np.asarray(concurrency * (isl + osl) / (ttft + (osl - 1.0) * tpot) / gpus)
 
@@ -156,10 +140,8 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def heights(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compute the height of the forecast frontier over the measured one at equal interactivity.
-
-    Returns a row per group and interactivity of a run on the measured frontier that the forecast reaches, too:
-    ``GROUP``, ``tokens_per_s_per_user`` [token/s/user], ``height`` [1].
+    """Compute the height of the forecast frontier over the measured one, at each run on that one which the forecast
+    reaches. [1]
     """
     lines: list[tuple[Any, ...]] = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
@@ -202,11 +184,8 @@ def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
 
 
 def modes(runs: pd.DataFrame, levels: Sequence[float] = LEVELS) -> pd.DataFrame:
-    """Compare the best disaggregated with the best aggregated configuration of each group that was served both ways.
-
-    Takes ``levels`` [token/s/user]. Returns a row per group and level that both reach, measured and forecast:
-    ``GROUP``, ``tokens_per_s_per_user``, ``gain_measured`` and ``gain_forecast`` (disaggregated over aggregated
-    throughput) [1], ``agree``.
+    """Compare the best disaggregated with the best aggregated configuration at each of ``levels`` [token/s/user] that
+    both reach.
     """
     lines = []
     for group, mine in runs.groupby(list(GROUP), sort=True):

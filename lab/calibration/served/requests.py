@@ -76,11 +76,7 @@ class RequestRun:
 
 
 def judge_requests(path: Path, system: str, engine: str = "vllm") -> RequestRun:
-    """Replay a run of a real server and hold its latencies against the simulated ones.
-
-    Takes ``system`` (system that it ran on (``hw_specs/``)). Returns TTFT, TPOT and latency of each request, measured
-    and simulated [s].
-    """
+    """Replay a run of a real server and hold its latencies against the simulated ones. [s]"""
     table, arguments = _read(path), _arguments(path)
     model = model_named(str(arguments["model"]))
     if not model:

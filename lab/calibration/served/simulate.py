@@ -93,9 +93,8 @@ def key_of(row: ServingRow) -> str:
 
 
 def tasks_of(rows: Sequence[ServingRow]) -> list[Task]:
-    """Collect the closed loops among the rows, once for each operating point, together where they share a setup.
-
-    Returns the one with the most requests in flight first.
+    """Collect the closed loops among the rows, once for each operating point, together where they share a setup; the
+    largest first.
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
@@ -110,10 +109,7 @@ def tasks_of(rows: Sequence[ServingRow]) -> list[Task]:
 
 
 def play(task: Task) -> list[Answer]:
-    """Play every row of a task, request by request; one that cannot be played is a reason of one line.
-
-    Returns one a row: means, medians and percentiles [s], rates [request/s, token/s].
-    """
+    """Play every row of a task, request by request; one that cannot be played is a reason of one line."""
     first = task.rows[0]
     try:
         run = served(first.model, first.system, first.recipe, task.engine, random_tokens=first.random_tokens)

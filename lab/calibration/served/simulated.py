@@ -23,11 +23,7 @@ ERRORS = ("median_error", "bias", "p90_error")
 
 
 def with_simulated(table: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
-    """Add to the evaluated lines of closed loops what their played runs say.
-
-    Returns the columns of the table, ``simulated`` in the unit of ``measured``, ``simulated_error`` and
-    ``not_simulated``, the reason where there is none.
-    """
+    """Add to the evaluated lines of closed loops what their played runs say, or why they say nothing."""
     known = {answer.key: answer for answer in answers}
     found = {}
     for row in rows:
@@ -53,11 +49,7 @@ def as_simulated(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def brought(lines: pd.DataFrame) -> pd.DataFrame:
-    """Compute the errors of both ways below saturation, by operating points that were played.
-
-    Returns a row per ``dimension`` of ``BY`` (and ``all``), ``value``, ``quantity`` and ``part``: ``rows``, ``points``,
-    and ``median_error``, ``bias``, ``p90_error`` with the endings ``_steady`` and ``_simulated`` [1].
-    """
+    """Compute the errors of both ways below saturation, by operating points that were played."""
     below = with_dimensions(lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]).assign(all="all")
     found = []
     for dimension in ("all", *BY):
@@ -71,11 +63,7 @@ def brought(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
-    """Compute the errors of every statistic that sources state, each against its like, below saturation.
-
-    Returns a row per ``quantity``, ``statistic``, ``mode`` and ``part``, by operating points: ``points``,
-    ``median_error``, ``bias`` [1].
-    """
+    """Compute the errors of every statistic that sources state, each against its like, below saturation."""
     known = {answer.key: answer for answer in answers if not answer.reason}
     below = lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]
     parts = dict(zip(zip(below["file"], below["row"], strict=True), below["part"], strict=True))
@@ -112,11 +100,7 @@ def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
-    """Hold the points that were played to the bars: as the steady state reaches them, and as the simulation does.
-
-    Returns ``bar``, ``part``, ``rows``, ``points``, ``limit``, ``steady``, ``simulated`` [1], and whether the
-    simulation is ``met``.
-    """
+    """Hold the points that were played to the bars: as the steady state reaches them, and as the simulation does."""
     played = lines[np.isfinite(lines["simulated"])]
     steady, simulated = judged(played), judged(as_simulated(lines))
     names = ["bar", "part", "rows", "points", "limit"]

@@ -21,11 +21,7 @@ RERUN_NOISE, ENGINE_NOISE = 0.005, 0.16
 
 
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
-    """Summarise the errors of the evaluated lines by group.
-
-    Returns the group, ``rows``, ``median_error`` and ``p90_error`` of the absolute relative error, ``bias`` (the median
-    with its sign), ``spearman``; with bands ``coverage``, the share of the rows inside [1].
-    """
+    """Summarise the errors of the evaluated lines by group."""
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
         lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | errors_of(part))
@@ -34,10 +30,7 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 
 
 def side_by_side(apart: pd.DataFrame) -> pd.DataFrame:
-    """Put the quantities of each group of one part beside one another; for readers, not for programs.
-
-    Returns ``by``, ``group``, ``rows``, and a column of words for each quantity: points, median error, bias, coverage.
-    """
+    """Put the quantities of each group of one part beside one another: points, median error, bias, coverage."""
     lines = []
     for (dimension, value), mine in apart.groupby(["dimension", "value"], sort=False):
         told: dict[str, Any] = {"by": dimension, "group": value, "rows": int(mine["rows"].max())}
@@ -50,11 +43,7 @@ def side_by_side(apart: pd.DataFrame) -> pd.DataFrame:
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Count the rows of each file.
-
-    Returns ``file``, ``rows``, ``plain_rows`` (no speculation, no flag), ``evaluated`` of these, and their
-    ``share`` [1].
-    """
+    """Count the rows of each file, those without speculation or flag, and the share of these that is evaluated."""
     lines = []
     for file, part in table.groupby("file", sort=True):
         plain = part[~part["reason"].str.startswith("speculative") & (part["qa_flag"] == "")]

@@ -73,7 +73,8 @@ def test_the_command_writes_a_file_that_is_read_back(tmp_path):
     assert done.exit_code == 0, done.output
     assert "1 laws, " in done.output
     assert check_file(out) == "power"
-    assert load_power(out).laws[0].kind == "gemm"
+    spec = load_power(out)
+    assert (spec.laws[0].kind, spec.limit, spec.idle) == ("gemm", LIMIT, pytest.approx(IDLE))
 
 
 @pytest.mark.parametrize(
