@@ -25,10 +25,12 @@ def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES) -> int | 
     low = max(1, math.ceil(rate / choice.most))  # below it the queue grows without end
     if low > most:
         return None
-    high, step = low, 1
+    if choice.holds(rate, low):
+        return low
+    if low == most or not choice.holds(rate, most):
+        return None
+    low, high, step = low + 1, low + 1, 2
     while not choice.holds(rate, high):
-        if high >= most:
-            return None
         low, high, step = high + 1, min(high + step, most), 2 * step
     return bisect_left(range(high + 1), True, lo=low, hi=high, key=partial(choice.holds, rate))
 

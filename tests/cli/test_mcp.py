@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -27,12 +28,18 @@ from disagg_sim.report.schemas import json_schema
 CASE = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
 
 
+@cache
+def _everywhere() -> Any:
+    """The server with all files, which takes longer to make than most calls."""
+    return server()
+
+
 def asked(talk: Callable[[Any], Awaitable[Any]], to: Any = None) -> Any:
     """What a client of the SDK gets, of a server in this process with all files unless said."""
     mcp = pytest.importorskip("mcp")
 
     async def talked() -> Any:
-        async with mcp.Client(to or server()) as client:
+        async with mcp.Client(to or _everywhere()) as client:
             return await talk(client)
 
     return asyncio.run(talked())
