@@ -52,7 +52,7 @@ class Loads:
         latency = np.array([0.0 if tier is None else tier.latency_s for tier in tiers])
         ranks = int(mapping.dp_attn)
         time = [
-            float(np.squeeze(load_time(at, mapping, batch=ranks, past=past, tier=tier)))
+            float(np.squeeze(load_time(at, mapping, batch=1, past=past, tier=tier)))
             for past, tier in zip(prompts.past.tolist(), tiers, strict=True)
         ]
         link = np.maximum(np.array(time) - latency, 0.0) * (1.0 if sooner is None else sooner)

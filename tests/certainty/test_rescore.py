@@ -13,6 +13,9 @@ from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.engine_time import without_host
+from disagg_sim.workload.lengths import uneven
+from disagg_sim.workload.named import lengths_named, ranks_parted
+from disagg_sim.workload.prefixes import constant_named, parted
 
 NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
 
@@ -23,6 +26,25 @@ def test_unchanged_settings_give_the_rows_own_numbers(case):
         again = ds.rescore(points)
         for name in NUMBERS:
             assert np.allclose(again[name], points[name], rtol=1e-12, atol=0.0), (points["mode"].iloc[0], name)
+
+
+@pytest.mark.parametrize("lengths", ["8192/256", "log_normal_4096_512"])
+@pytest.mark.parametrize("more", ["", "/cached0.5_hbm0.5_dram0.5", "/ranks_random", "/cached0.75/ranks_random"])
+def test_rows_of_any_lengths_caches_and_routing_give_their_own_numbers(lengths, more):
+    """The name of a table's traffic says all that the search was given."""
+    at, mapping, traffic = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8), lengths + more
+    plain, routing = ranks_parted(traffic)
+    name, reuse = parted(plain)
+    law = uneven(ds.lengths(8192, 256, cached=reuse), routing) if constant_named(name) else lengths_named(traffic)
+    pools = ds.prefill_grid(at, mapping, law, batch=[1, 8, 16]), ds.decode_grid(at, mapping, law, batch=[8, 64])
+    for points in (
+        ds.disaggregated(*pools, ftl_limit=100.0),
+        ds.colocated(at, mapping, law, options=ds.Colocation(batch=(16,), prefill_batch=(1, 8, 16))),
+        ds.piggyback(at, mapping, law, options=ds.Colocation(batch=(16,), prefill_batch=(1, 8))),
+    ):
+        again = ds.rescore(points.assign(traffic=traffic))
+        for column in NUMBERS:
+            assert np.allclose(again[column], points[column], rtol=1e-12, atol=0.0), (points["mode"].iloc[0], column)
 
 
 def test_rates_twice_as_fast_halve_the_times_of_the_ideal_profile():

@@ -54,6 +54,17 @@ def test_tokens_pay_for_spares(at):
         assert waived[plain.columns].equals(plain)
 
 
+def test_each_pool_of_a_table_has_the_price_of_its_system(at):
+    """Prompts pay for the GPUs of prefill, output tokens for those of decode."""
+    lengths = ds.lengths(2048, 256)
+    prefill = ds.prefill_grid(ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ONE, lengths)
+    points = ds.disaggregated(prefill, ds.decode_grid(at, ONE, lengths, batch=[32]), gpu_cap=16)
+    found = with_token_prices(points, PRICE | {"h100_sxm": 1.8}, origin=Origin(lengths=lengths))
+    million = 1e6 / 3600 / found["request_rate_per_s"]
+    assert np.allclose(found["usd_per_million_input_tokens"], 1.8 * found["prefill_instances"] * million / 2048)
+    assert np.allclose(found["usd_per_million_output_tokens"], 3.6 * found["decode_instances"] * million / 256)
+
+
 @pytest.mark.parametrize("cached", [None, 0.5, 0.96])
 def test_tokens_of_a_request_cost_what_the_deployment_costs(at, cached):
     lengths = ds.lengths(8192, 256, cached=cached)

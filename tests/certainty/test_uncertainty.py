@@ -92,6 +92,26 @@ def test_what_both_modes_share_cancels_in_the_gain():
     assert ((together["probability"] >= 0) & (together["probability"] <= 1)).all()
 
 
+def test_bands_of_a_frontier_and_of_the_gain_are_those_of_each_sample_by_hand():
+    """In a sample the best at an interactivity has the most throughput of those that are as fast in it."""
+    found, speeds = ds.uncertainty(frontiers("dense"), samples=25), [60.0, 100.0]
+
+    def best(modes, speed):
+        mine = found.points["mode"].isin(modes).to_numpy()
+        return np.where(1.0 / found.ttl[mine] >= speed, found.throughput[mine], 0.0).max(axis=0)
+
+    for mode, band in found.frontier(speeds).groupby("mode"):
+        for speed, row in zip(speeds, band.to_dict("records"), strict=True):
+            for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+                told = row[f"tokens_per_s_per_gpu_{name}"]
+                assert told == pytest.approx(np.quantile(best([mode], speed), share), rel=1e-9)
+    for speed, row in zip(speeds, found.gain(speeds).to_dict("records"), strict=True):
+        ratio = best(["disaggregated"], speed) / best(["colocated", "piggyback"], speed)
+        for name, share in (("gain_p10", 0.1), ("gain_p90", 0.9)):
+            assert row[name] == pytest.approx(np.quantile(ratio, share, method="inverted_cdf"), rel=1e-9)
+        assert row["probability"] == pytest.approx(np.mean(ratio > 1))
+
+
 def test_a_frontier_band_never_rises_and_holds_every_point_of_its_samples():
     found = ds.uncertainty(frontiers("dense"), samples=200)
     for _, band in found.frontier().groupby("mode"):

@@ -170,6 +170,8 @@ def test_a_small_deployment_is_simulated():
     shape = {"precision": "fp8", "rate_per_s": 5.0, "requests": 200}
     (row,) = called("simulate", **CASE, **shape, colocated=1).structured_content["runs"]
     assert row["completed"] == 200
+    (same,) = called("simulate", **CASE, **shape | {"rate_per_s": "300/min"}, colocated=1).structured_content["runs"]
+    assert same["ttft_p90_s"] == row["ttft_p90_s"]
     assert called("simulate", **CASE, **shape, prefill=1).is_error
 
 

@@ -122,6 +122,15 @@ def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
     assert small.batch == small.setup.overheads.max_running
 
 
+def test_drafts_are_tokens_of_a_step() -> None:
+    """48 sequences with two draft tokens each verify 144, which leave no room for a prompt in steps of 128."""
+    said = ds.PlanOptions(speculation=ds.load_speculation("mtp 0.75 0.5").trying((2,)))
+    drafting = Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4, draft_tokens=2), instances=8, batch=48, token_budget=256)
+    assert under(1, {"colocated": drafting}, options=said).design.pools[0].batch == 48
+    with pytest.raises(DisaggSimError, match="batch 48 and steps of 128 tokens does not fit; at most "):
+        under(1, {"colocated": replace(drafting, token_budget=128)}, options=said)
+
+
 def test_the_plan_for_the_same_load_stands_beside_it() -> None:
     found = under(20, BOTH)
     assert found.planned.best.gpus < found.design.gpus == 32

@@ -135,6 +135,16 @@ def test_halves_of_an_instance_share_its_batch_and_step():
     assert 0 <= min(attention.idle, ffn.idle) < max(attention.idle, ffn.idle) < 1
 
 
+def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_comes():
+    """Power above that of waiting GPUs, over the rate."""
+    each = []
+    for rate in (0.1, 0.4):
+        found = asked(("prefill", "attention", "ffn"), None, Size(rate=rate))
+        waiting = sum(stage.gpus * power_at(stage.setup).idle for stage in found.stages)
+        each.append((drawn_of_pools(found).watts - waiting) / rate)
+    assert each[1] == pytest.approx(each[0], rel=0.1)
+
+
 def test_what_binds_a_batch_is_what_a_looser_limit_moves():
     """A decode pool held by TTL serves more within twice the limit; one held by memory does not."""
     tight = asked(("encode", "prefill", "decode"), tpot=0.004)

@@ -60,6 +60,14 @@ def test_the_other_mode_is_the_answer_where_all_of_one_need_more(planned, monkey
     assert found.gain == pytest.approx(14 / 12)
 
 
+def test_designs_of_other_systems_are_proven_in_the_order_of_their_cost(planned, monkeypatch):
+    """Each system's designs are a list of their own; a dearer one of the first does not end the search."""
+    needs = [(JOINT, 10, 14), (JOINT, 15, 15), (JOINT, 11, 11)]
+    found, asked = answered(planned, monkeypatch, needs)
+    assert asked == [(JOINT, 10.0), (JOINT, 11.0)]
+    assert found.best.cost == 11.0
+
+
 def test_designs_that_cannot_be_simulated_are_left_out(planned, monkeypatch):
     found, _ = answered(planned, monkeypatch, [(JOINT, 10, None), (SPLIT, 12, 13)])
     assert (found.best.mode, found.other) == (SPLIT, None)

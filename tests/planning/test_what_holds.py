@@ -170,8 +170,8 @@ def test_ttft_is_its_terms(load):
     assert choice.mean_ttft(load / 0.1, 1) == pytest.approx(0.005 + waited + 0.1 + 0.02, rel=0.001)
     played = 0.125 + queue(load)
     assert choice.mean_ttft(load / 0.1, 1) == pytest.approx(played.mean(), rel=0.03)
-    assert choice.ttft(load / 0.1, 1, 0.9) == pytest.approx(np.quantile(played, 0.9), rel=0.07)
-    assert choice.ttft(load / 0.1, 1, 0.5) == pytest.approx(np.quantile(played, 0.5), rel=0.2)
+    assert choice.ttft(load / 0.1, 1, 0.9) == pytest.approx(np.quantile(played, 0.9), rel=0.03)
+    assert choice.ttft(load / 0.1, 1, 0.5) == pytest.approx(np.quantile(played, 0.5), rel=0.03)
 
 
 @pytest.mark.parametrize(("share", "near"), [(0.5, 0.12), (0.9, 0.12), (0.99, 0.25)])
