@@ -180,14 +180,11 @@ class TorchBench:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for call in calls:
-                call()
+            _repeat(calls, 1)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(rounds):
-                for call in calls:
-                    call()
+            _repeat(calls, rounds)
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -195,9 +192,7 @@ class TorchBench:
         """Time of ``rounds`` times all calls. [s]"""
         if not self._gpu:
             begun = time.perf_counter()
-            for _ in range(rounds):
-                for call in calls:
-                    call()
+            _repeat(calls, rounds)
             return time.perf_counter() - begun
         torch = self._torch
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -205,12 +200,16 @@ class TorchBench:
         if replay is not None:
             replay()
         else:
-            for _ in range(rounds):
-                for call in calls:
-                    call()
+            _repeat(calls, rounds)
         end.record()
         torch.cuda.synchronize()
         return float(begin.elapsed_time(end)) * MS
+
+
+def _repeat(calls: Sequence[Callable[[], Any]], rounds: int) -> None:
+    for _ in range(rounds):
+        for call in calls:
+            call()
 
 
 def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str) -> list[float]:

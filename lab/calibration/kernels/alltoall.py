@@ -63,14 +63,12 @@ def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllT
     """Time of each row of a moe_alltoall table by the fit of its backend, phase and link, NaN where none is. [s]"""
     units = _units(rows, system)
 
-    def mine(fit: AllToAllFit) -> Any:
-        here = units == (fit.engine, fit.backend, fit.phase, fit.link)
-        if fit.ranks:  # made on one group size and format
-            here &= (rows["ep_size"] == fit.ranks) & (rows["node_num"] == fit.nodes)
-            here &= rows["dtype"].replace("bfloat16", "bf16") == fit.format
-        return here
-
-    return by_fit(rows, fits, mine, lambda table, fit: _times(table, fit, system))
+    return by_fit(
+        rows,
+        fits,
+        lambda fit: units == (fit.engine, fit.backend, fit.phase, fit.link),
+        lambda table, fit: _times(table, fit, system),
+    )
 
 
 def backends(rows: pd.DataFrame) -> Any:
@@ -159,7 +157,8 @@ def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> Array:
         return np.asarray(latency + tokens * fit.seconds_per_token)
     if fit.e_bandwidth is None:
         return np.asarray(latency)
-    element = _element_bytes(table, fit)
+    dispatched = table["dtype"].map(_BYTES).to_numpy(dtype=float)
+    element = dispatched if fit.phase == "dispatch" else _COMBINE_BYTES[fit.phase]
     copies = COPIES[fit.volume](top_k, group)
     if fit.volume == PER_NODE:
         copies = np.minimum(copies, _NODE_LIMIT * (1.0 - 1.0 / group))
@@ -169,10 +168,3 @@ def _times(table: pd.DataFrame, fit: AllToAllFit, system: SystemSpec) -> Array:
     if fit.token_bandwidth is not None:
         wire = np.maximum(wire, sent / (fit.token_bandwidth * sms / TUNED_SMS))
     return np.asarray(latency + wire)
-
-
-def _element_bytes(table: pd.DataFrame, fit: AllToAllFit) -> Any:
-    """Bytes of an element that each row sends. [B]"""
-    if fit.bytes_per_element is not None:
-        return fit.bytes_per_element
-    return table["dtype"].map(_BYTES).to_numpy(dtype=float) if fit.phase == "dispatch" else _COMBINE_BYTES[fit.phase]

@@ -62,10 +62,7 @@ def predict_collectives(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[C
     eager = _eager(rows)
     for engine, op in dict.fromkeys((fit.engine, fit.op) for fit in fits):
         mine = [fit for fit in fits if fit.engine == engine and fit.op == op]
-        laws = [fit for fit in mine if fit.algorithm and fit.algorithm != EAGER]
-        for fit in mine:
-            if not fit.algorithm:
-                _predict_counted(rows, system, fit, result)
+        laws = [fit for fit in mine if fit.algorithm != EAGER]
         if not laws:
             continue
         here = ((rows["framework"] == engine) & (rows["op"] == op)).to_numpy()
@@ -90,16 +87,9 @@ def _fastest(laws: Sequence[CollectiveFit], system: SystemSpec, size: Array, n: 
     return np.asarray(fastest([algorithm_of(fit, link).transfer(size, n) for fit in laws]).time)
 
 
-def _predict_counted(rows: pd.DataFrame, system: SystemSpec, fit: CollectiveFit, result: Array) -> None:
-    """Times of the rows on just as many GPUs as a fit was made on, into ``result``."""
-    here = ((rows["framework"] == fit.engine) & (rows["op"] == fit.op) & (rows["num_gpus"] == fit.gpus)).to_numpy()
-    law = algorithm_of(replace(fit, algorithm="ring"), system.nvlink_bandwidth)
-    result[here] = law.transfer(rows.loc[here, "message_bytes"].to_numpy(dtype=float), float(fit.gpus)).time
-
-
-def unit_of(fit: CollectiveFit) -> tuple[str, str, bool, int]:
+def unit_of(fit: CollectiveFit) -> tuple[str, str, bool]:
     """Fits that predict together."""
-    return fit.engine, fit.op, fit.algorithm == EAGER, fit.gpus
+    return fit.engine, fit.op, fit.algorithm == EAGER
 
 
 def _eager(rows: pd.DataFrame) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ tells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.attention_parts import part_cost, part_rate
-from disagg_sim.physics.blocks import ATTENTION, LinearBlock
+from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.units import US
 from lab.calibration.kernels.robust import Array, Parameter, by_fit, joint_fits, origin
@@ -98,7 +98,9 @@ def _calls(rows: pd.DataFrame, kind: str, part: str) -> Iterator[_Call]:
             "kda": {"heads": value_heads, "head_dim": value_dim},
             "mamba2": {"heads": value_heads, "head_dim": value_dim, "state_dim": key_dim, "groups": key_heads},
         }[kind]
-        block = _block(kind, sizes | {"conv_width": width})
+        made: Any = ATTENTION[kind]
+        spec: Any = ATTENTION_KINDS[kind]
+        block = made(spec(**sizes, conv_width=width))
         batch, length = (group[name].to_numpy(dtype=float) for name in ("batch", PROMPT_LENGTH))
         if part in (SCAN, CONVOLUTION):
             operators = block.prefill(precision, 1.0, Tokens(prompts=batch, new=length), "auto")[0]
@@ -106,12 +108,6 @@ def _calls(rows: pd.DataFrame, kind: str, part: str) -> Iterator[_Call]:
             operators = block.decode(precision, 1.0, Tokens(decodes=batch, context=length), "auto")[0]
         (mine,) = (op for op in operators if op.table == f"{kind} {part}")
         yield rows.index.get_indexer(group.index), mine
-
-
-def _block(kind: str, sizes: dict[str, int]) -> LinearBlock[Any]:
-    spec: Any = ATTENTION_KINDS[kind]
-    block: Any = ATTENTION[kind]
-    return cast("LinearBlock[Any]", block(spec(**sizes)))
 
 
 def _times(calls: list[_Call], fit: AttentionPartFit, system: SystemSpec) -> Array:

@@ -102,19 +102,6 @@ def test_no_prediction_without_a_fit_of_the_library():
     assert np.isnan(predict_collectives(messages("custom_eager", "vllm"), H100, [*NCCL, *ENGINE])).all()
 
 
-def test_fits_of_one_group_size_predict_that_size_alone():
-    """The first calibration's rows: 10 us + 2*(7/8)*S/(0.5*450 GB/s) on 8 ranks, nothing on 4."""
-    import dataclasses
-
-    counted = dataclasses.replace(law("", 10.0, 0.0, 0.5), gpus=8)
-    rows = messages("NCCL", "nccl")
-    found = predict_collectives(rows, H100, [counted])
-    eight = rows["num_gpus"] == 8
-    expected = 10 * US + 1.75 * rows.loc[eight, "message_bytes"] / (0.5 * 450 * GB)
-    assert found[eight] == pytest.approx(expected.to_numpy(), rel=1e-12)
-    assert np.isnan(found[~eight]).all()
-
-
 def exchange(backend: str, phase: str, groups, *, sms=(0,), dtype: str = "fp8"):
     """Rows over 8 GPUs a node."""
     points = list(product((1, 16, 128, 1024, 8192), groups, (4, 8), sms))
