@@ -38,6 +38,7 @@ class Axes:
     y_scale: str = "linear"
     top_label: str = ""  # x in its own unit, drawn above the panel; "" = no such axis
     band: tuple[float, float] | None = None  # shaded, in the unit of the top axis
+    joined: bool = True  # a line through the points of a curve
     hold: bool = False  # what a curve reaches at its first x it also delivers below: a thin line shows it
 
 
@@ -88,7 +89,7 @@ def _panel(panel: Any, table: pd.DataFrame, axes: Axes, curves: list[str], drawn
             continue
         ours = curve.removeprefix(PRINTED)  # a point of the paper has the colour of our curve
         colour = COLOURS[(curves.index(ours) if ours in curves else number) % len(COLOURS)]
-        look: dict[str, Any] = {"linestyle": LINES[number % len(LINES)]}
+        look: dict[str, Any] = {"linestyle": LINES[number % len(LINES)] if axes.joined else "none"}
         if len(points) <= MARKED:
             look["marker"] = MARKS[number % len(MARKS)]
         if curve.startswith(PRINTED):

@@ -30,6 +30,7 @@ class Figure(Generic[Source_contra]):
     x_scale: str = "linear"
     curve: str  # column
     panel: str = ""  # column; "" = none
+    joined: bool = True  # a line through the points of a curve
     printed: tuple[tuple[str, str, float, float], ...] = ()  # panel, what is printed, x, y
 
 
@@ -55,5 +56,5 @@ def picture(figure: Figure[Any], source: Any) -> Picture:
             ]
     labels = {str(frame["panel"].iloc[0]): frame["y_label"].iloc[0] for frame in frames}
     frames += [curve_points(panel, f"{PRINTED}{what}", [x], [y], labels[panel]) for panel, what, x, y in figure.printed]
-    axes = Axes(x_label=figure.x_label, y_label="", x_scale=figure.x_scale)
+    axes = Axes(x_label=figure.x_label, y_label="", x_scale=figure.x_scale, joined=figure.joined)
     return Picture(title=figure.title, axes=axes, table=pd.concat(frames, ignore_index=True))

@@ -1,4 +1,7 @@
-"""Draw figures 1, 4, 7, 8 and 9 of Arrow (arXiv 2505.11916) from runs on its authors' engine."""
+"""Draw figures 1, 2, 4, 7, 8 and 9 of Arrow (arXiv 2505.11916) from runs on its authors' engine.
+
+For figure 2 there are no axes at hand: it shows the correlations that the text prints with the traces.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from lab.studies.paper_figures import Figure
 
 ATTAINED = {"attainment": "requests inside both SLOs [%]"}
 MOMENTS = 120  # of figure 4 [1]
+#: Correlations of the input and output tokens of a minute that the paper prints. [1]
+CORRELATIONS = {"code": 0.95, "conversation": 0.29}
 
 
 def lengths(bench: ArrowBench) -> pd.DataFrame:
@@ -24,6 +29,20 @@ def lengths(bench: ArrowBench) -> pd.DataFrame:
         for kind, tokens in (("input", trace.input_tokens), ("output", trace.output_tokens)):
             found = per_minute(trace.arrival, tokens)
             frames.append(pd.DataFrame({"trace": name, "kind": kind, "minute": range(found.size), "tokens": found}))
+    return pd.concat(frames)
+
+
+def correlations(bench: ArrowBench) -> pd.DataFrame:
+    """Output over input tokens of the minutes of each trace."""
+    frames = []
+    for name in ALL:
+        trace = bench.workloads[name].trace
+        inputs, outputs = (per_minute(trace.arrival, tokens) for tokens in (trace.input_tokens, trace.output_tokens))
+        printed = f" (paper {CORRELATIONS[name]:g})" if name in CORRELATIONS else ""
+        said = f"{name}: correlation {np.corrcoef(inputs, outputs)[0, 1]:.2f}{printed}"
+        frames.append(
+            pd.DataFrame({"trace": said, "curve": "a minute", "input": inputs / 1e3, "output": outputs / 1e3})
+        )
     return pd.concat(frames)
 
 
@@ -98,6 +117,16 @@ FIGURES: dict[str, Figure[ArrowBench]] = {
         x_label="time [min]",
         panel="trace",
         curve="kind",
+    ),
+    "fig02": Figure(
+        title="Figure 2 (axes are ours): output over input tokens of a minute",
+        data=correlations,
+        x="input",
+        y={"output": "thousand output tokens"},
+        x_label="thousand input tokens",
+        panel="trace",
+        joined=False,
+        curve="curve",
     ),
     "fig04": Figure(
         title="Figure 4: Azure conversation, minutes 20 to 40, static 4 + 4 at its capacity",

@@ -1,4 +1,4 @@
-"""Draw figures 3 and 6 to 10 of DOPD from runs on its authors' engine."""
+"""Draw table I and figures 3 and 6 to 10 of DOPD from runs on its authors' engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from lab.studies.dopd.setup import AS_ALGORITHM_2, CASES, SHAPES, TIMES, DopdBen
 from lab.studies.paper_figures import Figure
 
 LOOPS = (25, 50, 100, 150, 200)  # requests in flight of figure 3
+#: Table I: lengths [token], a prefill of each [ms], and a decode step by the requests in flight [ms].
+LENGTHS, PREFILL = (100, 200, 700, 1200, 1700), (36, 46, 125, 193, 269)
+DECODE = {104: (28, 31, 33, 35, 37), 200: (45, 46, 47, 50, 53), 248: (47, 49, 53, 57, 61)}
+
+
+def times(bench: DopdBench) -> pd.DataFrame:
+    """A prefill on one GPU and a decode step on two, over the length."""
+    prefill = [1e3 * bench.table(1).pass_time(length)[1] for length in LENGTHS]
+    curves = {("prefill", "prefill"): prefill}
+    for count in DECODE:
+        steps = [1e3 * bench.table(2).step_time(count, float(length)) for length in LENGTHS]
+        curves["decode", f"cc {count}"] = steps
+    return pd.concat(
+        pd.DataFrame({"phase": phase, "curve": curve, "length": LENGTHS, "time": values})
+        for (phase, curve), values in curves.items()
+    )
 
 
 def splits(bench: DopdBench) -> pd.DataFrame:
@@ -76,6 +92,23 @@ AT = {model: float(found) for model, found in AT_CONCURRENCY.items()}
 SERVED = {"goodput": "requests/s inside the SLO", "ttft_p90": "P90 TTFT [s]", "tpot_p90": "P90 TPOT [s]"}
 LOOP: dict[str, Any] = {"x": "n", "y": SERVED, "x_label": "requests in flight", "x_scale": "log2", "curve": "system"}
 FIGURES: dict[str, Figure[DopdBench]] = {
+    "table01": Figure(
+        title="Table I: time of a prefill and of a decode step, Llama-70B; cc as sequences of a step",
+        data=times,
+        x="length",
+        y={"time": "time [ms]"},
+        x_label="tokens of the prompt, of the context",
+        panel="phase",
+        curve="curve",
+        printed=(
+            *(("prefill", "prefill", float(x), float(y)) for x, y in zip(LENGTHS, PREFILL, strict=True)),
+            *(
+                ("decode", f"cc {count}", float(x), float(y))
+                for count, steps in DECODE.items()
+                for x, y in zip(LENGTHS, steps, strict=True)
+            ),
+        ),
+    ),
     "fig03": Figure(
         title="Figure 3: splits of eight GPUs, 1000/150 (paper: up to 3.2, 15.32, +86.0 %, 1.04)",
         data=splits,

@@ -1,4 +1,7 @@
-"""Draw figures 5, 6, 8, 9 and 11 and tables of DynaServe from runs on its authors' engine."""
+"""Draw figures 1, 3, 5, 6, 8, 9 and 11 and tables of DynaServe from runs on its authors' engine.
+
+For figures 1 and 3 there are no axes at hand: they show what the text says of them, in axes of this project.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from lab.studies.dynaserve.claims_equal import ATTAINED, LARGEST, RATES, scan, s
 from lab.studies.dynaserve.judges import DOUBLED, WORKLOADS, saturated
 from lab.studies.dynaserve.setup import (
     AS_PRINTED,
+    BATCH,
     CASES,
     LARGE,
     MIDDLE,
     MIX,
+    MODEL,
     PROFILE,
     RECIPE,
     SHAPES,
@@ -29,8 +34,49 @@ from lab.studies.paper_figures import Figure
 #: Context [token] and limit [s] of figure 6, and the decodes and prefill tokens that it has.
 STEPS = ((128, 0.03), (1024, 0.05))
 MOST_DECODES, MOST_PREFILL = 128, 2048
+#: Workloads of figure 3.
+BALANCED = ("code", "burstgpt")
+#: Rates [request/s] and the time of a decision at each [s].
+DECISIONS = ((6.0, 0.0137), (16.0, 0.0175))
 #: Of table 1: P50 and P99 of the gaps [ms], disaggregated and co-located.
 GAPS = (((22.70, 58.09), (47.00, 65.11), (50.63, 74.47)), ((309.68, 352.93), (46.86, 336.81), (47.99, 162.67)))
+
+
+def systems(bench: DynaServeBench, workload: str) -> tuple[tuple[str, str], ...]:
+    """Cases that the paper compares on a workload, and what they are called; co-location with its best chunk."""
+    best = max(DOUBLED, key=lambda chunk: bench.rate(workload, chunk))
+    return ("printed", "DynaServe"), ("disaggregated", "disaggregated"), (best, "co-located, tuned")
+
+
+def late(bench: DynaServeBench) -> pd.DataFrame:
+    """P99 of the gaps on the mix over the request rate, up to twice the largest capacity."""
+    both = systems(bench, MIX)
+    most = 2 * max(bench.rate(MIX, case) for case, _ in both)
+    rows = [
+        {"system": label, "rate": seen.rate, "gap": 1e3 * seen.summary.itl_p99_s}
+        for case, label in both
+        for where, what, seen in bench.runs_seen()
+        if (where, what) == (MIX, case) and seen.rate <= most
+    ]
+    return pd.DataFrame(rows)
+
+
+def balance(bench: DynaServeBench) -> pd.DataFrame:
+    """Share of the requests up to a ratio of their prefill to their decode time, in full batches."""
+    table = StepTable.build(bench.setting(MODEL), Sharding())
+    frames = []
+    for name in BALANCED:
+        trace = bench.workloads[name].trace
+        rows = zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
+        prefill, decode = np.array(
+            [
+                (table.pass_time(prompt)[1], output * table.step_time(BATCH, prompt + output / 2) / BATCH)
+                for prompt, output in rows
+            ]
+        ).T
+        ratio, share = np.sort(prefill / decode), 100 * np.arange(1, len(trace) + 1) / len(trace)
+        frames.append(pd.DataFrame({"workload": name, "ratio": ratio, "share": share}))
+    return pd.concat(frames)
 
 
 def splits(bench: DynaServeBench) -> pd.DataFrame:
@@ -154,7 +200,38 @@ def table_of_errors(bench: DynaServeBench) -> pd.DataFrame:
     )
 
 
+def table_of_decisions(bench: DynaServeBench) -> pd.DataFrame:
+    """Time of a decision that the paper prints at two rates, and goodput with it."""
+    return pd.DataFrame(
+        {
+            "paper_requests_per_s": rate,
+            "paper_decision_ms": 1e3 * taken,
+            "goodput_tokens_per_s": bench.saturated(
+                SHAPES[-1], case_of("", "dynaserve", overhead_s=taken, **AS_PRINTED)
+            ).goodput,
+        }
+        for rate, taken in DECISIONS
+    )
+
+
 FIGURES: dict[str, Figure[DynaServeBench]] = {
+    "fig01": Figure(
+        title="Figure 1 (axes are ours): P99 of the gaps on the mix over the rate",
+        data=late,
+        x="rate",
+        y={"gap": "P99 gap [ms]"},
+        x_label="request rate [requests/s]",
+        curve="system",
+    ),
+    "fig03": Figure(
+        title="Figure 3 (axes are ours): prefill over decode time of the requests; balanced at 1",
+        data=balance,
+        x="ratio",
+        y={"share": "requests up to it [%]"},
+        x_label="prefill time over decode time [1]",
+        x_scale="log",
+        curve="workload",
+    ),
     "fig05": Figure(
         title="Figure 5: all requests of 1024/1024 cut at one token, Qwen2.5-32B (paper: best at 1358)",
         data=splits,
@@ -209,4 +286,9 @@ FIGURES: dict[str, Figure[DynaServeBench]] = {
         ),
     ),
 }
-TABLES = {"table_1": table_1, "table_mix": table_of_mix, "table_length_error": table_of_errors}
+TABLES = {
+    "table_1": table_1,
+    "table_mix": table_of_mix,
+    "table_length_error": table_of_errors,
+    "table_decision": table_of_decisions,
+}
