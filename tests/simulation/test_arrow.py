@@ -281,6 +281,13 @@ def test_an_idle_instance_of_prefill_helps_a_busy_decode():
     assert look(arrow, View([P, P, D], prefill_tokens=[0, 0, 0]), 0.035) == ()
 
 
+def test_without_help_of_idle_instances_late_tokens_alone_flip_one():
+    arrow, view = scheduler(4, idle_helps=False), View([P, P, P, D], running_requests=[0, 0, 2, 2])
+    assert [look(arrow, view, 0.045) for _ in range(4)] == [()] * 4
+    wishes = [look(arrow, view, 0.06) for _ in range(5)]
+    assert [len(each) for each in wishes].count(1) == 1
+
+
 def test_requests_that_wait_for_memory_are_a_reason_too():
     arrow, view = scheduler(3), View([P, P, D], queued_context_tokens=[0, 0, 1], prefill_tokens=[0, 5, 0])
     (wish,) = look(arrow, view, 0.01)

@@ -202,6 +202,17 @@ def test_a_prompt_goes_to_the_prefill_instance_that_is_free_first():
     assert r.prefill_start_s.tolist() == pytest.approx([0.0, 0.0, 0.16, 0.21])
 
 
+@pytest.mark.parametrize(("decode_at", "chosen"), [("prefill", [1, 1, 2]), ("arrival", [1, 2, 1])])
+def test_the_decode_instance_is_chosen_at_arrival_or_when_the_prefill_is_done(decode_at, chosen):
+    """The second prompt takes from 0.1 to 0.31 s, and the first answer ends between: at its arrival instance 1 has 107
+    tokens, when it is computed none. The third arrives before that, and 2,000 tokens are promised to instance 2.
+    """
+    requests = [(0.0, 100, 20), (0.1, 2000, 30), (0.11, 100, 20)]
+    policy = policy_named("dopd", decode_at=decode_at, local_tokens=0)
+    r = served(requests, policy, deployment(prefill=1, decode=2), table=SIMPLE, link_bandwidth=1e15).requests
+    assert r.decode_instance.tolist() == chosen
+
+
 def test_a_request_decodes_where_the_fewest_of_its_tokens_have_to_be_computed():
     """500 and 100 tokens in decode; of a prompt of 1,000 the first instance remembers 640: 860 against 1,100."""
     cached = {0: 640, 1: 0}

@@ -6,6 +6,7 @@ prefills in a second, sequences over its seats. Among equal instances these canc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,18 +65,20 @@ least_prefill = Least(PROMPT_TOKENS, "prefill_rate", own_tokens=True)
 least_decode = Least(HELD_TOKENS, "seats", own_tokens=True)
 
 
-def least_uncached(view: ClusterView, request: int) -> int:
+def least_uncached(view: ClusterView, request: int, promised: Mapping[int, int] | None = None) -> int:
     """The decode instance with the fewest tokens for its seats, in decode or of the prompt and not remembered there.
 
-    Without prefix caches it is that of ``least_decode``.
+    Without prefix caches it is that of ``least_decode``. ``promised`` are prompt tokens by instance that count, too.
     """
     tokens, among = view.input_tokens[request], view.decode
-    if not view.remembers:
+    if not view.remembers and promised is None:
         return least_decode(view, among, tokens)
     view.refresh()
-    cached = view.cached_everywhere(request)[among]
+    cached = view.cached_everywhere(request)[among] if view.remembers else 0
     running, requests = view.running_tokens[among], np.maximum(view.running_requests[among], 1)
     held = running + view.coming_tokens[among] + running / requests * view.queued_requests[among]
+    if promised is not None:
+        held += [promised.get(each, 0) for each in among.tolist()]
     return int(among[np.argmin((held + tokens - cached) / view.seats[among])])
 
 

@@ -308,4 +308,18 @@ CLAIMS = (
         why="two GPUs are one of either phase, and neither may flip; with three both hardly differ on code, and "
         "with seven on conversation minimal load is ahead",
     ),
+    AsAuthors(
+        claims.a15_idle_helps,
+        place="5.5, 7.2",
+        setting=f"{EIGHT}, Mooncake, with and without the rule for idle prefill instances",
+        paper="idle prefill instances help decode",
+        inferred=f"{ENGINE}; {TRACES}; rates; the comparison, which the paper does not print",
+    ),
+    AsAuthors(
+        claims.a16_no_oscillation,
+        place="7.2",
+        setting=f"{EIGHT}, overload",
+        paper="no oscillation in overload",
+        inferred=f"{ENGINE}; {TRACES}; twice the capacity; flips as the measure",
+    ),
 )

@@ -331,6 +331,48 @@ def a13_factors(bench: ArrowBench) -> Finding:
     return Finding(*gains("arrow"), bench.stand_ins(*ALL), printed(*gains("arrow_printed")))
 
 
+@claim(
+    "A15",
+    kind=PAPER,
+    statement="idle prefill instances that help decode serve Mooncake better",
+    acceptance="mooncake, on average over rates: attainment with their help above that without it",
+)
+def a15_idle_helps(bench: ArrowBench) -> Finding:
+    """Attainment with the rule for idle instances less that without it, around the capacity of Arrow."""
+
+    def points(arrow: str, alone: str) -> tuple[str, bool]:
+        mean, ranges = _points(bench, ("mooncake",), BELOW, arrow, alone, at=arrow)
+        return f"{mean['mooncake']:+.1f} points, by rate {ranges.removeprefix('mooncake ')}", mean["mooncake"] > 0
+
+    return Finding(
+        *points("arrow", "no_help"),
+        f"{bench.stand_ins('mooncake')}at {BELOW[0]:g} to {BELOW[-1]:g} times the capacity of Arrow; late tokens over "
+        f"a time still flip an instance without it",
+        printed(*points("arrow_printed", "no_help_printed")),
+    )
+
+
+@claim(
+    "A16",
+    kind=PAPER,
+    statement="in overload roles do not oscillate",
+    acceptance="all four traces: no more flips for the same requests at twice the capacity than at the capacity",
+)
+def a16_no_oscillation(bench: ArrowBench) -> Finding:
+    """Flips at the capacity and at twice as much."""
+
+    def flips(arrow: str) -> tuple[str, bool]:
+        said, fewer = [], True
+        for name in ALL:
+            scale = bench.capacity(name, arrow).rate_scale
+            at, beyond = (bench.seen(name, arrow, times * scale).summary.flips for times in (1.0, OVERLOAD))
+            fewer = fewer and beyond <= at
+            said.append(f"{name} {at:,} and {beyond:,}")
+        return ", ".join(said), fewer
+
+    return Finding(*flips("arrow"), bench.stand_ins(*ALL), printed(*flips("arrow_printed")))
+
+
 def by_gpus(bench: ArrowBench, name: str) -> tuple[Floats, Floats]:
     """Attainment of Arrow and of minimal load by GPU count, at the rate that Arrow serves with eight. [1]"""
     scale = bench.capacity(name, "arrow_printed").rate_scale

@@ -181,6 +181,10 @@ CASES = {
     "observed_printed": _case(
         "Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", waiting_counts=False
     ),
+    "no_help": _case("Arrow, idle instances wait", EIGHT, "arrow", idle_helps=False),
+    "no_help_printed": _case(
+        "Arrow as printed, idle instances wait", EIGHT, "arrow", idle_helps=False, waiting_counts=False
+    ),
     "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
 CASES["flip_180"] = _case("Arrow, flips of 180 s", EIGHT, "arrow", 180.0)

@@ -24,6 +24,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.policies.dopd.policy import Dopd
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
@@ -54,8 +55,8 @@ BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
 HOURS, SERVICE = 5, 4
 QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
-#: The engine of the published code, and what it does with a sequence that gives way.
-AUTHORS_ENGINE, AUTHORS_PREEMPTION = "vllm_v0", "swap"
+#: The engine of the published code, and what it does with a sequence that gives way; when section V-B routes.
+AUTHORS_ENGINE, AUTHORS_PREEMPTION, AUTHORS_ROUTER = "vllm_v0", "swap", "arrival"
 
 
 def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
@@ -189,6 +190,8 @@ class DopdBench(Bench):
         """Run once per key; the key names all that differs."""
         if self.place.engine == AUTHORS_ENGINE:
             options = replace(options, preemption=AUTHORS_PREEMPTION)
+            if isinstance(case.policy, Dopd):
+                case = case._replace(policy=replace(case.policy, decode_at=AUTHORS_ROUTER))
         return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
 
     def results(self) -> list[tuple[str, RunResult]]:

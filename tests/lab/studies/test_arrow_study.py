@@ -78,10 +78,10 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     assert run(["reproduce", "arrow", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv")
     assert claims.columns.tolist() == list(COLUMNS)
-    assert claims["id"].tolist() == [f"A{number}" for number in range(1, 15)]
+    assert claims["id"].tolist() == [f"A{number}" for number in range(1, 17)]
     verdicts = claims.set_index("id")["verdict"]
     assert verdicts[["A4", "A9"]].tolist() == ["fails", "by construction"]
-    assert claims["without"].notna().sum() == 7
+    assert claims["without"].notna().sum() == 9
     assert claims["note"].str.startswith("stand-in: ").sum() >= 8
     for name in FIGURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 0

@@ -112,6 +112,9 @@ class Arrow:
     busy_interval: float = option(
         0.8, "share of the TPOT limit above which decode takes an idle instance", low=0.0, high=1.0
     )
+    idle_helps: bool = option(
+        True, "an idle prefill instance turns to decode where decode is busy; false: after late tokens alone"
+    )
     waiting_counts: bool = option(
         True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
     )
@@ -318,7 +321,7 @@ class GlobalScheduler:
         if self._late >= self._options.patience:
             self._late = 0
             wish = self._to_decode(view, f"tokens every {self._mean_interval:.3g} s, limit {self._tpot:g} s")
-        elif view.prefill.size > 1:
+        elif self._options.idle_helps and view.prefill.size > 1:
             wish = self._idle_to_decode(view)
         self._computed = view.prefill_tokens.copy()
         if wish is None and late:

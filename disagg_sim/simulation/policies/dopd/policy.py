@@ -9,8 +9,8 @@
   (section V-C; ``queue: instances`` gives each a queue of its own). Short prompts are batched up to the forecast input
   length, long ones run alone.
 * KV-aware router: a request decodes where its prompt tokens that are not in the cache and the tokens in decode are
-  fewest together. Ultra-short prompts are computed there, too, beside its decodes, as are prompts of which the cache
-  has all but as few tokens.
+  fewest together: when its prefill is done, or at its arrival, as section V-B has it (``decode_at``). Ultra-short
+  prompts are computed there, too, beside its decodes, as are prompts of which the cache has all but as few tokens.
 
 TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (``tp: chosen``, ``sizes.chosen``).
 
@@ -54,9 +54,11 @@ from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import SHARED, Leg, Limits, Role, Wish
+from disagg_sim.simulation.wishes import SHARED, Leg, Limits, Role, State, Wish
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
+#: When the decode instance of a request is chosen.
+DECODE_AT = ("prefill", "arrival")
 
 
 @register("dopd")
@@ -100,6 +102,11 @@ class Dopd:
         low=1,
         high=MOST_TOKENS,
     )
+    decode_at: str = option(
+        "prefill",
+        "when the decode instance of a request is chosen: when its prefill is done, or at its arrival, as printed",
+        choices=DECODE_AT,
+    )
     local_tokens: int = option(
         128, "prompts up to this are computed on the decode instance; 0: none", unit="token", low=0, high=MOST_TOKENS
     )
@@ -128,7 +135,7 @@ class Dopd:
         forming = LengthAware(
             site, self.batches, self.timeout_share, self.profile_tokens, shared=shared, prefill=mappings and mappings[0]
         )
-        routing = DopdRouter(forming, self.local_tokens)
+        routing = DopdRouter(forming, self.local_tokens, at_arrival=self.decode_at == "arrival")
         return Parts(
             start=start,
             routing=routing,
@@ -143,11 +150,14 @@ class Dopd:
 class DopdRouter:
     """The queue of prefill, and the decode instance with the fewest tokens, in decode or not known there.
 
-    Prompts of which no more than ``local_tokens`` are not known to that instance are computed there.
+    Prompts of which no more than ``local_tokens`` are not known to that instance are computed there. With
+    ``at_arrival`` a request keeps the instance of its arrival, where its prompt counts from then on.
     """
 
-    def __init__(self, forming: LengthAware, local_tokens: int) -> None:
+    def __init__(self, forming: LengthAware, local_tokens: int, *, at_arrival: bool = False) -> None:
         self.forming, self._local = forming, local_tokens
+        self._chosen: dict[int, int] = {}  # by request whose prefill is not done
+        self._promised: dict[int, int] | None = {} if at_arrival else None  # prompt tokens of these, by instance
 
     def idlest(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
         """The prefill instance that has prefilled its tokens first, those that wait for a batch included."""
@@ -158,10 +168,14 @@ class DopdRouter:
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
         tokens = view.input_tokens[request]
-        if tokens <= self._local or view.remembers:
-            instance = least_uncached(view, request)
+        self._forget(view, request)
+        if tokens <= self._local or view.remembers or self._promised is not None:
+            instance = least_uncached(view, request, self._promised)
             if tokens - view.cached_tokens(request, instance) <= self._local:
                 return Leg(instance)
+            if self._promised is not None:
+                self._chosen[request] = instance
+                self._promised[instance] = self._promised.get(instance, 0) + tokens
         if self.forming.shared:
             return Leg(SHARED, tokens + 1)
         instance = self.idlest(view, view.prefill, tokens)
@@ -170,8 +184,18 @@ class DopdRouter:
         return Leg(instance, tokens + 1)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
-        """See ``Routing``."""
-        return Leg(least_uncached(view, request))
+        """See ``Routing``; an instance chosen before that does not serve any more is chosen anew."""
+        chosen = self._forget(view, request)
+        if chosen is not None and view.states[chosen] is State.READY and view.roles[chosen] is DECODE:
+            return Leg(chosen)
+        return Leg(least_uncached(view, request, self._promised))
+
+    def _forget(self, view: ClusterView, request: int) -> int | None:
+        """The decode instance of a request that counts there no longer as promised; None: it was not chosen."""
+        chosen = self._chosen.pop(request, None)
+        if chosen is not None and self._promised is not None:
+            self._promised[chosen] -= view.input_tokens[request]
+        return chosen
 
 
 class Manager:
