@@ -143,6 +143,20 @@ def tier_records(cluster: Cluster, names: tuple[str, ...]) -> TierLoads | None:
     return TierLoads(names=names, tokens=tokens, bytes=sizes, load_s=seconds, computed_again=again)
 
 
+def late_gaps(clusters: Sequence[Cluster], rows: Sequence[Sequence[int]]) -> Ints:
+    """Gaps between tokens of each request that were late, of several models in the order of the trace. [1]"""
+    found = []
+    for cluster in clusters:
+        first_number, segments = cluster.state.first_number, cluster.fleet.segments
+        owner = np.arange(len(cluster.prompts))
+        owner[list(first_number)] = list(first_number.values())
+        count = owner.size - len(first_number)
+        found.append(np.bincount(owner[segments.request], segments.late_gaps, minlength=count).astype(np.int64))
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found)[np.argsort(np.concatenate([np.asarray(each) for each in rows]))]
+
+
 def instance_records(cluster: Cluster, end: float) -> Instances:
     """One row an instance, up to ``end`` [s]."""
     fleet, roster = cluster.fleet, cluster.roster

@@ -88,6 +88,14 @@ class RunOptions:
         low=LEAST_PERIOD_S,
         infinite=True,
     )
+    gap_limit_s: float = option(
+        math.inf,
+        "gap between two tokens above which it counts as late: late_gaps of each request; by default they do not count",
+        unit="s",
+        low=0.0,
+        above=True,
+        infinite=True,
+    )
     until_s: float = option(math.inf, "time at which the run is cut", unit="s", low=0.0, above=True, infinite=True)
     scheduler: str = option(
         SCHEDULER,
@@ -124,6 +132,8 @@ class RunOptions:
             )
         if self.preemption == "swap" and self.prefix_cache:
             raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute', or prefix_cache_tokens")
+        if self.gap_limit_s < math.inf and self.records != FULL:
+            raise InputError(f"records {self.records!r} with gap_limit_s {self.gap_limit_s:g} s; allowed: {FULL!r}")
         if self.tiers and self.records != FULL:
             raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.reuse is not None:

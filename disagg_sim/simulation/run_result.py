@@ -36,6 +36,7 @@ class RunResult(Shown):
     failures: tuple[Failure, ...] = ()  # that happened
     models: Models | None = None  # None = one
     tier_loads: TierLoads | None = None  # None = no tiers below HBM
+    late_gaps: Ints | None = None  # of each request, above ``gap_limit_s`` of the run; None = there is no limit [1]
     totals: Totals | None = None  # of requests that have left the run in pieces; ``requests`` has none of them then
     judged_by: Slo | None = None  # the limits that these totals were judged by [s]
     encode: EncodeUse | None = None  # None = no encode pool
@@ -51,4 +52,5 @@ class RunResult(Shown):
         """The requests as a table; ``status`` in words, and ``model`` or loads where there are several, or tiers."""
         model = {} if self.models is None else {"model": np.array(self.models.names)[self.models.request]}
         loads = {} if self.tier_loads is None else self.tier_loads.columns
-        return frame_of(self.requests).assign(**model | loads)
+        late = {} if self.late_gaps is None else {"late_gaps": self.late_gaps}
+        return frame_of(self.requests).assign(**model | loads | late)

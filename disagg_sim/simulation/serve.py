@@ -6,6 +6,7 @@ A sampler looks at them at times a fixed period apart.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ from disagg_sim.simulation.records_of_run import (
     joined_loads,
     joined_requests,
     last_moment,
+    late_gaps,
     request_records,
     tier_records,
 )
@@ -169,6 +171,7 @@ def serve_models(
         tier_loads=joined_loads(
             [tier_records(each, options.tiers) for each in clusters], [each.rows for each in models]
         ),
+        late_gaps=late_gaps(clusters, [each.rows for each in models]) if options.gap_limit_s < math.inf else None,
         totals=pieces.totals if pieces is not None else None,
         judged_by=pieces.slo if pieces is not None else None,
     )
@@ -206,6 +209,7 @@ def _opened(
         capacity=max(segments, FEW),
         priority=priority,
         stream=int(site.rng("accepted drafts").integers(2**32)),
+        gap_limit_s=options.gap_limit_s,
     )
     spine = options.link.spine(site.setup, site.deployment.link_gpus)
     link = KvLink(engine, fleet, sharing=options.link.sharing, latency_s=site.link_latency_s, spine=spine)

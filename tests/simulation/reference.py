@@ -9,6 +9,7 @@ landed.
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from reference_instance import Instance
@@ -138,6 +139,9 @@ class Reference:
         self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
         self.instances = [Instance(spec, stream) for spec in specs]
+        self.given: dict[int, list[float]] = {}  # when each request got tokens
+        for each in self.instances:
+            each.given = self.given
         for rank in (rank for each in self.instances for rank in each.ranks):
             rank.shares, rank.step = self.shares, max(self.step, BLOCK)
         self.network = Network(options.link, bandwidths, cache)
@@ -321,6 +325,7 @@ class Reference:
             have = self.handed(turn)
             if have < turn.until:  # the next instance computes it again, for the user
                 turn.first_token_s = None
+                self.given[request].pop()
             self.hand_over(turn, leg, have, named)
             return
         self.free(turn)
@@ -418,6 +423,11 @@ class Reference:
         self.promise(turn)
 
     # --- records ----------------------------------------------------------------------------------------------
+
+    def late_gaps(self, limit: float) -> list[int]:
+        """Gaps between the tokens of each request that are above a limit."""
+        times = [self.given.get(request, []) for request in range(len(self.requests))]
+        return [sum(late - early > limit for early, late in pairwise(own)) for own in times]
 
     def records(self) -> dict[str, list[float]]:
         """Columns of the requests by their names in ``records.Requests``; times that did not happen are NaN."""

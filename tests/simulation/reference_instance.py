@@ -26,6 +26,7 @@ class Instance:
 
     def __init__(self, spec: InstanceSpec, stream: int = 0) -> None:
         self.stream = stream  # of the draws by which drafts are accepted
+        self.given: dict[int, list[float]] = {}  # when each request got tokens; all instances write into one
         self.spec, self.turn, self.begins = spec, 0, 0  # whose turn it is to take a request, and prompts first
         self.ranks = [Rank(spec, number) for number in range(spec.table.ranks)]
         self.leaving: list[tuple[float, Turn]] = []  # in the later stages of a pipeline, and when they leave it
@@ -180,6 +181,7 @@ class Instance:
             turn.emitted += tokens
             self.decode_tokens += tokens
             turn.first_token_s = now if turn.first_token_s is None else turn.first_token_s
+            self.given.setdefault(turn.request, []).append(now)
             if turn.emitted == turn.generate:
                 rank.decoding.remove(turn)
                 self.finish(turn, now, news)
@@ -189,6 +191,7 @@ class Instance:
         if turn.emitted < turn.generate:
             turn.emitted += 1
             turn.first_token_s = now if turn.first_token_s is None else turn.first_token_s
+            self.given.setdefault(turn.request, []).append(now)
         if turn.emitted == turn.generate:
             self.finish(turn, now, news)
         else:

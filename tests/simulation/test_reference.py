@@ -145,6 +145,9 @@ def compare(requests, routes, specs, options, ids=None, priorities=None, *, at=N
     expected = reference.records()
     for name, column in expected.items():
         np.testing.assert_allclose(getattr(found.requests, name), column, rtol=1e-9, atol=1e-9, err_msg=name)
+    if options.gap_limit_s < math.inf:
+        done, late = found.requests.status == 0, reference.late_gaps(options.gap_limit_s)
+        np.testing.assert_array_equal(found.late_gaps[done], np.array(late)[done], err_msg="late_gaps")
     for name in ("decode_steps", "decode_tokens", "prefill_tokens", "busy_s"):
         column = [getattr(each, name) for each in reference.instances]
         np.testing.assert_allclose(getattr(found.instances, name), column, rtol=1e-9, atol=1e-9, err_msg=name)
@@ -237,6 +240,7 @@ def case(seed, most, drafts, swaps=False):
         ids.append([1000 * family + block for block in range(math.ceil(prompt / BLOCK))])
     if swaps:
         specs, options = swapping(draw, specs), replace(options, prefix_cache=False)
+    options = replace(options, gap_limit_s=draw.choice([math.inf, 1.5e-3 * ODD, 3e-3 * ODD, 1e-2 * ODD]))
     return requests, ways, specs, options, ids, priorities
 
 
@@ -271,6 +275,7 @@ def hold(seeds, most=4, drafts=(0,), swaps=False, **model):
         seen["rejected"] += len(reference.rejected)
         seen["circle"] += reference.circles
         seen["tied"] += reference.network.tied
+        seen["late"] += sum(reference.late_gaps(1.5e-3 * ODD))
     return seen
 
 

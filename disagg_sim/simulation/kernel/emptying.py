@@ -46,6 +46,7 @@ def settle_emitted(inst: Any, seg: Any, running: Ints) -> None:
     """Write the steps of running segments into their records."""
     rows = inst[inst["rank_at"][seg["instance"][running]] + seg["rank"][running]]
     steps = rows["counter"] - seg["joined"][running]
+    seg["late_gaps"][running] += rows["late_steps"] - seg["late_from"][running]
     seg["emitted"][running] += np.where(rows["table"]["drafts"] > 0, 0, steps)
     stepped = running[steps > 0]
     seg["last_s"][stepped] = rows["last_step_s"][steps > 0]

@@ -61,6 +61,7 @@ class Fleet:
         capacity: int = 4096,
         priority: Ints | None = None,
         stream: int = 0,
+        gap_limit_s: float = np.inf,
     ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
@@ -74,6 +75,7 @@ class Fleet:
         self._world["pending_head"] = -1
         self._world["soonest_s"] = -np.inf
         self._world["step_by_step"], self._world["stream"] = step_by_step, stream
+        self._world["gap_limit_s"] = gap_limit_s
         self.wires = Wires()
         self.home: Ints = np.zeros((len(FleetState._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
@@ -283,7 +285,9 @@ class Fleet:
         Also drop the gap since ``before_s``, the last token of another instance, if any. [s]
         """
         if not math.isnan(before_s):
-            self._itl[0, gap_bin(self._last_s.item(segment) - before_s)] -= 1
+            gap = self._last_s.item(segment) - before_s
+            self._itl[0, gap_bin(gap)] -= 1
+            self._seg["late_gaps"][segment] -= gap > float(self._world["gap_limit_s"][0])
         self._first_token_s[segment] = np.nan
 
     def waiting(self, instance: int) -> Ints:

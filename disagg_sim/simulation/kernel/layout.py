@@ -185,6 +185,7 @@ class InstanceRecord:
     run_end_s: float  # end of the run; inf = idle [s]
     leave_s: float  # when the first segment leaves the pipeline; inf = none [s]
     last_step_s: float  # end of the last step with decodes [s]
+    late_steps: int  # decode steps so far whose gap is above ``World.gap_limit_s``
     latency_s: float  # from the start of the current pass to its tokens [s]
     decode_steps: int  # steps with at least one decode [1]
     passes: int  # steps with prefill [1]
@@ -220,6 +221,10 @@ class Segment:
     blocks: int  # KV blocks; while it runs, blocks when it joined (current with speculation)
     next: int  # in its queue, -1 = last
     preemptions: int
+    late_gaps: (
+        int  # before its last token here, gaps above ``World.gap_limit_s``; up to ``late_from`` while it runs [1]
+    )
+    late_from: int  # late steps of its instance up to which they are counted
     hit: int  # prompt tokens found in the prefix cache [token]
     reached: int  # tokens cached at its preemption, where blocks are shared [token]
     expected: int  # cached tokens looked up on arrival, for the load of waiting segments [token]
@@ -254,6 +259,7 @@ class World:
     pending_events: int  # instances to report, with ``draining`` 2 or ``stalled`` 1
     reserves: int  # 1 = stalls are reported, since some segment has its context elsewhere
     shared: int  # address of the ``Shared``; 0 = instances share no blocks of prefixes
+    gap_limit_s: float  # gaps between tokens above it are late; inf = none is [s]
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
     stream: int  # random stream of accepted drafts: one draw for each request and position

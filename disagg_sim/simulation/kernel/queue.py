@@ -332,6 +332,7 @@ def join(st: FleetState, i: int, s: int) -> None:
     counter = inst.counter
     seg.status = RUNNING
     seg.joined = counter
+    seg.late_from = inst.late_steps
     st.sets[1, i, inst.groups] = s
     inst.groups += 1
     inst.running_tokens += seg.cached
@@ -347,6 +348,7 @@ def join(st: FleetState, i: int, s: int) -> None:
 def leave_running(st: FleetState, i: int, s: int) -> None:
     """Settle cache and blocks of a segment that was just taken out of the running set."""
     inst, seg = st.inst[i], st.seg[s]
+    seg.late_gaps += inst.late_steps - seg.late_from
     if inst.table.drafts > 0:
         inst.growing -= own_growth(inst, seg)
         inst.running_tokens -= seg.cached
@@ -382,6 +384,7 @@ def complete_prompt(st: FleetState, i: int, s: int, time: float) -> None:
             seg.first_token_s = time
         if not math.isnan(seg.last_s):
             st.itl[0, itl_bin(time - seg.last_s)] += 1
+            seg.late_gaps += time - seg.last_s > st.world[0].gap_limit_s
         seg.last_s = time
     if seg.emitted >= seg.generate:
         finish(st, i, s, time)

@@ -10,7 +10,14 @@ import math
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import AWAY, FleetState, Queues, RankChoice
-from disagg_sim.simulation.kernel.runs import add_linear_gaps, count_gaps, count_steps, steps_in_cell, steps_of_line
+from disagg_sim.simulation.kernel.runs import (
+    add_linear_gaps,
+    count_gaps,
+    count_steps,
+    late_of_line,
+    steps_in_cell,
+    steps_of_line,
+)
 from disagg_sim.simulation.kernel.times import decode_line, expert_time, knot_of
 
 IN_TURN, FEWEST_TOKENS = int(RankChoice.IN_TURN), int(RankChoice.FEWEST_TOKENS)
@@ -166,10 +173,11 @@ def count_all_ranks(st: FleetState, i: int, steps: int) -> None:
     start = inst.run_start_s
     first, _, _ = decode_piece(st, i, 0, 1)
     _, running = fullest_running(st, i)
-    duration, done = first, 1
+    duration, done, late = first, 1, 0
     while done < steps:
         time, slope, count = decode_piece(st, i, done, steps - done)
         add_linear_gaps(st, time, slope, count, running)
+        late += late_of_line(st, time, slope, count)
         duration += count * time + slope * (0.5 * count * (count - 1))
         done += count
     end = start + duration
@@ -178,6 +186,7 @@ def count_all_ranks(st: FleetState, i: int, steps: int) -> None:
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if st.inst[row].running_requests > 0:
             count_gaps(st, row, start, first)
+            st.inst[row].late_steps += late
             count_steps(st, row, steps, duration)
             st.inst[row].last_step_s = end
     if inst.holds == 1:

@@ -52,6 +52,22 @@ def add_linear_gaps(st: FleetState, first: float, slope: float, steps: int, weig
 
 
 @inner
+def late_of_line(st: FleetState, first: float, slope: float, steps: int) -> int:
+    """How many of the gaps ``first + j*slope`` for j below ``steps`` are late."""
+    limit = st.world[0].gap_limit_s
+    if first > limit:
+        return steps
+    if slope <= 0.0 or first + (steps - 1) * slope <= limit:
+        return 0
+    inside = int((limit - first) / slope)  # the last of them but for rounding
+    while inside > 0 and first + inside * slope > limit:
+        inside -= 1
+    while first + (inside + 1) * slope <= limit:
+        inside += 1
+    return steps - 1 - inside
+
+
+@inner
 def steps_in_cell(head: TableRecord, values: Floats, cell: int, context: float, most: int) -> int:
     """Steps, up to ``most``, that start in a cell, the first of them at a mean ``context``; at least one."""
     if cell >= head.knots - 2:
@@ -155,19 +171,24 @@ def steps_in_memory(st: FleetState, i: int, most: int) -> int:
 @inner
 def count_gaps(st: FleetState, i: int, start: float, duration: float) -> None:
     """Gaps that one decode step ends: of those that joined since the last one, and of all the others."""
-    inst = st.inst[i]
+    inst, limit = st.inst[i], st.world[0].gap_limit_s
     joined = inst.groups
+    others = inst.running_requests - joined
+    if others > 0:
+        gap = duration + (start - inst.last_step_s)
+        st.itl[0, itl_bin(gap)] += others
+        inst.late_steps += gap > limit
     for j in range(joined):
         s = st.sets[1, i, j]
         last = st.seg[s].last_s
         if math.isnan(st.seg[s].first_token_s):
             st.seg[s].first_token_s = start + duration
         if not math.isnan(last):
-            st.itl[0, itl_bin(duration + (start - last))] += 1
+            gap = duration + (start - last)
+            st.itl[0, itl_bin(gap)] += 1
+            st.seg[s].late_gaps += gap > limit
+        st.seg[s].late_from = inst.late_steps
     inst.groups = 0
-    others = inst.running_requests - joined
-    if others > 0:
-        st.itl[0, itl_bin(duration + (start - inst.last_step_s))] += others
 
 
 @inner
@@ -212,6 +233,7 @@ def count_run(st: FleetState, i: int, steps: int) -> None:
         count = steps_in_cell(head, values, cell, context + done, steps - done)
         gap = value + (context + done - left) * slope
         add_linear_gaps(st, gap, slope, count, running)
+        inst.late_steps += late_of_line(st, gap, slope, count)
         duration += count * gap + slope * (0.5 * count * (count - 1))
         done += count
         cell += 1

@@ -110,6 +110,7 @@ def submitted(
     one.ready = one.shared = one.lent = one.reached = 0
     one.tail = -1
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
+    one.late_gaps = one.late_from = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
     one.exposed_s = one.transfer_s = one.blocked_s = 0.0
