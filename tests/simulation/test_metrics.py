@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import made_requests, made_run
+from sites import SIMPLE, deployment, served
 
 from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, summary
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.totals import Values, latencies
 
 SLO = Slo(ttft=2.0, tpot=0.1)
@@ -112,6 +115,18 @@ def test_a_percentile_of_a_histogram_is_that_of_its_tokens_to_a_bin(gaps, share)
     found = histogram_percentile(edges, counts, share)
     width = edges[1] / edges[0]
     assert exact / width * (1 - 1e-9) <= found <= exact * width * (1 + 1e-9)
+
+
+def test_late_gaps_of_a_request_by_hand():
+    """A step takes 11 ms; the prompt that comes at 0.03 s makes one of 111 ms, which the first request alone decodes
+    through; the second one is alone from its fifth token on.
+    """
+    options = RunOptions(gap_limit_s=0.05)
+    result = served([(0.0, 100, 8), (0.03, 1000, 12)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
+    assert result.late_gaps.tolist() == result.frame()["late_gaps"].tolist() == [1, 0]
+    assert served([(0.0, 100, 8)], "vllm", deployment(colocated=1), table=SIMPLE).late_gaps is None
+    with pytest.raises(InputError, match=r"^records 'stream' with gap_limit_s 0.05 s; allowed: 'full'$"):
+        RunOptions(gap_limit_s=0.05, records="stream")
 
 
 def test_gaps_weigh_by_tokens_and_requests_by_requests():
