@@ -18,7 +18,8 @@ paper have one pair. With ``pairing: any`` they are any two, by load and SLO (se
 requests, equals in turn, where instances whose queue would take longer than the TTFT limit come last.
 
 By default step times are those of the model from the first pass on, and the predictor plays the passes to come.
-``predictor: history`` learns them while it serves (``history``).
+``predictor: history`` learns them while it serves (``history``); with ``balance: all`` the passes to come are still
+played, at the pace of the last ones.
 
 Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; the predictor
 gives a sequence memory as vLLM does, for what is cached when it starts. With drafts a step may take the limit between
@@ -39,7 +40,7 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
-from disagg_sim.simulation.policies.dynaserve.history import History, halved
+from disagg_sim.simulation.policies.dynaserve.history import History, Recent, halved
 from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
@@ -123,8 +124,6 @@ class DynaServe:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
-        if self.predictor == "history" and self.balance == "all":
-            raise InputError("predictor 'history' with balance 'all'; allowed: balance 'request'")
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
@@ -221,7 +220,13 @@ class Splits:
     def _split(self, view: ClusterView, wanted: predictor.SplitRequest) -> int:
         """Existing tokens at the end of the first part. [token]"""
         one, other, prompt, history = wanted.first, wanted.second, wanted.prompt, self._history
-        if self._options.predictor == "table" or None in [history.look(view, each) for each in (one, other)]:
+        looks: list[Recent | None] = [None, None]
+        if self._options.predictor == "history":
+            looks = [history.look(view, each) for each in (one, other)]
+        learned = [each for each in looks if each is not None]
+        if len(learned) < 2 or not self._search.watch:
+            if len(learned) == 2:
+                wanted = wanted._replace(paces=(learned[0].factor, learned[1].factor))
             split, *_ = predictor.finish_times(view.home, self._book.home, wanted, view.now, self._search)
             return int(split)
         queued = (view.queued_prompt_tokens + self._book.promised["tokens"]).tolist()
