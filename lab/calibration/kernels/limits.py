@@ -44,14 +44,10 @@ def least_time(form: str, rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.
     if form == "moe_alltoall":
         return _exchange(rows, system)
     flops, moved, arithmetic = _COUNTS[form](rows)
-    peak = np.array([_peak(system, name) for name in arithmetic])
+    most = max(system.peak_flops.values())  # of a system that lacks an arithmetic, whose kernels compute in another
+    peak = np.array([system.peak_flops.get(name, most) for name in arithmetic])
     seconds = np.maximum(flops / peak, np.maximum(moved - system.l2_capacity, 0.0) / system.hbm_bandwidth)
     return np.asarray(seconds)
-
-
-def _peak(system: SystemSpec, arithmetic: str) -> float:
-    """Peak of an arithmetic, or the largest where the system lacks it: such a kernel computes in another. [FLOP/s]"""
-    return system.peak_flops.get(arithmetic, max(system.peak_flops.values()))
 
 
 def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:

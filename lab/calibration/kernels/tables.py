@@ -143,16 +143,14 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
         name = str(line.file).removesuffix(".csv")
         if name not in FORMS:
             raise TableError(f"{shown(path)}: line {number}: no table {quoted(name)}{nearest(name, FORMS)}")
-        masks.append(Exclusion(name, _condition(path, number, FORMS[name], str(line.condition)), str(line.reason)))
+        form, text = FORMS[name], str(line.condition)
+        try:
+            rows = parse_condition(text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY))
+        except ConditionError as error:
+            where = f"{shown(path)}: line {number}: condition {quoted(text)} of {name}"
+            raise TableError(f"{where}: {error}; a condition is made of {ALLOWED}") from None
+        masks.append(Exclusion(name, rows, str(line.reason)))
     return tuple(masks)
-
-
-def _condition(path: Path, line: int, form: TableForm, text: str) -> Condition:
-    try:
-        return parse_condition(text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY))
-    except ConditionError as error:
-        where = f"{shown(path)}: line {line}: condition {quoted(text)} of {form.name}"
-        raise TableError(f"{where}: {error}; a condition is made of {ALLOWED}") from None
 
 
 def spec_name(system: str) -> str:

@@ -9,7 +9,7 @@ published), the recipe and the engine of that submission, and with drafts where 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from disagg_sim.search.layouts import why_unserved
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.served.forms import MLPERF_TRAFFIC
-from lab.calibration.served.rows import ServingRow
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Share of the requests that keep the limits of MLPerf. [1]
 P99 = 0.99
@@ -135,7 +135,7 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
         "run": tokens[0],
         "best_over_least": tokens[0] / tokens[-1],
         "submitter": run.submitter,
-        "ran": next(_layouts(board.submissions), ""),
+        "ran": next((_layout(row.workers) for row in board.submissions if row.workers and not row.assumed_layout), ""),
     }
     found = planned(board, lengths)
     if found.best is None or found.ask is None:
@@ -155,11 +155,8 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
     return told
 
 
-def _layouts(submissions: Iterable[ServingRow]) -> Iterator[str]:
-    """Layouts of those submissions that state them."""
-    for row in submissions:
-        if row.workers is not None and not row.assumed_layout:
-            yield f"{row.workers.count} x {text_of(row.workers.mapping)}"
+def _layout(workers: WorkerGroup) -> str:
+    return f"{workers.count} x {text_of(workers.mapping)}"
 
 
 def _pools(design: Design) -> str:

@@ -400,7 +400,8 @@ def published(line: Any) -> ServingRow:
     if load == "decode" and not stated(batch):
         missing = missing or "the batch is not stated"
     engine = engine_named(text(line, "framework")) or source_engine(source)
-    weights = text(line, "precision_weights").lower() or _own_weights(text(line, "model"))
+    published_as = "fp8" if model_named(text(line, "model")) == "deepseek_r1" else "bf16"  # where the line states none
+    weights = text(line, "precision_weights").lower() or published_as
     names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
     row = _row(line, names)
     return replace(
@@ -418,11 +419,6 @@ def published(line: Any) -> ServingRow:
         framework=names.framework or source,
         reason=names.reason or reason or missing,
     )
-
-
-def _own_weights(model: str) -> str:
-    """Weights of a model whose line states none: DeepSeek publishes fp8."""
-    return "fp8" if model_named(model) == "deepseek_r1" else "bf16"
 
 
 def _quantity(line: Any) -> tuple[Measurement, str]:

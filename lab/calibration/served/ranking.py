@@ -123,12 +123,14 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
     for group, mine in runs.groupby(list(GROUP), sort=True):
         levels = levels_of(mine)
         measured, forecast = (curves(mine, what, levels) for what in ("measured", "forecast"))
+        # configurations forecast to be too slow follow all others, the fastest of them first
+        too_slow = -1.0 / mine.groupby("configuration")["interactivity_forecast"].max()
         for place, level in enumerate(levels):
             real: pd.Series = measured.iloc[place].dropna()
             if len(real) < 2:
                 continue
             there: pd.Series = forecast.iloc[place]
-            told = _ranked_forecast(there, real.index, mine)
+            told = there[real.index].fillna(too_slow)
             best, picked = str(real.idxmax()), str(told.idxmax())
             relative = float(real[picked] / real[best])
             pairs = [(real[a] - real[b]) * (told[a] - told[b]) for a, b in combinations(real.index, 2)]
@@ -151,13 +153,6 @@ def heights(runs: pd.DataFrame) -> pd.DataFrame:
         on = np.isclose(best, measured, rtol=1e-6) & forecast.notna().to_numpy()
         lines += [(*group, level, height) for level, height in (forecast / measured)[on].items()]
     return pd.DataFrame(lines, columns=[*GROUP, "tokens_per_s_per_user", "height"])
-
-
-def _ranked_forecast(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -> pd.Series:
-    """Forecast throughput of the configurations; those forecast to be too slow follow, the fastest of them first."""
-    fastest = runs.groupby("configuration")["interactivity_forecast"].max()
-    too_slow = -1.0 / fastest[names]
-    return forecast[names].fillna(too_slow)
 
 
 def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:

@@ -2,11 +2,11 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from made_runs import made_run
+from made_runs import write_lines as write
 from shared_data import shared_file
 
 import disagg_sim as ds
@@ -106,14 +106,6 @@ MLPERF = {
     "slo_tpot_ms": 80.0,
     "tpot_p50_ms": 60.0,
 }
-
-
-def write(path: Path, *lines: dict) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
 
 
 def test_a_disaggregated_run_knows_its_workers(tmp_path):

@@ -1,6 +1,5 @@
 """Closed loops of measured rows, played request by request."""
 
-import csv
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import made_run
+from made_runs import made_run, write_lines
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
@@ -153,14 +152,8 @@ LINE = {
 @pytest.fixture
 def small(tmp_path):
     """A file with two runs that can be played, and one that cannot."""
-    path = tmp_path / "small.csv"
-    lines = [LINE, LINE | {"row_id": "two", "concurrency": 8}]
-    lines.append(LINE | {"row_id": "ranks", "framework": "trt", "dp_attention": True, "concurrency": 16})
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(LINE))
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
+    ranks = LINE | {"row_id": "ranks", "framework": "trt", "dp_attention": True, "concurrency": 16}
+    return write_lines(tmp_path / "small.csv", LINE, LINE | {"row_id": "two", "concurrency": 8}, ranks)
 
 
 def test_tables_hold_both_ways_on_the_same_points(small, tmp_path):
