@@ -167,8 +167,8 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     if _unequal(designs):
         alone = np.asarray(designs.prefill_mapping.dp_attn == 1, dtype=float)
         found = [one._replace(fill=one.fill * alone, busy=one.busy * alone, load=one.load * alone) for one in found]
-        past, several = lengths.mean_isl - lengths.mean_new, 1.0 - alone
-        found.append(Prompt(lengths.mean_isl, past, fill=several, busy=several, load=several, waits=True))
+        several = 1.0 - alone
+        found.append(Prompt(lengths.mean_isl, fill=several, busy=several, load=several, waits=True))
     if designs.mode == "piggyback" and (loads := lengths.pieces_on_ranks) is not None:
         ranks = designs.mapping.dp_attn
         further = loads.further(np.maximum(designs.mixed_chunk / ranks, 1.0), designs.mixed_share, ranks)
