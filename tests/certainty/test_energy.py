@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +126,19 @@ def test_the_band_of_inherited_power_is_wider_and_that_of_waiting_is_none():
     fitted, inherited = (power.power_at(ds.setup("llama_3_1_8b", name, "fp8")) for name in ("h200_sxm", "h100_sxm"))
     assert 1.2 < fitted.factor < 1.4 < inherited.factor
     assert inherited.factor == pytest.approx(np.exp(1.28155 * 0.26 / 0.67449))
+
+
+def test_each_row_says_whether_its_own_power_is_inherited():
+    """Of a table of two systems, whichever comes first."""
+    rows = {
+        name: colocated(ds.setup("llama_3_1_8b", name, "fp8"), ds.Sharding(), (8,)) for name in ("h200_sxm", "h100_sxm")
+    }
+    for names, words in (
+        (("h200_sxm", "h100_sxm"), ["fitted", "inherited"]),
+        (("h100_sxm", "h200_sxm"), ["inherited", "fitted"]),
+    ):
+        table = pd.concat([rows[name] for name in names], ignore_index=True)
+        assert with_energy(table)["power_from"].tolist() == words
 
 
 def test_a_token_costs_more_joules_where_fewer_share_a_step(at):

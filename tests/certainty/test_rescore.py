@@ -47,6 +47,17 @@ def test_rows_of_any_lengths_caches_and_routing_give_their_own_numbers(lengths, 
             assert np.allclose(again[column], points[column], rtol=1e-12, atol=0.0), (points["mode"].iloc[0], column)
 
 
+def test_prompts_of_one_length_and_unlike_pasts_are_timed_apart():
+    law, at = ds.lengths([4096, 4096], [256, 256], cached=[1024, 3072]), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    grids = (make(at, ds.Sharding(), law, batch=[1]) for make in (ds.prefill_grid, ds.decode_grid))
+    points = ds.disaggregated(*grids)
+    (one,) = designs_of(points, ds.Origin(lengths=law))
+    assert len({prompt.past for prompt in one.prompts}) == 2
+    again = ds.rescore(points, origin=ds.Origin(lengths=law))
+    for column in NUMBERS:
+        assert np.allclose(again[column], points[column], rtol=1e-12, atol=0.0), column
+
+
 def test_rates_twice_as_fast_halve_the_times_of_the_ideal_profile():
     for points in tables_of("ideal"):
         again = ds.rescore(points, _twice)

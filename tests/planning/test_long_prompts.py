@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.sizing import designs_at
@@ -52,6 +54,16 @@ def test_requests_in_flight_wait_for_their_first_token_or_decode(long_prompts):
     assert RATE * pool.choice.mean_ttft(RATE, pool.instances) == pytest.approx(waits, rel=0.02)
     assert design.in_flight == pytest.approx(waits + RATE * (OSL - 1) * design.tpot["p50"], rel=0.02)
     assert design.in_flight < waits + pool.instances * pool.sequences
+
+
+def test_a_past_below_hbm_comes_before_the_prompt(long_prompts):
+    """The time that it takes the link, and the latency of its tier."""
+    choices = long_prompts.cases[0].colocated
+    shared = next(each for each in choices if not isinstance(each, OneByOne) and each.loads is None)
+    ones = np.ones(shared.nodes.size)
+    loads = Loads(link=0.2 * ones, latency=0.05 * ones, tiers=("ssd",) * ones.size, weights=shared.weights, ranks=1)
+    before, after = (OneByOne.of(replace(shared, loads=each)).passes for each in (None, loads))
+    assert after - before == pytest.approx(0.25 * ones)
 
 
 def test_prompts_of_one_step_are_served_as_before():
