@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Small matrices, and other test processes on the other cores: threads that share one wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.laboratory import import_lab

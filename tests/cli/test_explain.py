@@ -95,7 +95,7 @@ def test_a_block_of_points_is_explained_and_drawn(results, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["parts.png", "page.html", *(pytest.param(f"parts.{kind}", marks=pytest.mark.long) for kind in ("svg", "pdf"))],
+    ["parts.png", "page.html", *(pytest.param(f"parts.{kind}", marks=pytest.mark.rare) for kind in ("svg", "pdf"))],
 )
 def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(name, results, tmp_path, capsys):
     command = ["report", str(results), "--no-breakdowns", "--points", "0", "--jobs", "1", "--out"]

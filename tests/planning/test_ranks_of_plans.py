@@ -52,7 +52,7 @@ def test_all_ranks_wait_for_the_one_with_a_full_piece(design):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("load", "near"), [(0.1, 0.1), (0.5, 0.1), (1.0, 0.4)])
+@pytest.mark.parametrize(("load", "near"), [pytest.param(0.1, 0.1, marks=pytest.mark.rare), (0.5, 0.1), (1.0, 0.4)])
 def test_simulated_requests_wait_as_long(found, design, load, near):
     asked = resized(found, design, (design.pools[0].instances,), load * design.rate)
     run = prove(found, asked, adapt=False).planned
@@ -69,7 +69,7 @@ def test_prompts_of_the_fullest_rank_are_those_of_drawn_steps(ranks):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("load", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.rare), 0.8, 1.0])
 def test_short_prompts_of_a_rank_share_its_steps(load):
     """At full load seven prompts of 512 tokens come to each of two ranks in a step."""
     found = ds.plan("qwen3_30b_a3b", "gb200_nvl72", ds.lengths(512, 128), ttft="1 s", tpot="50 ms", rate=300)

@@ -51,7 +51,7 @@ def closed(design, isl, osl, users):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "system", "isl", "smallest"),
-    [("llama_3_1_8b", "h100_sxm", 2048, 1), ("qwen3_30b_a3b", "h100_sxm", 2048, 2)],
+    [("llama_3_1_8b", "h100_sxm", 2048, 1), pytest.param("qwen3_30b_a3b", "h100_sxm", 2048, 2, marks=pytest.mark.rare)],
 )
 def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl, smallest):
     users = [500, 505]
@@ -63,7 +63,7 @@ def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl,
         assert 0.99 * fewer - smallest <= more <= 1.03 * fewer + 2 * smallest
 
 
-@pytest.mark.parametrize("osl", [pytest.param(2, marks=pytest.mark.long), 16, 256])
+@pytest.mark.parametrize("osl", [pytest.param(2, marks=pytest.mark.rare), 16, 256])
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl):
     found = planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500)
     for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED):

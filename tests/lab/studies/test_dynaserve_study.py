@@ -57,7 +57,7 @@ def test_a_split_in_the_decode_moves_so_many_times_the_cache(monkeypatch):
     assert finding.value.startswith("ratios 2, 3, 5 ")
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dynaserve_setup, "QUICK_REQUESTS", 30)
     monkeypatch.setattr(dynaserve_equal, "QUICK", 30)
