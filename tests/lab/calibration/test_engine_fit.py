@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_runs import latencies, made_run
+from made_loads import latencies, made_run
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding

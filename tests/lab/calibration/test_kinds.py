@@ -1,7 +1,7 @@
 """Kinds of layouts counted from runs made by hand."""
 
 import pandas as pd
-from made_runs import made_run
+from made_loads import made_run
 
 from disagg_sim.domain import Sharding
 from lab.calibration.served.kinds import checked_kinds, evidence_text, write_evidence

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made_runs import latencies, made_run
+from made_loads import latencies, made_run
 
 from disagg_sim.facts.load import load_model, load_system
 from lab.calibration.served.cells import instance

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from made_runs import latencies, made_run
+from made_loads import latencies, made_run
 from shared_data import shared_file
 
 from disagg_sim.cli.main import run

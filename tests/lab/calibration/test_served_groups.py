@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from made_runs import made_run
+from made_loads import made_run
 
 from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Sharding

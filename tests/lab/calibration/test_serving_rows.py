@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from made_runs import made_run
-from made_runs import write_lines as write
+from made_loads import made_run
+from made_loads import write_lines as write
 from shared_data import shared_file
 
 import disagg_sim as ds

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import made_run, write_lines
+from made_loads import made_run, write_lines
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from kernel_csv import QUANTIZE, quantize_rows, write
-from made_runs import latencies, made_run
+from made_loads import latencies, made_run
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, SpecError
