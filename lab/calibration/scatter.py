@@ -43,9 +43,10 @@ def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str, band
                 panel.plot([low, high], [low * factor, high * factor], ":", color="0.3", linewidth=0.9, zorder=3)
             size = min(max(160.0 / len(mine) ** 0.5, 2.5), 7.0)  # visible, but distinguishable [pt]
             for (curve, hollow), points in mine.groupby(["curve", "hollow"], sort=True):
-                colour = COLOURS[curves.index(curve) % len(COLOURS)]
-                look = {"mfc": "none", "mew": 0.7, "markersize": 0.6 * size} if hollow else {"mew": 0.0, "alpha": 0.5}
-                style: dict[str, Any] = {"marker": "o" if hollow else ".", "linestyle": "", "markersize": size} | look
+                place = curves.index(curve)
+                colour, mark = COLOURS[place % len(COLOURS)], "o^s"[place // len(COLOURS) % 3]
+                look = {"mfc": "none", "mew": 0.7} if hollow else {"mew": 0.0, "alpha": 0.5}
+                style: dict[str, Any] = {"marker": mark, "linestyle": "", "markersize": size / 2.0, **look}
                 (dots,) = panel.plot(points["measured"], points["predicted"], color=colour, rasterized=True, **style)
                 drawn.setdefault(str(curve), dots)
             panel.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{name} ({len(mine)})")
