@@ -1,6 +1,6 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
 # blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make test-rare: tests of
-# half a minute each, of which shorter ones hold a part.  make docs-numbers: compute and write the numbers that README and docs
+# seconds to a minute, of which shorter ones hold a part.  make docs-numbers: compute and write the numbers that README and docs
 # mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
 # make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it. Of a change of structure:
 # benchmarks/house.py, goldens.py and pairs.py (CONTRIBUTING.md).
@@ -28,7 +28,7 @@ SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv lock demo test tests versions kernel lint types test-long test-rare test-all checks bench docs docs-numbers figures clean
+.PHONY: venv lock demo test tests versions kernel lint types tests-all test-long test-rare test-all checks bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -75,9 +75,10 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# One run of a simulation, which compiles the kernel: test processes that start together would each do so.
+# Runs of every policy, which compile the kernel and theirs in one process: test processes that start together would each
+# do so, and one after the other would compile anew what several entry points share.
 kernel: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest disagg_sim/simulation/simulate.py
+	$(BIN)/python -m pytest disagg_sim/simulation/simulate.py tests/simulation/test_conservation.py -k "simulate or ends_once"
 
 # Neither need they each compile all tests and what these import. An error in one is shown when it is to run.
 $(VENV)/.collected: $(VENV)/.installed-dev
@@ -100,8 +101,11 @@ test-long: $(VENV)/.installed-dev
 test-rare: $(VENV)/.installed-dev
 	$(PARALLEL) -m rare
 
-test-all: checks
+tests-all: $(VENV)/.installed-dev
 	$(PARALLEL) -m "not rare"
+
+test-all: checks
+	@$(MAKE) --no-print-directory tests-all
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks -m "not long" --benchmark-max-time=0.5 --benchmark-min-rounds=3 $(ARGS)
