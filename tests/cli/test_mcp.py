@@ -67,7 +67,7 @@ def test_names_come_with_their_titles():
         pytest.param(
             "plan",
             "--model llama_3_1_8b --system h200_sxm --traffic coding_agent --tiers 'hbm=20 GB' --rate 2",
-            marks=pytest.mark.long,
+            marks=pytest.mark.rare,
         ),
         (
             "plan",  # all of it at once: what is not passed on moves the plan, or drops its part of the JSON

@@ -290,6 +290,7 @@ def _base(said: str) -> Any:
     return json_of("plan", said)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.option)
 def test_an_option_changes_the_answer(change, log):

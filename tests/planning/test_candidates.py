@@ -102,6 +102,7 @@ def differ(old: str, new: str) -> bool:
         return old != new
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ASKED)
 def test_candidates_are_as_recorded(name, update_baselines):
     path, found = RECORDED / f"{name}.csv", table_of(name)

@@ -87,6 +87,7 @@ def test_steps_with_prefill_are_those_of_ranks_that_step_together(ranks, used, p
     assert law == pytest.approx(ranks_in_step(used * ranks, ranks, 0.0, pieces), rel=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "used", "longest", "pieces"), [(2, 0.4, 1.0, 2), (2, 0.85, 3.0, 1), (4, 0.4, 0.3, 4), (16, 0.15, 0.3, 8)]
 )

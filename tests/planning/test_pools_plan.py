@@ -56,6 +56,7 @@ def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
 IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.5)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lengths", "rate"), [(LENGTHS, 200.0), (ds.lengths(4096, 256, cached=IN_SSD), 100.0)])
 def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths, rate):
     """An image of one token costs microseconds: prefill and decode are the disaggregated design of ``ds.plan``."""
@@ -95,6 +96,7 @@ def test_a_simulation_meets_what_is_planned(decode):
     assert deployed_pools(found).all_gpus == found.plan.total_gpus
 
 
+@pytest.mark.long
 def test_prefill_and_decode_alone_are_the_plan_without_pools():
     """Limits of requests, queues and all; in the words of ``plan``."""
     for size in (Size(rate=40.0), Size(users=200)):

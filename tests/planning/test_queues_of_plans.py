@@ -61,6 +61,7 @@ def pools_of_prefill():
     return designs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("instances", "load"), [(1, 0.3), (1, 0.85), (2, 0.7), (8, 0.5), (8, 0.85), (32, 0.7)])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_prefill_pool_is_as_fast_as_its_simulation(pools_of_prefill, place, instances, load):

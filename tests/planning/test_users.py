@@ -63,7 +63,9 @@ def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl,
         assert 0.99 * fewer - smallest <= more <= 1.03 * fewer + 2 * smallest
 
 
-@pytest.mark.parametrize("osl", [pytest.param(2, marks=pytest.mark.rare), 16, 256])
+@pytest.mark.parametrize(
+    "osl", [pytest.param(2, marks=pytest.mark.rare), 16, pytest.param(256, marks=pytest.mark.long)]
+)
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl):
     found = planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500)
     for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED):

@@ -221,6 +221,7 @@ def played_sequences(rate, seats, rng, until=400_000):
     return spent / spent.sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("surge", [1.4, 2.5])
 @pytest.mark.parametrize("kind", ["prefill", "decode", "colocated"])
 def test_a_surge_at_a_rate_is_no_surge_at_so_many_times_the_rate(kind, surge):
@@ -273,6 +274,7 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(two), 40.0, 2.0, 0.9)[1] == pytest.approx(1.0)  # one surge: ten limits are 800 requests
 
 
+@pytest.mark.long
 def test_both_limits_bound_every_design_that_is_shown():
     """At the percentile and the rate of the question, surges included."""
     times = np.concatenate([np.arange(0, 1000, 1 / 20), np.arange(1000, 2000, 1 / 60)])

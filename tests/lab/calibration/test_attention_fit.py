@@ -99,6 +99,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fit", "predict", "bar", "numbers"), MEASURED, ids=[case[0] for case in MEASURED])
 def test_shapes_that_no_fit_has_seen_are_met(name, fit, predict, bar, numbers, tmp_path):
     known = read_exclusions(shared_file("kernels/exclude.csv"))
