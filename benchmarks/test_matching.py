@@ -17,7 +17,7 @@ from synthetic import make_grid
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.serving.pool_program import MatchOptions
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36, 48, 64, 72, 96, 128])
 
@@ -50,16 +50,16 @@ def test_front_of_40000_points(benchmark):
 
 @pytest.mark.parametrize("budget", [24, 64, 128, 576])
 def test_integer_program_over_1000_configurations_a_side(benchmark, budget):
-    plan = benchmark(match_rates, *grids(100, 10), gpu_budget=budget)
+    plan = benchmark(plan_pools, grids(100, 10), gpu_budget=budget)
     assert plan.status == "optimal"
     assert benchmark.stats is None or benchmark.stats["median"] < 0.5
 
 
 def test_integer_program_with_two_configurations_a_pool(benchmark):
-    plan = benchmark(match_rates, *grids(100, 10), gpu_budget=128, options=MatchOptions(max_configurations_per_pool=2))
+    plan = benchmark(plan_pools, grids(100, 10), gpu_budget=128, options=MatchOptions(max_configurations_per_pool=2))
     assert plan.status == "optimal"
 
 
 def test_fewest_gpus_for_a_required_rate(benchmark):
-    plan = benchmark(match_rates, *grids(100, 10), required_rate=50.0)
+    plan = benchmark(plan_pools, grids(100, 10), required_rate=50.0)
     assert plan.status == "optimal"

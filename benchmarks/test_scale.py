@@ -13,7 +13,7 @@ from made import grids, sweep
 
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.disaggregated import Rules, match_pools
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 from disagg_sim.sweep.run import run_sweep
 
 POINTS, BAR_S = 1e7, 5.0
@@ -36,7 +36,7 @@ def test_frontier_of_matched_points(benchmark, both):
 
 
 def test_integer_program(benchmark, both):
-    plan = benchmark.pedantic(match_rates, both, {"gpu_budget": 576, "ttl_limit": 0.03}, rounds=3, warmup_rounds=1)
+    plan = benchmark.pedantic(plan_pools, (both,), {"gpu_budget": 576, "ttl_limit": 0.03}, rounds=3, warmup_rounds=1)
     assert plan.status == "optimal"
     within_the_bar(benchmark)
 

@@ -6,7 +6,7 @@
 >>> prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
 >>> points = ds.disaggregated(prefill, decode, ftl_limit=10.0)
 >>> front = ds.pareto_front(points)
->>> plan = ds.match_rates(prefill, decode, ftl_limit=10.0, ttl_limit=0.02, gpu_budget=64)
+>>> plan = ds.plan_pools([prefill, decode], ftl_limit=10.0, ttl_limit=0.02, gpu_budget=64)
 >>> plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 64
 True
 """

@@ -50,7 +50,6 @@ from .serving.piggyback import piggyback
 from .serving.points import pareto_front
 from .serving.pool_program import MatchOptions
 from .serving.pools import PoolsPlan, plan_pools
-from .serving.rate_matching import MatchPlan, match_rates
 from .serving.spares import SpareRules, with_spares
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
@@ -82,7 +81,6 @@ __all__ = [
     "Lengths",
     "Mapping",
     "MatchOptions",
-    "MatchPlan",
     "Origin",
     "PhaseGrid",
     "Plan",
@@ -130,7 +128,6 @@ __all__ = [
     "load_system",
     "load_trace",
     "load_traffic",
-    "match_rates",
     "outside_calibration",
     "pareto_front",
     "piggyback",

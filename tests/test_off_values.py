@@ -17,7 +17,6 @@ import disagg_sim as ds
 from disagg_sim.cli import plan as command
 from disagg_sim.cli.main import app
 from disagg_sim.planning.flips import Changes
-from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -99,18 +98,6 @@ def planned(*more):
 def test_a_plan_is_as_without_the_option(feature):
     assert "GPUs serve" in planned()
     assert planned(*PLANS[feature]) == planned()
-
-
-def test_pools_of_two_are_planned_as_two():
-    """A prefill and a decode grid alone: the integer program of any number of pools is that of two."""
-    at, lengths = ds.setup("mixtral_8x7b", "h200_sxm", "fp8"), ds.lengths(2048, 256)
-    mappings = ds.enumerate_mappings(at, max_gpus=4)
-    grids = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
-    for options in (MatchOptions(), MatchOptions(max_configurations_per_pool=1)):
-        asked = {"ttl_limit": 0.03, "gpu_budget": 24, "options": options}
-        two, many = ds.match_rates(*grids, **asked), ds.plan_pools(grids, **asked)
-        assert many.members == (*two.deployment.prefill.members, *two.deployment.decode.members)
-        assert (many.request_rate, many.message) == (two.request_rate, two.message)
 
 
 def of_replicas(at):

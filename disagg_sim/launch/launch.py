@@ -72,7 +72,7 @@ def launch(
     Parameters
     ----------
     deployment : Design, Deployment, ServedDeployment, DataFrame or sequence of Workers
-        Such as ``ds.plan(...).best``, ``MatchPlan.deployment``, one row of a frontier, or parts by hand.
+        Such as ``ds.plan(...).best``, ``PoolsPlan.deployment``, one row of a frontier, or parts by hand.
     engine : str
         ``"vllm"``, ``"sglang"`` or ``"trtllm"``: shell scripts, one for each pool, and a router; ``"dynamo"``,
         ``"llm-d"``: Kubernetes manifests.

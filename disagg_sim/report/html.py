@@ -43,7 +43,6 @@ from disagg_sim.report.words import text_of
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.pools import PoolsPlan
-from disagg_sim.serving.rate_matching import MatchPlan
 from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
@@ -143,27 +142,18 @@ def _(deployment: Deployment) -> str:
 
 
 @html_of.register
-def _(plan: MatchPlan) -> str:
-    lines: list[Line] = [("status", plan.status), ("", plan.message)]
-    if plan.deployment is None:
-        return _lines("No deployment", lines)
-    lines += [
-        ("output", f"{plan.tokens_per_s_per_gpu:,.4g} tokens/s/GPU over {_counted(plan.total_gpus, 'GPU')}"),
-        ("requests", f"{plan.request_rate:.4g} per second"),
-    ]
-    if not np.isnan(plan.cost):
-        lines.append(("cost", f"{plan.cost:,.4g} USD/h"))
-    return _lines("Deployment", lines) + html_of(plan.deployment)
-
-
-@html_of.register
 def _(plan: PoolsPlan) -> str:
     lines: list[Line] = [("status", plan.status), ("", plan.message)]
     lines += [(f"{name} pool", _counted(gpus, "GPU")) for name, gpus in plan.gpus.items()]
     if plan.members:
-        lines.append(("output", f"{plan.tokens_per_s_per_gpu:,.4g} tokens/s/GPU"))
-        lines.append(("latency", f"FTL {plan.ftl_s:.4g} s, TTL {plan.ttl_s / MS:.4g} ms"))
-    return _lines("Pools", lines)
+        lines += [
+            ("output", f"{plan.tokens_per_s_per_gpu:,.4g} tokens/s/GPU over {_counted(plan.total_gpus, 'GPU')}"),
+            ("requests", f"{plan.request_rate:.4g} per second"),
+            ("latency", f"FTL {plan.ftl_s:.4g} s, TTL {plan.ttl_s / MS:.4g} ms"),
+        ]
+    if not np.isnan(plan.cost):
+        lines.append(("cost", f"{plan.cost:,.4g} USD/h, or W where it is per watt"))
+    return _lines("Pools", lines) + (html_of(plan.deployment) if plan.deployment else "")
 
 
 @html_of.register

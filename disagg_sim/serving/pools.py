@@ -1,4 +1,7 @@
-"""Plan pools beyond prefill and decode: encoding of images, and decode split over attention and feed-forward GPUs."""
+"""Find the best pools for a budget or a demand: pools may mix configurations, by integer program.
+
+Prefill and decode, encoding of images, and decode split over attention and feed-forward GPUs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from disagg_sim.choices import POOLS
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.search.deployment import Instance
+from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import check_same_case
@@ -66,6 +69,22 @@ class PoolsPlan(Shown):
         """GPUs of all pools. [1]"""
         return sum(self.gpus.values())
 
+    @property
+    def mixes(self) -> bool:
+        """Whether a pool has more than one configuration."""
+        roles = [member.phase if isinstance(member, Instance) else type(member) for member, _ in self.members]
+        return len(roles) > len(set(roles))
+
+    @property
+    def deployment(self) -> Deployment | None:
+        """Instances of prefill and decode, to be simulated; None where there are none, or further pools."""
+        phases: dict[str, list[tuple[Instance, int]]] = {"prefill": [], "decode": []}
+        for member, count in self.members:
+            if not isinstance(member, Instance):
+                return None
+            phases[member.phase].append((member, count))
+        return Deployment(*(Pool(tuple(found)) for found in phases.values())) if self.members else None
+
 
 def plan_pools(
     candidates: Sequence[Candidates],
@@ -79,9 +98,11 @@ def plan_pools(
 ) -> PoolsPlan:
     """Choose instances of every pool that a request passes, over all configurations at once.
 
-    As ``match_rates``, of which it is the case of one prefill and one decode grid, for any number of pools: encode,
-    prefill, and decode, whose instances may be whole or split over attention and feed-forward GPUs. Candidates for the
-    same work compete, such as grids of several systems.
+    With ``gpu_budget`` alone: the highest request rate, then the fewest GPUs. With ``required_rate``: the fewest GPUs,
+    or the lowest cost, within the budget if there is one. A pool has one configuration unless mixing several gains more
+    than ``options.mixing_gain``, or no plan is feasible without it. Pools encode, prefill and decode; instances of
+    decode may be whole or split over attention and feed-forward GPUs. Candidates for the same work compete, such as
+    grids of several systems.
 
     Parameters
     ----------
@@ -92,7 +113,7 @@ def plan_pools(
     ttl_limit : float, optional
         Largest token-to-token latency, inclusive. [s]
     gpu_budget : int, optional
-        Most GPUs of all pools together. [1]
+        Most GPUs of all pools together, up to 10,000,000. [1]
     required_rate : float, optional
         Rate that every pool must reach, to a relative 1e-9. [request/s]
     per : {"gpu", "usd", "watt"} or mapping
@@ -112,9 +133,18 @@ def plan_pools(
 
     Examples
     --------
-    Requests with two images of 1120 x 1120 pixels; one GPU encodes for twelve that prefill:
+    A prefill instance takes 56 requests/s and a decode instance 68, one GPU each. Of 7 GPUs four prefill, and decode
+    sets the rate, 3 x 68:
 
     >>> import disagg_sim as ds
+    >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+    >>> prefill = ds.prefill_grid(at, ds.Sharding(), lengths, batch=[1])
+    >>> plan = ds.plan_pools([prefill, ds.decode_grid(at, ds.Sharding(), lengths, batch=[64])], gpu_budget=7)
+    >>> plan.status, f"{plan.request_rate:.0f} requests/s", plan.gpus
+    ('optimal', '203 requests/s', {'prefill': 4, 'decode': 3})
+
+    Requests with two images of 1120 x 1120 pixels; one GPU encodes for twelve that prefill:
+
     >>> at, lengths = ds.setup("kimi_k2_5", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal"), ds.lengths(8192, 512)
     >>> wide = ds.Sharding(dp_attn=8, ep=8)
     >>> pools = [

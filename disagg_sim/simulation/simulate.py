@@ -29,7 +29,7 @@ from disagg_sim.workload.scaling import TIME, at_rate
 from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
 
-#: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
+#: Limits where none are given: TTFT as ``plan_pools`` allows by default, ten tokens per second to every reader. [s]
 DEFAULT_SLO = Slo(ttft=10.0, tpot=0.1)
 
 
@@ -122,10 +122,10 @@ class SimulationResult(Shown):
         Raises
         ------
         InputError
-            When the deployment was not matched by ``match_rates``, so that nothing was planned.
+            When the deployment was not planned by ``plan_pools``, so that nothing was planned.
         """
         if self.plan is None:
-            raise InputError("a deployment that match_rates did not plan has no planned throughput to compare with")
+            raise InputError("a deployment that plan_pools did not plan has no planned throughput to compare with")
         return loss(self.plan, in_memory(self.trace), self.summary(slo), self._replayed)
 
     def _summarised(
@@ -159,7 +159,7 @@ def simulate(
     Parameters
     ----------
     deployment : Deployment or ServedDeployment
-        A matched one, such as ``match_rates(...).deployment``, which is served on the specs that it was planned for;
+        A matched one, such as ``plan_pools(...).deployment``, which is served on the specs that it was planned for;
         or parts written by hand, with a ``setup`` of their own. ``Replicas`` on unlike GPUs each have one.
     trace : Trace or TraceStream
         Of ``load_trace``, ``synthetic_trace``, or made from arrays; or of ``synthetic_stream``, which holds a window of

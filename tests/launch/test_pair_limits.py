@@ -82,7 +82,7 @@ def test_pools_of_a_match_keep_their_own_systems():
         score(at, ds.enumerate_mappings(at, max_gpus=2), lengths)
         for score, at in zip((ds.prefill_grid, ds.decode_grid), sides, strict=True)
     ]
-    plan = ds.match_rates(*grids, ftl_limit=5.0, ttl_limit=0.05, gpu_budget=8)
+    plan = ds.plan_pools(grids, ftl_limit=5.0, ttl_limit=0.05, gpu_budget=8)
     found = workers_of(plan.deployment)
     assert [each.setup.system.name for each in found] == ["a100_sxm_80gb", "h100_sxm"]
     assert sum(each.gpus * each.instances for each in found) == plan.deployment.gpus

@@ -41,7 +41,7 @@ def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
 @pytest.mark.long
 def test_full_pools_spend_what_their_work_and_waiting_cost(at):
     prefill, decode = ds.prefill_grid(at, ONE, LENGTHS), ds.decode_grid(at, ONE, LENGTHS, batch=[64])
-    plan = ds.match_rates(prefill, decode, ftl_limit=2.0, ttl_limit=0.05, gpu_budget=8)
+    plan = ds.plan_pools([prefill, decode], ftl_limit=2.0, ttl_limit=0.05, gpu_budget=8)
     row = ds.with_energy(ds.disaggregated(prefill, decode, gpu_cap=8)).iloc[0]
     result = ds.simulate(plan.deployment, at_once(6000), "disaggregated", options=RunOptions(concurrency=1024))
     found = ds.run_energy(result)

@@ -123,7 +123,7 @@ def test_a_grid_without_room_says_how_much_it_lacks(grids):
 
 
 def test_a_plan_shows_its_pools_with_units(grids):
-    plan = ds.match_rates(*grids, ttl_limit=0.03, gpu_budget=24)
+    plan = ds.plan_pools(grids, ttl_limit=0.03, gpu_budget=24)
     cells = shown(plan)
     instance = plan.deployment.decode.members[0][0]
     assert f"TTL {instance.latency_s * 1e3:.4g} ms" in cells
@@ -135,10 +135,10 @@ def test_a_plan_shows_its_pools_with_units(grids):
 
 
 def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
-    priced = ds.match_rates(*grids, required_rate=5.0, usd_per_gpu_hour=(2.0, 3.0))
+    priced = ds.plan_pools(grids, required_rate=5.0, per={grids[0].setup.system.name: 2.0})
     cells = shown(priced)
-    assert cells[cells.index("cost") + 1] == f"{priced.cost:,.4g} USD/h"
-    refused = ds.match_rates(*grids, ftl_limit=1e-6, gpu_budget=24)
+    assert cells[cells.index("cost") + 1] == f"{priced.cost:,.4g} USD/h, or W where it is per watt"
+    refused = ds.plan_pools(grids, ftl_limit=1e-6, gpu_budget=24)
     assert refused.message in shown(refused)
 
 

@@ -53,7 +53,7 @@ def planned(name: str) -> ds.SimulationResult:
     law = ds.lengths(LAW) if isinstance(lengths, str) else ds.lengths(*lengths)
     first = mappings[mappings.pp > 2] if name == "chunked pipeline" else mappings
     prefill, decode = ds.prefill_grid(at, first, law), ds.decode_grid(at, mappings, law)
-    plan = ds.match_rates(prefill, decode, **limits)
+    plan = ds.plan_pools([prefill, decode], **limits)
     assert plan.deployment is not None, plan.message
     trace = ds.synthetic_trace(rate=0.75 * plan.request_rate, lengths=drawn, requests=400, seed=5)
     return ds.simulate(plan.deployment, trace, slo=ds.Slo(ttft=60.0, tpot=1.0))

@@ -22,7 +22,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 from disagg_sim.workload.distributions import Constant, LogNormal, length_distribution
 from disagg_sim.workload.lengths import independent_lengths, lengths
 
@@ -349,7 +349,7 @@ def test_matching_and_the_integer_program_take_these_grids_as_they_are():
     assert set(points["osl"]) == {740}
     expected = points["request_rate_per_s"] * lengths(TRAFFIC).mean_osl / points["total_gpus"]
     np.testing.assert_allclose(points["tokens_per_s_per_gpu"], expected, rtol=1e-12)
-    plan = match_rates(prefill, decode, ftl_limit=10.0, ttl_limit=0.03, gpu_budget=32)
+    plan = plan_pools([prefill, decode], ftl_limit=10.0, ttl_limit=0.03, gpu_budget=32)
     assert plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 32
     with pytest.raises(InputError, match="isl"):
         disaggregated(prefill_grid(at, table, lengths(6653, 2)), decode)

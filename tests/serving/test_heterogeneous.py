@@ -18,7 +18,7 @@ from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, pareto_front
 from disagg_sim.serving.pool_program import MatchOptions
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 
 LEFT = replace(SYSTEM, name="left", tdp=300.0)
 RIGHT = replace(SYSTEM, name="right", tdp=1200.0)
@@ -168,7 +168,7 @@ def test_a_cache_in_another_format_is_refused_in_one_line():
         disaggregated(prefill, decode)
     assert "\n" not in str(refused.value)
     with pytest.raises(InputError, match=text):
-        match_rates(prefill, decode, gpu_budget=8)
+        plan_pools([prefill, decode], gpu_budget=8)
 
 
 def test_cost_columns_are_there_when_asked_for_and_never_empty():
@@ -273,7 +273,7 @@ def test_cost_of_co_located_points():
 
 
 def test_a_plan_says_on_which_system_each_instance_runs(shipped):
-    plan = match_rates(shipped["prefill"], shipped["decode"], gpu_budget=24)
+    plan = plan_pools([shipped["prefill"], shipped["decode"]], gpu_budget=24)
     assert plan.status == "optimal"
     assert plan.total_gpus == plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 24
     for pool, system in ((plan.deployment.prefill, "h100_sxm"), (plan.deployment.decode, "gb200_nvl72")):
@@ -285,11 +285,11 @@ def test_a_plan_says_on_which_system_each_instance_runs(shipped):
 @settings(max_examples=30, deadline=None)
 @given(configurations, configurations, st.floats(0.1, 8), gpu_prices, gpu_prices)
 def test_lowest_cost_on_two_systems_equals_enumeration(prefill, decode, required, left, right):
-    plan = match_rates(
-        *grids(prefill, decode),
+    plan = plan_pools(
+        grids(prefill, decode),
         ftl_limit=LOOSE,
         required_rate=required,
-        usd_per_gpu_hour=(left, right),
+        per=prices_of(left, right),
         options=MatchOptions(mixing_gain=0.0),
     )
     n_p, n_d = (fewest_gpus(side, required, most=7000) for side in (prefill, decode))

@@ -15,7 +15,7 @@ from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import Rules
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.serving.pool_program import MatchOptions
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 
 LOOSE = 1e9  # an FTL limit that nothing misses [s]
 #: Few values, so that points tie in latency, rate and both.
@@ -58,7 +58,7 @@ def test_at_any_ttl_limit_it_is_the_best_that_the_integer_program_finds_within_t
     front = match(*both, ftl_limit=LOOSE, gpu_cap=cap, keep="frontier")
     alone = MatchOptions(max_configurations_per_pool=1, kv_link_limit=1e30)
     plans = [
-        match_rates(*both, ftl_limit=LOOSE, ttl_limit=ttl_limit, gpu_budget=budget, options=alone)
+        plan_pools(both, ftl_limit=LOOSE, ttl_limit=ttl_limit, gpu_budget=budget, options=alone)
         for budget in range(2, cap + 1)
     ]
     found = float(best_from(front[INTERACTIVITY], front[THROUGHPUT], 1 / ttl_limit))

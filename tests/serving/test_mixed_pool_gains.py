@@ -30,9 +30,8 @@ def gains():
         limit = SLOW_TTL_LIMITS.get((model, system), TTL_LIMIT)
         for budget in BUDGETS:
             mixed, single = (
-                ds.match_rates(
-                    prefill,
-                    decode,
+                ds.plan_pools(
+                    [prefill, decode],
                     ttl_limit=limit,
                     gpu_budget=budget,
                     options=ds.MatchOptions(max_configurations_per_pool=n),
@@ -65,6 +64,6 @@ def test_only_small_budgets_are_infeasible(gains):
 
 def test_r1_on_a100_is_bound_by_a_kernel_that_does_not_split_the_keys():
     """61 layers of 16,384 keys at 1.889 ms (aiconfigurator-core 0.12.0, TensorRT-LLM 1.0.0, batch 1): 115 ms of it."""
-    plan = ds.match_rates(*grids("deepseek_r1", "a100_sxm_80gb", "bf16"), ttl_limit=TTL_LIMIT, gpu_budget=128)
+    plan = ds.plan_pools(grids("deepseek_r1", "a100_sxm_80gb", "bf16"), ttl_limit=TTL_LIMIT, gpu_budget=128)
     assert (plan.status, plan.binds) == ("infeasible", "ttl")
     assert plan.nearest > 61 * 1.889e-3

@@ -30,24 +30,6 @@ def split(kimi):
     return ds.split_grid(kimi, ds.lengths(8192, 512), max_gpus=24)
 
 
-@pytest.mark.parametrize("asked", [{"gpu_budget": 64}, {"gpu_budget": 200}, {"required_rate": 100.0}])
-def test_two_pools_are_what_match_rates_finds(grids, asked):
-    prefill, decode = grids
-    two, many = ds.match_rates(prefill, decode, ttl_limit=0.03, **asked), ds.plan_pools(grids, ttl_limit=0.03, **asked)
-    assert (many.status, many.message, many.bound) == (two.status, two.message, two.bound)
-    assert many.request_rate == two.request_rate
-    assert many.tokens_per_s_per_gpu == two.tokens_per_s_per_gpu
-    assert many.members == (*two.deployment.prefill.members, *two.deployment.decode.members)
-    assert many.gpus == {"prefill": two.deployment.prefill.gpus, "decode": two.deployment.decode.gpus}
-
-
-def test_limits_of_two_pools_are_named_as_match_rates_names_them(grids):
-    for limits in ({"ftl_limit": 1e-3}, {"ttl_limit": 1e-4}, {"ttl_limit": 0.03, "gpu_budget": 4}):
-        asked = {"gpu_budget": 64} | limits
-        two, many = ds.match_rates(*grids, **asked), ds.plan_pools(grids, **asked)
-        assert (many.status, many.binds, many.nearest) == (two.status, two.binds, two.nearest)
-
-
 def test_no_images_to_encode_leave_two_pools(kimi, grids):
     """An encode pool whose images all lie in its cache but one in a million takes one GPU and no time."""
     step = ds.encode_step(kimi, images=1, height=28, width=28, cached=1 - 1e-6)

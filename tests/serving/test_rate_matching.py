@@ -16,7 +16,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.pool_program import MatchOptions
-from disagg_sim.serving.rate_matching import match_rates
+from disagg_sim.serving.pools import plan_pools
 from disagg_sim.workload.lengths import lengths
 
 sizes = st.integers(1, 9)
@@ -62,7 +62,7 @@ def test_recursion_over_gpus_equals_listing_every_multiset(pool, budget):
 @given(choices, choices, st.integers(2, 60))
 def test_integer_program_equals_enumeration(prefill, decode, budget):
     assert_best(
-        match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
+        plan_pools(grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
         prefill,
         decode,
         budget,
@@ -79,7 +79,7 @@ def test_integer_program_equals_enumeration_on_a_thousand_small_pools():
         )
         budget = int(rng.integers(2, 40))
         assert_best(
-            match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
+            plan_pools(grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
             prefill,
             decode,
             budget,
@@ -89,31 +89,17 @@ def test_integer_program_equals_enumeration_on_a_thousand_small_pools():
 @settings(max_examples=60, deadline=None)
 @given(choices, choices, st.floats(0.1, 8))
 def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
-    plan = match_rates(*grids(prefill, decode), required_rate=required, options=MatchOptions(mixing_gain=0.0))
+    plan = plan_pools(grids(prefill, decode), required_rate=required, options=MatchOptions(mixing_gain=0.0))
     assert plan.status == "optimal"
     assert plan.request_rate >= required * (1 - 2e-9)
     expected = fewest_gpus(prefill, required, most=1500) + fewest_gpus(decode, required, most=1500)
     assert plan.total_gpus == expected
     assert plan.bound == pytest.approx(expected, rel=1e-9)
     assert_consistent(plan)
-    within = match_rates(
-        *grids(prefill, decode), required_rate=required, gpu_budget=expected, options=MatchOptions(mixing_gain=0.0)
+    within = plan_pools(
+        grids(prefill, decode), required_rate=required, gpu_budget=expected, options=MatchOptions(mixing_gain=0.0)
     )
     assert within.total_gpus == expected
-
-
-@settings(max_examples=40, deadline=None)
-@given(choices, choices, st.floats(0.1, 8), st.floats(0.5, 9), st.floats(0.5, 9))
-def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price, decode_price):
-    prices = prefill_price, decode_price
-    plan = match_rates(
-        *grids(prefill, decode), required_rate=required, usd_per_gpu_hour=prices, options=MatchOptions(mixing_gain=0.0)
-    )
-    expected = sum(
-        price * fewest_gpus(side, required, most=1500) for price, side in zip(prices, (prefill, decode), strict=True)
-    )
-    assert plan.cost == pytest.approx(expected, rel=1e-9)
-    assert plan.bound == pytest.approx(expected, rel=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -124,8 +110,8 @@ def test_lowest_cost_equals_enumeration(prefill, decode, required, prefill_price
     st.integers(1, 2),
 )
 def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, budget, kinds):
-    plan = match_rates(
-        *grids(prefill, decode), gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=kinds)
+    plan = plan_pools(
+        grids(prefill, decode), gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=kinds)
     )
     left, right = (np.array(list(all_pools(side, budget, kinds))) for side in (prefill, decode))
     fits = left[:, None, 0] + right[:, 0] <= budget
@@ -133,7 +119,7 @@ def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, bu
     assert plan.request_rate == pytest.approx(best, rel=1e-9)
     if plan.deployment:
         assert max(len(plan.deployment.prefill.members), len(plan.deployment.decode.members)) <= kinds
-        free = match_rates(*grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
+        free = plan_pools(grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
         assert free.request_rate >= plan.request_rate * (1 - 1e-9)
 
 
@@ -144,8 +130,8 @@ def test_one_configuration_a_pool_on_the_frontiers_gpus_is_the_frontiers_match(p
     prefill_grid, decode_grid = grids(prefill, [decode])
     pair = disaggregated(prefill_grid, decode_grid, gpu_cap=cap).iloc[0]
     budget = int(pair["total_gpus"])
-    plan = match_rates(
-        prefill_grid, decode_grid, gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1)
+    plan = plan_pools(
+        [prefill_grid, decode_grid], gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1)
     )
     assert plan.request_rate == pytest.approx(pair["request_rate_per_s"], rel=1e-9)
     assert plan.tokens_per_s_per_gpu == pytest.approx(pair["tokens_per_s_per_gpu"], rel=1e-9)
@@ -154,11 +140,11 @@ def test_one_configuration_a_pool_on_the_frontiers_gpus_is_the_frontiers_match(p
 def test_a_mixed_pool_beats_every_single_mapping():
     """On 8 GPUs: prefill 5 + decode 3 GPUs. Prefill of 2 and 3 GPUs gives 1 + 1.6 = 2.6 requests/s; alone 2 or 1.6."""
     both = grids([(2, 1.0), (3, 1.6)], [(3, 2.6)])
-    mixed = match_rates(*both, gpu_budget=8)
+    mixed = plan_pools(both, gpu_budget=8)
     assert mixed.request_rate == pytest.approx(2.6)
     assert mixed.tokens_per_s_per_gpu == pytest.approx(2.6 * 101 / 8)
     assert [(i.mapping.gpus, n) for i, n in mixed.deployment.prefill.members] == [(2, 1), (3, 1)]
-    alone = match_rates(*both, gpu_budget=8, options=MatchOptions(max_configurations_per_pool=1))
+    alone = plan_pools(both, gpu_budget=8, options=MatchOptions(max_configurations_per_pool=1))
     assert alone.request_rate == pytest.approx(2.0)  # two of 2 GPUs
     assert alone.total_gpus == 7
 
@@ -173,8 +159,10 @@ def test_a_plan_keeps_to_the_links_of_its_system(budget, link):
     model, system = load_model("llama_3_1_8b"), load_system("h100_sxm")
     at, shape = setup(model, system, "bf16"), lengths(100_000, 16)
     prefill, decode = prefill_grid(at, Sharding(), shape), decode_grid(at, Sharding(), shape)
-    plan = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget)
-    free = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget, options=MatchOptions(kv_link_limit=math.inf))
+    plan = plan_pools([prefill, decode], ftl_limit=60.0, gpu_budget=budget)
+    free = plan_pools(
+        [prefill, decode], ftl_limit=60.0, gpu_budget=budget, options=MatchOptions(kv_link_limit=math.inf)
+    )
     most = link / (100_000 * 131_072)  # [request/s]
     assert all(instance.request_rate_per_s <= most for instance, _ in plan.deployment.decode.members)
     assert free.request_rate >= plan.request_rate
@@ -186,20 +174,20 @@ def test_a_plan_keeps_to_the_links_of_its_system(budget, link):
 def test_pools_mix_where_that_gains_more_than_a_twentieth(rate, mixes):
     """On 8 GPUs: prefill 3 + decode 5. Prefill of 1 and 2 GPUs gives ``rate``, three of 1 GPU 1 request/s."""
     both = grids([(1, 1 / 3), (2, rate - 1 / 3)], [(5, 2.0)])
-    plan = match_rates(*both, gpu_budget=8)
+    plan = plan_pools(both, gpu_budget=8)
     assert plan.mixes == mixes
     assert plan.request_rate == pytest.approx(rate if mixes else 1.0)
     assert plan.mixing_gain == pytest.approx(rate - 1)
     said = "mixed pools, 6.0% more rate than" if mixes else "mixed pools would have 4.0% more rate"
     assert said in plan.message
-    assert match_rates(*both, gpu_budget=8, options=MatchOptions(mixing_gain=0.1)).mixes is False
-    assert match_rates(*both, gpu_budget=8, options=MatchOptions(mixing_gain=0.0)).mixes is True
+    assert plan_pools(both, gpu_budget=8, options=MatchOptions(mixing_gain=0.1)).mixes is False
+    assert plan_pools(both, gpu_budget=8, options=MatchOptions(mixing_gain=0.0)).mixes is True
 
 
 def test_pools_mix_where_nothing_else_is_feasible():
     """1.3 requests/s within 8 GPUs: three GPUs are left for prefill, which 1 + 2 of them reach, 3 x 1 not."""
     both = grids([(1, 1 / 3), (2, 1.0)], [(5, 2.0)])
-    plan = match_rates(*both, gpu_budget=8, required_rate=1.3)
+    plan = plan_pools(both, gpu_budget=8, required_rate=1.3)
     assert (plan.mixes, plan.total_gpus) == (True, 8)
 
 
@@ -207,9 +195,9 @@ def test_pools_mix_where_nothing_else_is_feasible():
 @given(choices, choices, st.integers(2, 60))
 def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gains(prefill, decode, budget):
     both = grids(prefill, decode)
-    single = match_rates(*both, gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1))
-    free = match_rates(*both, gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
-    plan = match_rates(*both, gpu_budget=budget)
+    single = plan_pools(both, gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1))
+    free = plan_pools(both, gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
+    plan = plan_pools(both, gpu_budget=budget)
     gain = free.request_rate / single.request_rate - 1 if single.deployment else 0.0
     assume(abs(gain - 0.05) > 1e-9)  # rounding decides there
     gains = gain > 0.05
@@ -219,20 +207,20 @@ def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gai
 
 def test_equal_rate_takes_fewer_gpus():
     """Decode caps the rate at 1 request/s: one prefill instance will do, though the budget holds three."""
-    plan = match_rates(*grids([(2, 1.0)], [(4, 1.0)]), gpu_budget=11)
+    plan = plan_pools(grids([(2, 1.0)], [(4, 1.0)]), gpu_budget=11)
     assert (plan.request_rate, plan.total_gpus) == (1.0, 6)
 
 
 def test_latency_and_kv_link_limits_choose_the_configurations():
     prefill = make_grid("prefill", [2, 2], [4.0, 1.0], latency=[8.0, 2.0], kv_bytes=1e9)  # egress 2, 0.5 GB/s
     decode = make_grid("decode", [2, 2], [2.0, 1.0], latency=[0.05, 0.02], kv_bytes=1e9)  # ingress 1, 0.5 GB/s
-    free = match_rates(prefill, decode, gpu_budget=4)
+    free = plan_pools([prefill, decode], gpu_budget=4)
     assert free.request_rate == 2.0
-    assert match_rates(prefill, decode, gpu_budget=4, ftl_limit=2.0).request_rate == 1.0
-    tight = match_rates(prefill, decode, gpu_budget=4, ttl_limit=0.02)
+    assert plan_pools([prefill, decode], gpu_budget=4, ftl_limit=2.0).request_rate == 1.0
+    tight = plan_pools([prefill, decode], gpu_budget=4, ttl_limit=0.02)
     assert tight.request_rate == 1.0
     assert tight.deployment.decode.members[0][0].latency_s == 0.02
-    assert match_rates(prefill, decode, gpu_budget=4, options=MatchOptions(kv_link_limit=0.7e9)).request_rate == 1.0
+    assert plan_pools([prefill, decode], gpu_budget=4, options=MatchOptions(kv_link_limit=0.7e9)).request_rate == 1.0
 
 
 @pytest.mark.parametrize(
@@ -258,7 +246,7 @@ def test_latency_and_kv_link_limits_choose_the_configurations():
 def test_an_infeasible_problem_names_what_binds_and_by_how_much(limits, binds, nearest, text):
     prefill = make_grid("prefill", [2, 2], [4.0, 1.0], latency=[8.0, 2.0], kv_bytes=1e9)
     decode = make_grid("decode", [2, 2], [2.0, 1.0], latency=[0.05, 0.02], kv_bytes=1e9)
-    plan = match_rates(prefill, decode, **limits)
+    plan = plan_pools([prefill, decode], **limits)
     assert (plan.status, plan.binds, plan.deployment) == ("infeasible", binds, None)
     assert plan.nearest == pytest.approx(nearest)
     assert text in plan.message
@@ -266,7 +254,7 @@ def test_an_infeasible_problem_names_what_binds_and_by_how_much(limits, binds, n
 
 def test_memory_that_no_mapping_has_is_named():
     full = make_grid("decode", [2], [1.0], status=[[1]])
-    plan = match_rates(make_grid("prefill", [2], [1.0]), full, gpu_budget=8)
+    plan = plan_pools([make_grid("prefill", [2], [1.0]), full], gpu_budget=8)
     assert (plan.status, plan.binds) == ("infeasible", "memory")
     assert "no decode mapping fits in memory" in plan.message
 
@@ -274,10 +262,10 @@ def test_memory_that_no_mapping_has_is_named():
 def test_a_required_rate_takes_a_budget_to_the_last_gpu():
     """2 requests/s take 2 x 3 + 2 x 2 GPUs; with 9, decode is left 3 GPUs, 1 + 0.25 requests/s."""
     both = grids([(3, 1.0)], [(1, 0.25), (2, 1.0)])
-    priced = {"required_rate": 2.0, "usd_per_gpu_hour": (2.0, 1.0)}
-    plan = match_rates(*both, **priced, gpu_budget=10)
-    assert (plan.total_gpus, plan.cost) == (10, 16.0)
-    refused = match_rates(*both, **priced, gpu_budget=9)
+    priced = {"required_rate": 2.0, "per": {"toy_gpu": 1.5}}
+    plan = plan_pools(both, **priced, gpu_budget=10)
+    assert (plan.total_gpus, plan.cost) == (10, 15.0)
+    refused = plan_pools(both, **priced, gpu_budget=9)
     assert refused.binds == "required_rate"
     assert "the most that fits is 1.25 requests/s, and the rate needs 10 GPUs" in refused.message
 
@@ -286,9 +274,9 @@ def test_bundled_cbc_gives_the_same_answer_where_highspy_is_missing(monkeypatch)
     import pulp
 
     both = grids([(2, 1.0), (3, 1.6), (7, 4.1)], [(3, 2.6), (4, 3.7), (5, 4.4)])
-    highs = match_rates(*both, gpu_budget=40)
+    highs = plan_pools(both, gpu_budget=40)
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    cbc = match_rates(*both, gpu_budget=40)
+    cbc = plan_pools(both, gpu_budget=40)
     assert (cbc.status, cbc.request_rate, cbc.total_gpus) == ("optimal", highs.request_rate, highs.total_gpus)
     assert (cbc.gap, cbc.bound) == (0.0, pytest.approx(highs.request_rate, rel=1e-6))
 
@@ -299,7 +287,7 @@ def test_a_search_cut_short_says_so():
     both = grids(
         *(list(zip(prime.tolist(), (prime * rng.uniform(0.99, 1.01, 10)).tolist(), strict=True)) for _ in "pd")
     )
-    plan = match_rates(*both, gpu_budget=500, options=MatchOptions(time_limit=1e-9))
+    plan = plan_pools(both, gpu_budget=500, options=MatchOptions(time_limit=1e-9))
     assert plan.status == "unsolved"
     assert plan.deployment is None
     assert "time limit" in plan.message
@@ -308,37 +296,35 @@ def test_a_search_cut_short_says_so():
 def test_a_rate_that_no_deployment_can_serve_is_refused_before_the_solver_sees_it():
     """2 GPUs for 1/s beside 4 GPUs for 1/s: a rate r needs 6 r GPUs, and 10,000,000 are planned at most."""
     both = grids([(2, 1.0), (3, 1.4)], [(4, 1.0), (5, 1.2)])
-    assert match_rates(*both, required_rate=1e6).total_gpus == pytest.approx(6e6, rel=0.1)
+    assert plan_pools(both, required_rate=1e6).total_gpus == pytest.approx(6e6, rel=0.1)
     with pytest.raises(InputError, match=r"required_rate 1e\+12 needs 6e\+12 GPUs; allowed: what 10,000,000 GPUs"):
-        match_rates(*both, required_rate=1e12)
+        plan_pools(both, required_rate=1e12)
 
 
 def test_cost_is_unknown_without_prices_and_known_with_them():
     both = grids([(2, 1.0)], [(4, 1.0)])
-    assert math.isnan(match_rates(*both, gpu_budget=8).cost)
-    assert match_rates(*both, gpu_budget=8, usd_per_gpu_hour=(3.0, 2.0)).cost == 3.0 * 2 + 2.0 * 4
+    assert math.isnan(plan_pools(both, gpu_budget=8).cost)
+    assert plan_pools(both, gpu_budget=8, per={"toy_gpu": 3.0}).cost == 3.0 * (2 + 4)
 
 
 def test_arguments_out_of_range_are_refused():
     prefill, decode = grids([(2, 1.0)], [(4, 1.0)])
     with pytest.raises(InputError, match="give gpu_budget"):
-        match_rates(prefill, decode)
+        plan_pools([prefill, decode])
     for faulty in (
         {"ftl_limit": 0.0},
         {"required_rate": -1.0},
         {"ttl_limit": "fast"},
         {"gpu_budget": 2.5},
         {"gpu_budget": 10**30},
-        {"usd_per_gpu_hour": 3.0},
-        {"usd_per_gpu_hour": (3.0,)},
     ):
         with pytest.raises(InputError, match=next(iter(faulty))):
-            match_rates(prefill, decode, **({"gpu_budget": 8} | faulty))
+            plan_pools([prefill, decode], **({"gpu_budget": 8} | faulty))
     faults = {"kv_link_limit": math.nan, "time_limit": 0.0, "mixing_gain": "much", "max_configurations_per_pool": 0}
     for name, value in faults.items():
         with pytest.raises(InputError, match=name):
             MatchOptions(**{name: value})
-    with pytest.raises(InputError, match="decode price must be above 0, got -2"):
-        match_rates(prefill, decode, gpu_budget=8, usd_per_gpu_hour=(1.0, -2.0))
-    with pytest.raises(InputError, match="expected a prefill grid"):
-        match_rates(decode, prefill, gpu_budget=8)
+    with pytest.raises(InputError, match="toy_gpu must be above 0 USD/h, got -2"):
+        plan_pools([prefill, decode], gpu_budget=8, per={"toy_gpu": -2.0})
+    with pytest.raises(InputError, match="no prefill pool; give a prefill grid"):
+        plan_pools([decode], gpu_budget=8)

@@ -1,4 +1,4 @@
-"""Plans of match_rates, simulated at a share of their own rate: ``python -m tests.simulation.plans`` prints the report.
+"""Plans of plan_pools, simulated at a share of their own rate: ``python -m tests.simulation.plans`` prints the report.
 
 The lengths are those that were planned for, the SLO is what was planned: TPOT at the TTL limit, TTFT at twice the FTL
 limit, since a request that just missed a pass waits for it before its own. Evenly spaced arrivals show what batches,
@@ -33,7 +33,7 @@ class Planned(NamedTuple):
     """A plan with what it was made for."""
 
     name: str
-    plan: ds.MatchPlan
+    plan: ds.PoolsPlan
     isl: int
     osl: int
     ftl_limit: float  # [s]
@@ -50,16 +50,15 @@ def plans(cases=CASES, shapes=SHAPES) -> Iterator[Planned]:
             prefill, decode = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
             limits = {"ftl_limit": ftl, "ttl_limit": ttl}
             found = {
-                f"mixed, {small} GPUs": ds.match_rates(
-                    prefill, decode, **limits, gpu_budget=small, options=ds.MatchOptions(mixing_gain=0.0)
+                f"mixed, {small} GPUs": ds.plan_pools(
+                    [prefill, decode], **limits, gpu_budget=small, options=ds.MatchOptions(mixing_gain=0.0)
                 ),
-                f"default, {large} GPUs": ds.match_rates(prefill, decode, **limits, gpu_budget=large),
+                f"default, {large} GPUs": ds.plan_pools([prefill, decode], **limits, gpu_budget=large),
             }
             rate = 0.6 * found[f"default, {large} GPUs"].request_rate
             if rate:
-                found["fewest GPUs"] = ds.match_rates(
-                    prefill,
-                    decode,
+                found["fewest GPUs"] = ds.plan_pools(
+                    [prefill, decode],
                     **limits,
                     required_rate=rate,
                     options=ds.MatchOptions(max_configurations_per_pool=1),

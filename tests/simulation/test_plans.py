@@ -1,4 +1,4 @@
-"""What match_rates promises is what the simulation serves."""
+"""What plan_pools promises is what the simulation serves."""
 
 import pytest
 from plans import CASES, SHAPES, plans, simulated

@@ -19,7 +19,7 @@ def plan():
     mappings = mappings[mappings.pp == 1]
     prefill = ds.prefill_grid(at, mappings, lengths)
     decode = ds.decode_grid(at, mappings, lengths, batch=[8, 16, 32])
-    found = ds.match_rates(prefill, decode, ftl_limit=0.1, ttl_limit=0.01, gpu_budget=6)
+    found = ds.plan_pools([prefill, decode], ftl_limit=0.1, ttl_limit=0.01, gpu_budget=6)
     assert found.deployment is not None
     return found
 

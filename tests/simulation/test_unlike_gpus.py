@@ -118,7 +118,7 @@ def test_a_plan_with_pools_on_unlike_systems_is_served_as_planned():
     here, there = on("h100_sxm"), on("h200_sxm")
     mappings = ds.enumerate_mappings(here, max_gpus=1)
     prefill, decode = ds.prefill_grid(here, mappings, lengths), ds.decode_grid(there, mappings, lengths)
-    plan = ds.match_rates(prefill, decode, ftl_limit=1.0, ttl_limit=0.02, gpu_budget=8)
+    plan = ds.plan_pools([prefill, decode], ftl_limit=1.0, ttl_limit=0.02, gpu_budget=8)
     result = ds.simulate(plan.deployment, poisson(5, 100))
     assert result.deployment.systems == ("h100_sxm", "h200_sxm")
     assert result.summary().completed == 100
