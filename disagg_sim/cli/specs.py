@@ -15,10 +15,10 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import MissingExtraError, SpecError, UnknownNameError, nearest
-from disagg_sim.facts.check import check_file
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
+    check_file,
     list_specs,
     load_efficiency,
     load_model,

@@ -24,7 +24,7 @@ _Widths = Annotated[float, Range(0.0, 100.0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Memory of a server as its start-up log tells it; ``physics.server_memory`` counts with these numbers.
+    """Memory of a server as its start-up log tells it; ``physics.memory`` counts with these numbers.
 
     The engine profiles one full step, of ``chunk_tokens`` tokens and ``max_running`` sequences, and leaves what the
     budget then still has to the KV cache. ``graphs`` and ``context`` lie outside the budget.

@@ -39,6 +39,7 @@ from disagg_sim.facts.yaml_files import (
     canonical_name,
     find_file,
     is_path,
+    kind_of,
     list_specs,
     read_mapping,
     spec_error,
@@ -46,6 +47,7 @@ from disagg_sim.facts.yaml_files import (
 )
 
 __all__ = [
+    "check_file",
     "list_specs",
     "load_checkpoints",
     "load_efficiency",
@@ -240,11 +242,7 @@ def load_uncertainty(name: str | Path) -> UncertaintySpec:
 
 
 def load_layout_rules(engine: str | Path) -> LayoutRules:
-    """Load the layouts that an engine can start (``hw_specs/layouts/``): allowed degrees, blocks of weights [1].
-
-    >>> load_layout_rules("vllm").expert_groups
-    'one_or_all'
-    """
+    """Load the layouts that an engine can start (``hw_specs/layouts/``): allowed degrees, blocks of weights [1]."""
     return _load(LayoutRules, engine)
 
 
@@ -264,23 +262,17 @@ def load_checkpoints(name: str | Path = "published") -> CheckpointSpec:
 
 
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
-    """Load the fitted efficiencies of a system (``hw_specs/efficiency/``): shares of the peaks [1], times [s].
-
-    Returns None when the system has no such file.
-    """
-    if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
-        return None
-    return _load(EfficiencySpec, system)
+    """Load the fitted efficiencies of a system (``hw_specs/efficiency/``): shares of peaks [1], times [s]; or None."""
+    return _load(EfficiencySpec, system) if _has("efficiency", system) else None
 
 
 def load_power(system: str | Path) -> PowerSpec | None:
-    """Load the fitted power of the kernels of ``system`` (``hw_specs/power/``), as shares of its power limit [1].
+    """Load the fitted power of kernels of a system (``hw_specs/power/``): shares of its power limit [1]; or None."""
+    return _load(PowerSpec, system) if _has("power", system) else None
 
-    Fits may be inherited from another system. Returns None when the system has no such file.
-    """
-    if not is_path(system) and canonical_name(str(system)) not in spec_files("power"):
-        return None
-    return _load(PowerSpec, system)
+
+def _has(kind: str, name: str | Path) -> bool:
+    return is_path(name) or canonical_name(str(name)) in spec_files(kind)
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
@@ -303,7 +295,7 @@ def is_own_file(name: str | Path) -> bool:
     >>> [is_own_file(name) for name in ("llama-3.1-8b", "unheard_of", "mine/h200.yaml", "Qwen/Qwen3-8B")]
     [False, False, True, True]
     """
-    return is_path(name) or (is_config(name) and canonical_name(str(name)) not in spec_files("model"))
+    return is_path(name) or (is_config(name) and not _has("model", name))
 
 
 def spec_name(kind: str) -> BeforeValidator:
@@ -325,6 +317,14 @@ def spec_name(kind: str) -> BeforeValidator:
 def load_spec(kind: str, name: str | Path) -> object:
     """Load the spec ``name`` of any ``kind`` of ``list_specs``, except sweeps and scenarios."""
     return _load(next(of for of, (known, _) in _KINDS.items() if known == kind), name)
+
+
+def check_file(path: Path) -> str:
+    """Load a file of facts and return its kind; sweeps and scenarios, which other rooms know, are not loaded."""
+    kind = kind_of(path)
+    if kind not in ("sweep", "scenario"):
+        load_spec(kind, path)
+    return kind
 
 
 def _load(of: type[S], name: str | Path) -> S:

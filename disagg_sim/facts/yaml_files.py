@@ -1,4 +1,4 @@
-"""Find spec files by name, and read a YAML file into a plain mapping.
+"""Find spec files by name, tell of what kind one is, and read a YAML file into a plain mapping.
 
 Looked for in the directories of ``DISAGG_SIM_PATH``, then in the package's own data or, in a
 checkout, in the directories beside the package; the first file of a name wins.
@@ -40,6 +40,27 @@ DIRECTORIES = {
     "speculation": "speculation",
     "sweep": "sweeps",
     "scenario": "scenarios",
+}
+#: Kind -> keys that only such a file has.
+MARKS = {
+    "hardware": {"peak_flops", "hbm_capacity", "hbm_bandwidth", "nvlink_domain", "nic_bandwidth"},
+    "efficiency": {"system", "inherits", "gemm", "decode_attention", "collectives", "alltoall"},
+    "power": {"system", "inherits", "limit", "idle", "laws"},
+    "precision": {"attention_projection", "cache", "dispatch_bytes", "combine_bytes"},
+    "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency"},
+    "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},
+    "scheduler": {"admission", "watermark", "prefix_found", "keeps_preempted", "budget_per_rank", "rank_choice"},
+    "model": {"hidden", "vocab", "layers", "max_context"},
+    "traffic": {"cases"},
+    "speculation": {"method", "acceptance", "measured_lengths"},
+    "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
+    "layout": {"attention_groups", "expert_groups", "weight_block"},
+    "evidence": {"kinds", "source"},
+    "failures": {"gpu_mtbf", "node_mtbf", "link_mtbf", "restart"},
+    "launcher": {"options", "image", "version"},
+    "sweep": {"models", "systems", "limits", "modes"},
+    "scenario": {"deployments", "slo", "trace"},
+    "checkpoint": {"models", "source"},
 }
 #: What a person calls them.
 NOUNS = {"hardware": "system", "efficiency": "efficiency file", "power": "power file", "precision": "precision recipe"}
@@ -210,3 +231,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def _noun(value: object) -> str:
     return "a list" if isinstance(value, list) else f"the single value {quoted(value)}"
+
+
+def kind_of(path: Path) -> str:
+    """Kind of a file: by its directory when that is one of ours, else by its keys."""
+    parents = path.resolve().parent.as_posix()
+    for kind, directory in sorted(DIRECTORIES.items(), key=lambda item: -len(item[1])):
+        if parents.endswith(f"/{directory}"):
+            return kind
+    keys = set(read_mapping(path))
+    kind = max(MARKS, key=lambda name: len(MARKS[name] & keys))
+    if not MARKS[kind] & keys:
+        raise spec_error(path, [f"keys of no known kind of file; known kinds: {', '.join(DIRECTORIES)}"])
+    return kind

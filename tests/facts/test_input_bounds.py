@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import LONGEST_SHOWN, SpecError, given_twice, nearest, printable, quoted
-from disagg_sim.facts.check import check_file
-from disagg_sim.facts.load import load_efficiency, load_model, load_system
+from disagg_sim.facts.load import check_file, load_efficiency, load_model, load_system
 from disagg_sim.facts.yaml_files import read_mapping, spec_files
 from disagg_sim.facts.yaml_text import DEEPEST, MOST_BYTES, MOST_VALUES, parse_yaml
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.check import check_file, kind_of
 from disagg_sim.facts.efficiency import SECTIONS, AttentionPartFit
 from disagg_sim.facts.layers import GqaAttention, MoeFfn
 from disagg_sim.facts.load import (
+    check_file,
     list_specs,
     load_checkpoints,
     load_efficiency,
@@ -23,7 +23,7 @@ from disagg_sim.facts.load import (
     load_system,
     load_traffic,
 )
-from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
+from disagg_sim.facts.yaml_files import DIRECTORIES, kind_of, spec_files
 
 SYSTEMS = [
     "a100_sxm_40gb",

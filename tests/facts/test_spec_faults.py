@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import SpecError, UnknownNameError
-from disagg_sim.facts.check import check_file, kind_of
 from disagg_sim.facts.layers import ATTENTION_KINDS
-from disagg_sim.facts.load import load_model, load_system
-from disagg_sim.facts.yaml_files import spec_files
+from disagg_sim.facts.load import check_file, load_model, load_system
+from disagg_sim.facts.yaml_files import kind_of, spec_files
 
 #: kind, shipped file, what is replaced, by what, the fault
 FAULTS = [

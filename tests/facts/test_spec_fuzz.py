@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from disagg_sim.errors import SpecError
-from disagg_sim.facts.check import check_file
+from disagg_sim.facts.load import check_file
 from disagg_sim.facts.yaml_files import spec_files
 
 JUNK = [

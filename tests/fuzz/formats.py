@@ -29,9 +29,8 @@ from inputs import (
 )
 from spoiling import spoilt_bytes, spoilt_document, spoilt_table, spoilt_yaml
 
-from disagg_sim.facts.check import check_file
 from disagg_sim.facts.hub.imported import import_model
-from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.load import check_file, load_engine
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 from disagg_sim.memory import VARIABLE
 from disagg_sim.parquet import write_parquet

@@ -11,9 +11,8 @@ from disagg_sim.errors import SpecError
 from disagg_sim.facts.engine import EngineMemory, engine_of
 from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.facts.yaml_files import find_file, read_mapping
-from disagg_sim.physics.memory import instance_bytes, instance_parts
+from disagg_sim.physics.memory import instance_bytes, instance_parts, non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.residents import Residents
-from disagg_sim.physics.server_memory import non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.units import GB, GIB
 

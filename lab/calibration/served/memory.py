@@ -23,9 +23,8 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_checkpoints, load_model
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.yaml_files import canonical_name, shown
-from disagg_sim.physics.memory import instance_parts
+from disagg_sim.physics.memory import instance_parts, profiled_bytes
 from disagg_sim.physics.residents import Residents
-from disagg_sim.physics.server_memory import profiled_bytes
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS

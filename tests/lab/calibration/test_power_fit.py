@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from disagg_sim.cli.main import app
-from disagg_sim.facts.check import check_file
-from disagg_sim.facts.load import list_specs, load_power, load_system
+from disagg_sim.facts.load import check_file, list_specs, load_power, load_system
 from disagg_sim.facts.power import POWER_KINDS, WINDOWED, PowerLaw
 from disagg_sim.physics.power import kernel_power
 from disagg_sim.units import US
