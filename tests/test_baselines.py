@@ -11,7 +11,8 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.facts.efficiency import SECTIONS, Fit
-from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE
+from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS
+from disagg_sim.facts.layers import NONE
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics import setup

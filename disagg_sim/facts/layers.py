@@ -12,40 +12,13 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import quoted
-from disagg_sim.facts.attention import GqaAttention, MlaAttention, NoAttention
-from disagg_sim.facts.ffn import DenseFfn, MoeFfn, NoFfn
-from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, Count, CountOrNone, FfnSpec, register
-from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention, Mamba2Attention
+from disagg_sim.facts import attention, ffn, linear_attention, sparse_attention  # noqa: F401 - register their kinds
+from disagg_sim.facts.attention import MlaAttention
+from disagg_sim.facts.ffn import NoFfn
+from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, FfnSpec
 from disagg_sim.facts.schema import NotEmpty, OneKind, Range
-from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention, MsaAttention
 
-__all__ = [
-    "ATTENTION_KINDS",
-    "FFN_KINDS",
-    "NONE",
-    "AttentionSpec",
-    "Count",
-    "CountOrNone",
-    "CsaAttention",
-    "DenseFfn",
-    "DsaAttention",
-    "FfnSpec",
-    "GdnAttention",
-    "GqaAttention",
-    "HcaAttention",
-    "KdaAttention",
-    "LayerKind",
-    "LayerRun",
-    "Layers",
-    "Mamba2Attention",
-    "MlaAttention",
-    "MoeFfn",
-    "MsaAttention",
-    "NoAttention",
-    "NoFfn",
-    "Part",
-    "register",
-]
+__all__ = ["ATTENTION_KINDS", "NONE", "LayerKind", "LayerRun", "Layers", "MlaAttention", "NoFfn", "Part"]
 
 #: Name of the part that a layer does not have.
 NONE = "none"

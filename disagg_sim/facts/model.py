@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.layers import (
-    ATTENTION_KINDS,
-    FFN_KINDS,
-    NONE,
-    Count,
-    CountOrNone,
-    LayerKind,
-    Layers,
-    NoAttention,
-    NoFfn,
-)
+from disagg_sim.facts.attention import NoAttention
+from disagg_sim.facts.ffn import NoFfn
+from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, Count, CountOrNone
+from disagg_sim.facts.layers import NONE, LayerKind, Layers
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error

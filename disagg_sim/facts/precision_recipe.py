@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.layers import ATTENTION_KINDS
+from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import FORMATS, FP8, FP8_BLOCK, Format, Precision
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity

@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.kinds import Count
+from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, Count
 from disagg_sim.facts.launcher import checkpoint_name
-from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
+from disagg_sim.facts.layers import NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range
 from disagg_sim.notebook import Shown

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.physics.blocks import AttentionBlock
+from disagg_sim.physics.blocks.base import AttentionBlock
 from disagg_sim.physics.cost import cheapest, kernel_cost, ring_hop_cost, total_cost
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup

@@ -12,7 +12,8 @@ from disagg_sim.errors import UnknownNameError, above_zero, nearest, whole_numbe
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.physics.blocks import Layer, check_form, elementwise, layers_of
+from disagg_sim.physics.blocks import check_form, elementwise, layers_of
+from disagg_sim.physics.blocks.base import Layer
 from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.work import Operator, Tokens, embedding, head
 

@@ -29,7 +29,8 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.engine import EngineMemory
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.physics.blocks import Layer, layers_of
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.blocks.base import Layer
 from disagg_sim.physics.drafting import draft_model_of, joining_bytes, with_draft_layers
 from disagg_sim.physics.passes.engine_time import stage_table
 from disagg_sim.physics.residents import (

@@ -5,18 +5,11 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import SpecError
-from disagg_sim.facts.layers import (
-    CsaAttention,
-    DsaAttention,
-    GdnAttention,
-    GqaAttention,
-    HcaAttention,
-    KdaAttention,
-    Mamba2Attention,
-    MoeFfn,
-    MsaAttention,
-)
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import MoeFfn
+from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention, Mamba2Attention
 from disagg_sim.facts.model import model_of
+from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention, MsaAttention
 from disagg_sim.facts.yaml_text import parse_yaml
 
 HEAD = """\

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import InputError
+from disagg_sim.facts.attention import GqaAttention
 from disagg_sim.facts.efficiency import SECTIONS, AttentionPartFit
-from disagg_sim.facts.layers import GqaAttention, MoeFfn
+from disagg_sim.facts.ffn import MoeFfn
 from disagg_sim.facts.load import (
     check_file,
     list_specs,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.errors import SpecError, UnknownNameError
-from disagg_sim.facts.layers import ATTENTION_KINDS
+from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.load import check_file, load_model, load_system
 from disagg_sim.facts.yaml_files import kind_of, spec_files
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.facts.layers import DenseFfn, MlaAttention, MoeFfn
+from disagg_sim.facts.attention import MlaAttention
+from disagg_sim.facts.ffn import DenseFfn, MoeFfn
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.counts import decode_work, prefill_work

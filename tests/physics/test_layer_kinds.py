@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind, MlaAttention, MoeFfn, NoAttention, NoFfn
+from disagg_sim.facts.attention import GqaAttention, MlaAttention, NoAttention
+from disagg_sim.facts.ffn import DenseFfn, MoeFfn, NoFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work

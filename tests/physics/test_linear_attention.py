@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import (
-    CsaAttention,
-    DenseFfn,
-    GdnAttention,
-    GqaAttention,
-    HcaAttention,
-    KdaAttention,
-    LayerKind,
-    Mamba2Attention,
-    NoFfn,
-)
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import DenseFfn, NoFfn
+from disagg_sim.facts.layers import LayerKind
+from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention, Mamba2Attention
 from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.facts.sparse_attention import CsaAttention, HcaAttention
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.blocks.linear import delta_scan_flops
 from disagg_sim.physics.counts import decode_work, prefill_work

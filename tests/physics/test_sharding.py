@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import GqaAttention
+from disagg_sim.facts.attention import GqaAttention
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.blocks import layer_of, layers_of
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work

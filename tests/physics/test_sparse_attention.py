@@ -10,19 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
+from disagg_sim.facts.attention import GqaAttention, MlaAttention
 from disagg_sim.facts.efficiency import AttentionPartFit
-from disagg_sim.facts.layers import (
-    CsaAttention,
-    DenseFfn,
-    DsaAttention,
-    GqaAttention,
-    HcaAttention,
-    LayerKind,
-    MlaAttention,
-    MsaAttention,
-    NoFfn,
-)
+from disagg_sim.facts.ffn import DenseFfn, NoFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.load import load_model, load_precision, load_system
+from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention, MsaAttention
 from disagg_sim.physics.attention_parts import PartRate, part_cost, part_rate
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work

@@ -14,10 +14,11 @@ import pytest
 
 import disagg_sim
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, register
+from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, register
 from disagg_sim.facts.schema import Range
 from disagg_sim.facts.yaml_files import spec_files
-from disagg_sim.physics.blocks import ATTENTION, FFN, AttentionBlock, attention
+from disagg_sim.physics.blocks import ATTENTION
+from disagg_sim.physics.blocks.base import FFN, AttentionBlock, attention
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, instance_bytes, instance_parts, prefill_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import DenseFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.collectives import AllToAllRate, LinkCurve
 from disagg_sim.physics.counts import prefill_work

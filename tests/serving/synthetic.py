@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.domain import Sharding
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.load import load_profile, resolve_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.setup import Setup

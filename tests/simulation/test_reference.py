@@ -13,7 +13,9 @@ from reference_rank import BLOCK
 from sites import small_setup
 
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import DenseFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_scheduler
 from disagg_sim.facts.speculation import stated_speculation

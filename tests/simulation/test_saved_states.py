@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.attention import GqaAttention
+from disagg_sim.facts.ffn import DenseFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens, prefix_bytes

@@ -1,6 +1,6 @@
 """Kinds of attention and feed-forward layers, one class each: operators, weights, cache, shards, hand-over.
 
-To add a kind: a spec in ``facts.attention`` (or anywhere) registered by ``facts.layers.register``, a class
+To add a kind: a spec in ``facts.attention`` (or anywhere) registered by ``facts.kinds.register``, a class
 registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficiency files of the systems.
 """
 
@@ -8,53 +8,18 @@ from __future__ import annotations
 
 from disagg_sim.errors import check_word
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks.base import (
-    ATTENTION,
-    FFN,
-    AttentionBlock,
-    FfnBlock,
-    Layer,
-    Unattended,
-    Unfed,
-    attention,
-    elementwise,
-    ffn,
-    layer_of,
-    layers_of,
-)
-from disagg_sim.physics.blocks.compressed import Csa, Hca
-from disagg_sim.physics.blocks.feed_forward import Dense, Moe
-from disagg_sim.physics.blocks.gqa import Gqa
-from disagg_sim.physics.blocks.linear import Gdn, Kda, LinearBlock, Mamba2
-from disagg_sim.physics.blocks.mla import MLA_FORMS, Mla
-from disagg_sim.physics.blocks.sparse import Dsa, Msa
+from disagg_sim.physics.blocks import compressed, feed_forward, gqa, linear, mla, sparse  # noqa: F401 - register kinds
+from disagg_sim.physics.blocks.base import ATTENTION, elementwise, layer_of, layers_of
+from disagg_sim.physics.blocks.linear import LinearBlock
+from disagg_sim.physics.blocks.mla import MLA_FORMS
 
 __all__ = [
     "ATTENTION",
-    "FFN",
     "MLA_FORMS",
-    "AttentionBlock",
-    "Csa",
-    "Dense",
-    "Dsa",
-    "FfnBlock",
-    "Gdn",
-    "Gqa",
-    "Hca",
-    "Kda",
-    "Layer",
     "LinearBlock",
-    "Mamba2",
-    "Mla",
-    "Moe",
-    "Msa",
-    "Unattended",
-    "Unfed",
-    "attention",
     "check_form",
     "chunk_forms",
     "elementwise",
-    "ffn",
     "forms_of",
     "layer_of",
     "layers_of",

@@ -16,9 +16,11 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
+from disagg_sim.facts.attention import NoAttention
 from disagg_sim.facts.efficiency import HEADS
+from disagg_sim.facts.ffn import NoFfn
 from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, LayerCache
-from disagg_sim.facts.layers import NONE, LayerKind, NoAttention, NoFfn
+from disagg_sim.facts.layers import NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.expert_load import ExpertRouting

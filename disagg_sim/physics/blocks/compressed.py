@@ -11,10 +11,9 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.facts.efficiency import CHOSEN, INDEX, INDEX_STEP, LATENT_HEADS, SMALL_STEP
-from disagg_sim.facts.layers import CsaAttention, HcaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.sparse_attention import CompressedAttention, fp8_key_bytes
+from disagg_sim.facts.sparse_attention import CompressedAttention, CsaAttention, HcaAttention, fp8_key_bytes
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.blocks.sparse import part_operator
 from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, Work, causal_pairs, gemm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import DenseFfn, MoeFfn
+from disagg_sim.facts.ffn import DenseFfn, MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn

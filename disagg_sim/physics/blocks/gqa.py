@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.facts.layers import GqaAttention
+from disagg_sim.facts.attention import GqaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention

@@ -12,8 +12,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from disagg_sim.facts.efficiency import CONVOLUTION, CONVOLUTION_STEP, SCAN, STEP
-from disagg_sim.facts.layers import GdnAttention, KdaAttention, Mamba2Attention
-from disagg_sim.facts.linear_attention import LinearAttention
+from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention, LinearAttention, Mamba2Attention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention

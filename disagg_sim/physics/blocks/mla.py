@@ -10,9 +10,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from disagg_sim.facts.attention import LatentAttention
+from disagg_sim.facts.attention import LatentAttention, MlaAttention
 from disagg_sim.facts.efficiency import LATENT_HEADS
-from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import BF16, Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.facts.efficiency import CHOSEN, INDEX, INDEX_STEP
-from disagg_sim.facts.layers import DsaAttention, MsaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.sparse_attention import BF16_BYTES
+from disagg_sim.facts.sparse_attention import BF16_BYTES, DsaAttention, MsaAttention
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.blocks.gqa import Gqa, gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import LatentBlock, absorbed_shape

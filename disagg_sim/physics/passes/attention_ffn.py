@@ -22,9 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import LayerKind, NoAttention, NoFfn
+from disagg_sim.facts.attention import NoAttention
+from disagg_sim.facts.ffn import NoFfn
+from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import Layer, elementwise, layer_of, layers_of
+from disagg_sim.physics.blocks import elementwise, layer_of, layers_of
+from disagg_sim.physics.blocks.base import Layer
 from disagg_sim.physics.cost import exchange_cost, total_cost
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.physics.memory import decode_bytes

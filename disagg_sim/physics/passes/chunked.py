@@ -17,7 +17,8 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import AttentionBlock, Layer, layers_of
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.blocks.base import AttentionBlock, Layer
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.passes.engine_time import (

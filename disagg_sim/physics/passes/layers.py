@@ -14,8 +14,8 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
-from disagg_sim.physics.blocks.base import OUTWARD
+from disagg_sim.physics.blocks import elementwise, layers_of
+from disagg_sim.physics.blocks.base import OUTWARD, AttentionBlock, FfnBlock
 from disagg_sim.physics.context import shared_decode, shared_prefill
 from disagg_sim.physics.cost import (
     adjusted,
