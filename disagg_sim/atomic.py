@@ -117,7 +117,8 @@ def _cells(column: Any, digits: int) -> Iterable[Any]:
 
 def remove_leftovers(root: Path) -> int:
     """Remove what writers that were killed left below a directory of results. [1]"""
-    return _remove(_temporary(root))
+    places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
+    return _remove(sorted(path for place in places for path in place if _target(path)))
 
 
 def remove(path: Path, mark: str = "") -> None:
@@ -169,11 +170,6 @@ def _target(path: Path) -> str:
     """Name of the file that a temporary one was to become; "" of other files."""
     found = _TEMPORARY.fullmatch(path.name)
     return found[1] if found else ""
-
-
-def _temporary(root: Path) -> list[Path]:
-    places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
-    return sorted(path for place in places for path in place if _target(path))
 
 
 def _is_abandoned(path: Path) -> bool:

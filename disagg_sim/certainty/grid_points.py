@@ -8,9 +8,10 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.certainty.designs import Designs, timed_prompts
-from disagg_sim.certainty.rows import rows_alike, undrafted
+from disagg_sim.certainty.rows import rows_alike
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
+from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 
 

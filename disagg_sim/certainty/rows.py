@@ -28,6 +28,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.search.axes import undrafted
 from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
@@ -248,11 +249,6 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
 def _speculation(word: object) -> Speculation | None:
     """Speculation of a table; an empty cell means none, too."""
     return load_speculation(word) if isinstance(word, str) and word != NO_SPECULATION else None
-
-
-def undrafted(at: Setup) -> Setup:
-    """The setup of instances without a drafter."""
-    return replace(at, speculation=None)
 
 
 def _engine(word: str) -> str | None:

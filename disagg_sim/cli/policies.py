@@ -18,11 +18,6 @@ from disagg_sim.simulation.run_options import RunOptions
 _OPTION_HEADER = ("option", "default", "allowed", "meaning")
 
 
-def titles() -> dict[str, str]:
-    """What each known policy does, by name."""
-    return {name: title_of(policy) for name, policy in policies().items()}
-
-
 def policies_of(name: str) -> dict[str, type[Policy]]:
     """Look up a policy by name, or all policies that a Python file registers; all known ones for an empty name."""
     if not name:

@@ -49,9 +49,9 @@ def list_(kind: Annotated[str, typer.Argument(help=_KIND_HELP)] = "") -> None:
     lacking = ""
     if not known:
         try:
-            from disagg_sim.cli.policies import titles
+            from disagg_sim.simulation.policies.registry import policies, title_of
 
-            rows += [(POLICY, name, title) for name, title in titles().items()]
+            rows += [(POLICY, name, title_of(policy)) for name, policy in policies().items()]
         except MissingExtraError as error:
             lacking = f"serving policies are not listed: {error}"
     print_table(rows, header=("kind", "name", "title"))

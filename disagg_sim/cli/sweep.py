@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.atomic import write_text
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.question import prices_of
-from disagg_sim.report.summary import write_summary
+from disagg_sim.report.summary import summary
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
@@ -71,7 +72,7 @@ def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, over
     result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite, outside=True)
     fidelity = fidelity_of(result, out, error_bars=error_bars or plan.spec.uncertainty, jobs=workers)
     write_fidelity(fidelity, out)
-    write_summary(result, out, figures=figures, fidelity=fidelity)
+    write_text(out / "summary.md", summary(result, figures=figures, fidelity=fidelity))
     result.require()
     for case in result.cases:
         for mode, verdict in case.verdicts:

@@ -20,7 +20,7 @@ from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
 from disagg_sim.planning.tiers import tier_uses
-from disagg_sim.report.plan_facts import checked_rows, drawn_rows, fact_rows, joules_of, price_of, price_rows
+from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of, price_rows, watts_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
@@ -86,10 +86,11 @@ def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
     best = plan.best
     if best is not None:
         latencies = latency_rows(plan.work, (best.ttft, best.tpot), told.sure, simulated=best.simulated is not None)
+        watts = watts_rows(told.drawn, best.gpus, best.rate, best.tokens_per_s)
         blocks += [
             ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (5,)),
             ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
-            ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
+            ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *watts)),
         ]
         if told.proof is not None:
             blocks.append(ScreenPart.of(*proof_lines(plan, told.proof)))

@@ -201,11 +201,6 @@ def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:
     yield "tokens", f"{said}, a million each", f"{Trust.ASSUMED}: pools by what they do, at the stated utilisation"
 
 
-def drawn_rows(design: Design, told: Drawn | None) -> Iterator[tuple[str, str, str]]:
-    """Write what the GPUs of a design draw, where it was asked for."""
-    yield from watts_rows(told, design.gpus, design.rate, design.tokens_per_s)
-
-
 def watts_rows(told: Drawn | None, gpus: int, rate: float, tokens: float) -> Iterator[tuple[str, str, str]]:
     """Write what the GPUs draw and what the building draws, where it was asked for, each with what it rests on."""
     if told is None:

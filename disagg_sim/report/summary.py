@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from disagg_sim.atomic import write_text
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import ServingMode
 from disagg_sim.report.verdicts import EITHER, LEAST_GAIN, LEAST_PROBABILITY, SHARED, SPLIT, ModeVerdict, verdict_of
@@ -35,11 +33,6 @@ UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J", "joule"
 #: Columns of a table that name a case.
 _CASE = ("model", "system, precision", "tokens in/out", "case")
 _DEPLOYMENT = ("GPUs", "prefill", "decode", "TTFT [s]", "TPOT [ms]", "KV out/in [GB/s/GPU]", "layout", "evidence")
-
-
-def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:
-    """Write ``summary.md`` into ``root``."""
-    write_text(root / "summary.md", summary(result, figures=figures, fidelity=fidelity))
 
 
 def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:

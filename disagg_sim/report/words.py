@@ -55,11 +55,6 @@ def pools_text(pools: PoolSystems) -> str:
     return f"prefill {pools.prefill_system}, {pools.prefill_precision}; decode {decode}"
 
 
-def tags_text(case: Case) -> str:
-    """Text of the axes that distinguish the case, except model, system and traffic: ``ftl1, cap16``."""
-    return ", ".join(tag_text(tag) for tag in case.tags)
-
-
 def tag_text(tag: str) -> str:
     """One axis of a case where people read it: ``domain8`` stays, ``every_step_mixed`` loses its underscores."""
     return tag.replace("_", " ")
@@ -67,7 +62,7 @@ def tag_text(tag: str) -> str:
 
 def case_title(case: Case) -> str:
     """Write a case as a heading: model, system, recipe, traffic, other axes."""
-    extra = f", {tags_text(case)}" if case.tags else ""
+    extra = "".join(f", {tag_text(tag)}" for tag in case.tags)
     return f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{extra} ({case.profile})"
 
 

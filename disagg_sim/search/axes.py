@@ -65,12 +65,12 @@ def draft_choices(at: Setup) -> tuple[int, ...]:
 def drafting(at: Setup, mapping: Sharding, drafts: int) -> tuple[Setup, Sharding]:
     """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter."""
     if at.speculation is not None and not drafts:
-        at = _undrafted(at)
+        at = undrafted(at)
     return at, replace(mapping, draft_tokens=drafts)
 
 
 @lru_cache(maxsize=64)
-def _undrafted(at: Setup) -> Setup:
+def undrafted(at: Setup) -> Setup:
     """The setup of instances without a drafter; one object, so that all groups of a search share its tables."""
     return replace(at, speculation=None)
 

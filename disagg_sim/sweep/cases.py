@@ -7,7 +7,6 @@ default. ``axis_columns`` are the same values as columns of the frontier.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -17,7 +16,7 @@ from typing import Any
 from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.certainty.rows import ASSUMED, Origin
 from disagg_sim.choices import TWO
-from disagg_sim.domain import MAX_PIPELINE_GPUS, ServingMode
+from disagg_sim.domain import MAX_PIPELINE_GPUS
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.profile import profile_and_skew, skewed_profile
@@ -179,11 +178,6 @@ def _lengths(traffic: Traffic) -> Lengths:
     return traffic.requests
 
 
-def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
-    """List the modes that can serve the case."""
-    return tuple(mode for mode in modes if mode == ServingMode.DISAGGREGATED or not why_not_shared(case))
-
-
 def why_not_shared(case: Case) -> str:
     """Give the reason why no instance can do both phases of the case, or ""."""
     return "" if case.pools.alike else "pools that differ share no instance"
@@ -283,9 +277,9 @@ def axis_columns(case: Case) -> dict[str, Any]:
     No cell is empty, so a table reads back as it was written: a missing limit is ``inf``. ``max_instance_gpus`` is the
     effective limit.
     """
-    limits, sharing = case.limits, case.sharing
+    limits, sharing, link = case.limits, case.sharing, case.served.kv_link
     largest = max(MAX_PIPELINE_GPUS, case.decode_system.nvlink_domain)  # with pipeline stages, or one large domain
-    return {
+    columns = {
         "traffic": str(case.traffic),
         "ftl_limit_s": limits.ftl_s,
         "ttl_limit_s": limits.ttl_s,
@@ -304,16 +298,10 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "every_step_mixed": sharing.every_step_mixed,
         "minority_efficiency": sharing.interference.minority_efficiency,
         "overlap_loss": sharing.interference.overlap_loss,
-        **_link_columns(case),
     }
-
-
-def _link_columns(case: Case) -> dict[str, Any]:
-    """Make columns of the KV link, if the sweep has one."""
-    link = case.served.kv_link
-    if link is None:
-        return {}
-    return {LINK: str(link), LINK_BANDWIDTH: link.bandwidth(case.prefill_setup, case.decode_setup)}
+    if link is not None:
+        columns |= {LINK: str(link), LINK_BANDWIDTH: link.bandwidth(case.prefill_setup, case.decode_setup)}
+    return columns
 
 
 def assumed_columns(case: Case) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.piggyback import count_piggyback
-from disagg_sim.sweep.cases import Case, cases_of, modes_of, setup_case, why_not_shared
+from disagg_sim.sweep.cases import Case, cases_of, setup_case, why_not_shared
 from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
 from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.spec import SweepSpec
@@ -225,7 +225,8 @@ def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePl
     specs = common.digests(case)
     digest = common.once(("case", case), lambda: digest_of((case, specs, _version(), code_digest(ROOMS))))
     of_points = digest if keep == EVERYTHING else digest_of((digest, keep))
-    served, size = modes_of(case, spec.modes), spec.block_points
+    served = [mode for mode in spec.modes if mode == ServingMode.DISAGGREGATED or not why_not_shared(case)]
+    size = spec.block_points
 
     def planned(mode: str) -> ModePlan:
         if mode == ServingMode.DISAGGREGATED:

@@ -135,7 +135,7 @@ def synthetic_trace(
     >>> len(trace), int(trace.input_tokens.max()), float(abs(trace.arrival - longer.arrival).max())
     (1000, 512, 0.0)
     """
-    end = _end_of(requests, duration)
+    end = _end_of("requests", requests, duration)
     times = arrivals(arrivals_as, named_rng(seed, "arrivals"), above_zero("rate", rate, "requests/s"), **end)
     if not times.size:
         raise InputError(f"no request arrives in {duration:g} s at {rate:g} requests/s with seed {seed}")
@@ -198,7 +198,7 @@ def synthetic_stream(
     >>> [len(window) for window in stream.windows()], bool((stream.whole().arrival == trace.arrival).all())
     ([300, 300, 300, 100], True)
     """
-    end = _end_of(requests, duration)
+    end = _end_of("requests", requests, duration)
     drawn = _Drawn(
         rate=above_zero("rate", rate, "requests/s"), lengths=lengths, end=end, process=arrivals_as, seed=seed
     )
@@ -206,12 +206,12 @@ def synthetic_stream(
     return TraceStream(name=name, window=window, source=drawn)
 
 
-def _end_of(requests: int | None, duration: float | None) -> dict[str, Any]:
-    """When arrivals end, as ``arrivals`` takes it."""
-    if (requests is None) == (duration is None):
-        raise InputError("a synthetic trace needs requests or duration, one of them")
-    if requests is not None:
-        return {"requests": whole_number("requests", requests)}
+def _end_of(what: str, count: int | None, duration: float | None) -> dict[str, Any]:
+    """When arrivals of requests, or sessions, end, as ``arrivals`` takes it."""
+    if (count is None) == (duration is None):
+        raise InputError(f"a synthetic trace needs {what} or duration, one of them")
+    if count is not None:
+        return {"requests": whole_number(what, count)}
     return {"duration": above_zero("duration", duration, "s")}
 
 
@@ -282,15 +282,10 @@ def session_trace(
     law = traffic.session
     if law is None:
         raise InputError(f"traffic {traffic.name} has no sessions; allowed: one with the key 'session'")
-    if (sessions is None) == (duration is None):
-        raise InputError("a trace of sessions needs sessions or duration, one of them")
-    rate, rng = above_zero("rate", rate, "sessions/s"), named_rng(seed, "arrivals")
-    if sessions is not None:
-        begin = arrivals(arrivals_as, rng, rate, requests=whole_number("sessions", sessions))
-    else:
-        begin = arrivals(arrivals_as, rng, rate, duration=above_zero("duration", duration, "s"))
-        if not begin.size:
-            raise InputError(f"no session begins in {duration:g} s at {rate:g} sessions/s with seed {seed}")
+    end, rate = _end_of("sessions", sessions, duration), above_zero("rate", rate, "sessions/s")
+    begin = arrivals(arrivals_as, named_rng(seed, "arrivals"), rate, **end)
+    if not begin.size:
+        raise InputError(f"no session begins in {duration:g} s at {rate:g} sessions/s with seed {seed}")
     turns = length_distribution(law.turns).sample(named_rng(seed, "turns"), begin.size)
     if (count := float(turns.sum(dtype=float))) > MOST_REQUESTS:
         raise InputError(too_many(f"turns of {begin.size:,} sessions", count))

@@ -9,7 +9,7 @@ import yaml
 
 from disagg_sim.cli.main import run
 from disagg_sim.errors import SpecError
-from disagg_sim.report.summary import write_summary
+from disagg_sim.report.summary import summary
 from disagg_sim.sweep.fidelity import fidelity_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -101,7 +101,8 @@ def test_what_goes_together_runs(taken, tmp_path):
         left -= {frozenset(pair) for pair in combinations(chosen, 2)}
         out = tmp_path / "_".join(chosen).replace(" ", "")
         result = run_sweep(plan_sweep(load(tmp_path, chosen)), out, jobs=1, listener=Mock(), outside=True)
-        write_summary(result, out, figures=False, fidelity=fidelity_of(result, out, error_bars=False, jobs=1))
+        told = summary(result, figures=False, fidelity=fidelity_of(result, out, error_bars=False, jobs=1))
+        (out / "summary.md").write_text(told)
         assert run(["report", str(out), "--no-breakdowns"]) == 0, chosen
         found = result.frontier
         assert len(found), chosen

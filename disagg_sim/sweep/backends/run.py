@@ -82,12 +82,7 @@ def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
 
         return on_ray(where)
     if where.backend == "serial" or where.jobs == 1 or tasks < 2:
-        return nullcontext(_in_this_process)
+        return nullcontext(lambda call, tasks: ((number, call(task)) for number, task in tasks.items()))
     from disagg_sim.sweep.backends.local import in_processes
 
     return in_processes(where.jobs)
-
-
-def _in_this_process(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
-    """Attempt tasks here, in order."""
-    return ((number, call(task)) for number, task in tasks.items())
