@@ -54,7 +54,8 @@ def late(policy, **options):
     [
         ("arrow", {}),
         ("dynamo_sla", {}),
-        ("dynamo_sla", {"load": True}),  # the load planner never goes below the sizes of the other
+        # the load planner never goes below the sizes of the other
+        pytest.param("dynamo_sla", {"load": True}, marks=pytest.mark.rare),
         ("dynamo_load", {"least": 4}),
         ("dopd", {"sizing": "little"}),
         ("dopd", {"sizing": "little", "headroom": 0.1}),
@@ -89,7 +90,12 @@ def test_these_settle_at_sizes_that_do_not_serve(sizing):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [("dopd", {}), ("dynamo_load", {}), ("dynamo_load", {"mode": "throughput"}), ("dynamo_load", V2025)],
+    [
+        ("dopd", {}),
+        ("dynamo_load", {}),
+        pytest.param("dynamo_load", {"mode": "throughput"}, marks=pytest.mark.rare),
+        pytest.param("dynamo_load", V2025, marks=pytest.mark.rare),
+    ],
 )
 def test_these_swing_by_their_own_rules(policy, options):
     """``dopd`` sizes by the requests in service, which are more the fewer instances there are: 1P + 1D, 6P + 6D.
