@@ -117,6 +117,18 @@ def test_a_wait_costs_time_to_the_first_token_and_gains_time_per_token(tuned):
     assert np.all(np.diff([each.tpot(tuned.other.rate, pool.instances, 0.9) for each in held]) < 0)
 
 
+def test_a_prompt_takes_whole_steps(tuned):
+    """10 tokens wait for the same step as 100; at four times the mean they need more steps than that."""
+    (pool,) = tuned.other.pools
+    choice, ones = replace(pool.choice, hold_steps=16), np.ones(pool.choice.nodes.size)
+    first, same, longer = (
+        replace(choice, nodes=tokens * ones).ttft(tuned.other.rate, pool.instances, 0.9)
+        for tokens in (10.0, 100.0, 4 * choice.work.lengths.mean_new)
+    )
+    assert first == pytest.approx(same, rel=1e-9)
+    assert longer > 1.1 * first
+
+
 def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
     """R1 in DP4 on H200: TPOT of 46.6 ms at p50, 45.1 simulated; TTFT of 1.52 s at p90, 1.63 simulated."""
     none, (pool,) = asked("none"), tuned.other.pools

@@ -1,12 +1,14 @@
 """What a plan says of the tiers that its prompts lie in."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.planning.tiers import tier_uses
+from disagg_sim.planning.tiers import tier_uses, tiers_of_designs
 from disagg_sim.report.plan import plan_json, screen
 
 TIERS = (("dram", 0.25), ("hbm", 0.5), ("remote", 0.25))
@@ -54,6 +56,20 @@ def test_hbm_that_is_set_aside_is_the_room_of_its_tier():
     best = planned((("hbm", 1.0),), set_aside=10e9).best
     (hbm,) = tier_uses(best)
     assert hbm.holds == pytest.approx(int(best.pools[0].mapping.gpus) * 10e9 / 65_536)
+
+
+def test_a_shared_tier_has_the_room_of_all_instances_that_prefill():
+    """1 TB for each, whose tokens have 65,536 B; those that decode alone store nothing."""
+    plain = ds.load_system("h200_sxm")
+    lengths = ds.lengths(8192, 256, cached=Reuse(share=ConstantShare(share=0.75), tiers=(("remote", 1.0),)))
+    remote = replace(plain.kv_tiers["remote"], capacity=1e12)
+    at = ds.setup("llama_3_1_8b", replace(plain, kv_tiers={"remote": remote}), "fp8")
+    grids = (make(at, ds.Sharding(), lengths, batch=[1]) for make in (ds.prefill_grid, ds.decode_grid))
+    points = ds.disaggregated(*grids)
+    (one,) = designs_of(points, ds.Origin(lengths=lengths, systems={"h200_sxm": at.system}))
+    assert one.prefill_instances[0] != one.instances[0]
+    (told,) = tiers_of_designs(one)
+    assert told.holds == pytest.approx(int(one.prefill_instances[0]) * 1e12 / 65_536)
 
 
 def test_tiers_are_told_where_they_are_named_alone(plan):
