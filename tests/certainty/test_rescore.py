@@ -56,6 +56,8 @@ def test_prompts_of_one_length_and_unlike_pasts_are_timed_apart():
     again = ds.rescore(points, origin=ds.Origin(lengths=law))
     for column in NUMBERS:
         assert np.allclose(again[column], points[column], rtol=1e-12, atol=0.0), column
+    parts = ds.breakdown(points, origin=ds.Origin(lengths=law)).operators
+    assert parts.loc[parts["latency"] == "ftl", "seconds"].sum() == pytest.approx(points["ftl_s"].sum(), rel=1e-9)
 
 
 def test_rates_twice_as_fast_halve_the_times_of_the_ideal_profile():
