@@ -283,7 +283,7 @@ def _rates(bench: ArrowBench, case: str) -> str:
     return ", ".join(f"{bench.rate(name, case):.1f}" for name in AZURE)
 
 
-def correlation(one: Ints, other: Ints) -> float:
+def correlation(one: Ints | Floats, other: Ints | Floats) -> float:
     """Pearson's of two loads; 0 where one of them never changes. [1]"""
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) > 0 and np.ptp(other) > 0 else 0.0
 

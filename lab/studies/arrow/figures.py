@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.workload.statistics import per_minute
-from lab.studies.arrow.claims import AROUND, by_gpus
+from lab.studies.arrow.claims import AROUND, by_gpus, correlation
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CLIP, COUNTS, ArrowBench, loads
 from lab.studies.paper_figures import Figure
 
@@ -39,7 +39,7 @@ def correlations(bench: ArrowBench) -> pd.DataFrame:
         trace = bench.workloads[name].trace
         inputs, outputs = (per_minute(trace.arrival, tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         printed = f" (paper {CORRELATIONS[name]:g})" if name in CORRELATIONS else ""
-        said = f"{name}: correlation {np.corrcoef(inputs, outputs)[0, 1]:.2f}{printed}"
+        said = f"{name}: correlation {correlation(inputs, outputs):.2f}{printed}"
         frames.append(
             pd.DataFrame({"trace": said, "curve": "a minute", "input": inputs / 1e3, "output": outputs / 1e3})
         )
