@@ -153,7 +153,8 @@ def _(plan: PoolsPlan) -> str:
         ]
     if not np.isnan(plan.cost):
         lines.append(("cost", f"{plan.cost:,.4g} USD/h, or W where it is per watt"))
-    return _lines("Pools", lines) + (html_of(plan.deployment) if plan.deployment else "")
+    caption = "Deployment" if plan.members else "No deployment"
+    return _lines(caption, lines) + (html_of(plan.deployment) if plan.deployment else "")
 
 
 @html_of.register
