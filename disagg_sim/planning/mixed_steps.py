@@ -166,11 +166,11 @@ class MixedSteps:
             if prompt < self.room[0]:
                 held, fullest, times = self._shared(rate * (time if turn < 2 else _limit(*before)), columns)
             under_way = np.maximum(rate * prompt / held * time, LEAST)
-            some = under_way / mixed_share(under_way, ranks, further)  # ranks with a prompt, where there is one
+            share = _share(under_way, ranks, further, rate * time, rate * step)
+            some = under_way / share  # ranks with a prompt, where there is one
             time = self.beside(times, np.minimum(np.maximum(some * held / fullest, 1.0), ranks), columns)
             before.append(time)
-        under_way = rate * prompt / held * time
-        share = mixed_share(under_way, ranks, further)
+        share = _share(rate * prompt / held * time, ranks, further, rate * time, rate * step)
         used = rate * prompt / (room * ranks) * self.full[columns]
         return Mixing(held, time, share, share / time + (1.0 - share) / step, used)
 
@@ -244,6 +244,18 @@ class MixedSteps:
             np.maximum.at(best, wait[fast], middle[fast])
         self._known[slowest] = best, least
         return best
+
+
+def _share(under_way: Floats, ranks: int, further: Floats | float, mixed: Floats, alone: Floats) -> Floats:
+    """Find the share of the time in steps with prefill, where prompts start with a step.
+
+    Takes the prompts that are under way and those that come in a step with prefill and of decodes alone. [request]
+    """
+    share = mixed_share(under_way, ranks, further)
+    if ranks == 1:
+        return share
+    longer = np.where(further > 0.0, 1.0, mixed / -np.expm1(-mixed) / (alone / -np.expm1(-alone)))
+    return share * longer / (1.0 - share + share * longer)
 
 
 def with_others(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -36,13 +35,13 @@ from disagg_sim.planning.queueing import (
     shortest_queue_delay,
 )
 from disagg_sim.planning.rank_steps import prompt_times
+from disagg_sim.planning.token_times import LEAST, MOST, Met, met_at_one_rank, token_times
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
 #: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where each request goes
 #: to the instance with the fewest requests (chosen from simulations, which lie on both sides). [1]
 EVEN = 0.5
-_NORMAL = NormalDist()
 
 
 class PoolChoice(Protocol):
@@ -352,18 +351,32 @@ class ColocatedChoice:
         """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
         return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
 
-    def _tpot(self, even: float, found: Occupancy, mixing: Mixing) -> tuple[float, float]:
-        """Find mean and standard deviation of TPOT over requests. [s]"""
-        each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
-        mean, wide = found.moments(each_step / self._accepted)
-        held, time, share, alone = (
-            float(np.interp(found.mean, self.batch, values))
-            for values in (mixing.held, mixing.time, mixing.share, self.step)
-        )
-        longer = 1.0 - alone / time  # share of a step with prefill that the prefill adds [1]
-        uneven = busy_variance(share, self.steps.prompt / held * time, self.ranks)
-        met = self.work.lengths.gaps * mean  # time in which a request decodes [s]
-        return mean, math.hypot(wide, mean * longer / (1.0 - share * longer) * math.sqrt(even * uneven / met))
+    @cached_property
+    def _times(self) -> dict[tuple[float, int], Delay]:
+        return {}
+
+    def _tpot(self, rate: float, instances: int) -> Delay:
+        """TPOT, which is kept likewise. [s]"""
+        if (rate, instances) not in self._times:
+            found, mixing = self._state(rate, instances)
+            each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
+            mean, wide = found.moments(each_step / self._accepted)
+            held, time, share, alone = (
+                float(np.interp(found.mean, self.batch, values))
+                for values in (mixing.held, mixing.time, mixing.share, self.step)
+            )
+            gaps, even = self.work.lengths.gaps, self._evenness(instances)
+            used = min(max(share * (1.0 - alone / time), LEAST), MOST)  # share of the time that prefill adds [1]
+            if self.ranks == 1:
+                size = float(self.weights @ self.nodes)
+                varied = float(self.weights @ self.nodes**2) / size**2
+                met = met_at_one_rank(gaps * mean * (1.0 - used), used, rate / instances, even * varied)
+            else:
+                longer = used / share / (1.0 - used)
+                busy = busy_variance(share, self.steps.prompt / held * time, self.ranks)
+                met = Met(gaps * mean * used, even * gaps * mean * longer**2 * busy, max(time - alone, LEAST))
+            self._times[rate, instances] = token_times(mean * (1.0 - used), wide, met, gaps)
+        return self._times[rate, instances]
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``PoolChoice``."""
@@ -371,8 +384,7 @@ class ColocatedChoice:
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or self.work.overloads(np.interp(found.mean, self.batch, mixing.used)):
             return False
-        mean, wide = self._tpot(self._evenness(instances), found, mixing)
-        if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:
+        if self._tpot(rate, instances).late(tpot.seconds) > 1.0 - tpot.share:
             return False
         return math.isinf(ttft.seconds) or self._delay(rate, instances).late(ttft.seconds) <= 1.0 - ttft.share
 
@@ -386,8 +398,7 @@ class ColocatedChoice:
 
     def tpot(self, rate: float, instances: int, share: float) -> float:
         """TPOT that a share of the requests does not exceed. [s]"""
-        mean, wide = self._tpot(self._evenness(instances), *self._state(rate, instances))
-        return mean + _NORMAL.inv_cdf(share) * wide
+        return self._tpot(rate, instances).at(share)
 
     def occupied(self, rate: float, instances: int) -> Occupancy:
         """Sequences of an instance over time."""
