@@ -166,11 +166,11 @@ class MixedSteps:
             if prompt < self.room[0]:
                 held, fullest, times = self._shared(rate * (time if turn < 2 else _limit(*before)), columns)
             under_way = np.maximum(rate * prompt / held * time, LEAST)
-            share = _share(under_way, ranks, further, rate * time, rate * step)
+            share = share_by_steps(under_way, ranks, further, (rate * time, rate * step))
             some = under_way / share  # ranks with a prompt, where there is one
             time = self.beside(times, np.minimum(np.maximum(some * held / fullest, 1.0), ranks), columns)
             before.append(time)
-        share = _share(rate * prompt / held * time, ranks, further, rate * time, rate * step)
+        share = share_by_steps(rate * prompt / held * time, ranks, further, (rate * time, rate * step))
         used = rate * prompt / (room * ranks) * self.full[columns]
         return Mixing(held, time, share, share / time + (1.0 - share) / step, used)
 
@@ -246,16 +246,22 @@ class MixedSteps:
         return best
 
 
-def _share(under_way: Floats, ranks: int, further: Floats | float, mixed: Floats, alone: Floats) -> Floats:
-    """Find the share of the time in steps with prefill, where prompts start with a step.
+def share_by_steps(under_way: Floats, ranks: int, further: Floats | float, come: tuple[Floats, Floats]) -> Floats:
+    r"""Find the share of the time in steps with prefill, where prompts start with a step.
 
-    Takes the prompts that are under way and those that come in a step with prefill and of decodes alone. [request]
+    Takes the prompts that are under way, those that start with another (``prefill_delay_queue``) and the prompts that
+    ``come``: x in a step with prefill, y in one of decodes alone. [request] Several ranks are then idle for
+    :math:`T_d/(1 - e^{-y})` in place of :math:`1/\lambda`, and busy until m steps in a row bring no prompt,
+    :math:`T_{mix} (e^{mx} - 1)/(1 - e^{-x})` in place of :math:`(e^{mx} - 1)/\lambda`:
+
+    .. math:: \frac{\varphi}{1 - \varphi} = \frac{\varphi_0}{1 - \varphi_0} \cdot \frac{x/(1 - e^{-x})}{y/(1 - e^{-y})}
     """
     share = mixed_share(under_way, ranks, further)
     if ranks == 1:
         return share
-    longer = np.where(further > 0.0, 1.0, mixed / -np.expm1(-mixed) / (alone / -np.expm1(-alone)))
-    return share * longer / (1.0 - share + share * longer)
+    mixed, alone = (np.maximum(each, LEAST) / -np.expm1(-np.maximum(each, LEAST)) for each in come)
+    longer = np.where(further > 0.0, 1.0, mixed / alone)
+    return np.asarray(share * longer / (1.0 - share + share * longer))
 
 
 def with_others(

@@ -7,7 +7,7 @@ A choice is one configuration of an instance. ``holds`` tells whether so many of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -28,20 +28,19 @@ from disagg_sim.planning.queueing import (
     Delay,
     Occupancy,
     Service,
-    busy_variance,
     mean_wait,
     occupancy,
     share_that_waits,
     shortest_queue_delay,
 )
 from disagg_sim.planning.rank_steps import prompt_times
-from disagg_sim.planning.token_times import LEAST, MOST, Met, met_at_one_rank, token_times
+from disagg_sim.planning.token_times import met_prompts, token_times
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
 #: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where each request goes
 #: to the instance with the fewest requests (chosen from simulations, which lie on both sides). [1]
-EVEN = 0.5
+EVEN = 0.3
 
 
 class PoolChoice(Protocol):
@@ -360,22 +359,14 @@ class ColocatedChoice:
         if (rate, instances) not in self._times:
             found, mixing = self._state(rate, instances)
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
-            mean, wide = found.moments(each_step / self._accepted)
-            held, time, share, alone = (
-                float(np.interp(found.mean, self.batch, values))
-                for values in (mixing.held, mixing.time, mixing.share, self.step)
-            )
-            gaps, even = self.work.lengths.gaps, self._evenness(instances)
-            used = min(max(share * (1.0 - alone / time), LEAST), MOST)  # share of the time that prefill adds [1]
-            if self.ranks == 1:
-                size = float(self.weights @ self.nodes)
-                varied = float(self.weights @ self.nodes**2) / size**2
-                met = met_at_one_rank(gaps * mean * (1.0 - used), used, rate / instances, even * varied)
-            else:
-                longer = used / share / (1.0 - used)
-                busy = busy_variance(share, self.steps.prompt / held * time, self.ranks)
-                met = Met(gaps * mean * used, even * gaps * mean * longer**2 * busy, max(time - alone, LEAST))
-            self._times[rate, instances] = token_times(mean * (1.0 - used), wide, met, gaps)
+            mean, wide = found.moments(each_step)
+            size, even = float(self.weights @ self.nodes), self._evenness(instances)
+            uneven = float(self.weights @ self.nodes**2) / size**2
+            steps = self.work.lengths.gaps / self._accepted
+            used, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), rate / instances, (even, uneven))
+            full = float(np.interp(found.mean, self.batch, self.steps.full))
+            each = token_times(mean * (1.0 - used), wide, met, steps, full)
+            self._times[rate, instances] = replace(each, calm=each.calm / self._accepted)
         return self._times[rate, instances]
 
     def holds(self, rate: float, instances: int) -> bool:

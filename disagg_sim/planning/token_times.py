@@ -1,17 +1,21 @@
 r"""Compute the distribution of TPOT over the requests of an instance that prefills between their tokens.
 
 A request decodes for G steps of :math:`T_d`; each prompt that comes meanwhile adds s, and others come while it is
-computed, :math:`\rho = \lambda s` on average. One rank serves prompts before decodes, so that G steps take until
-:math:`G\,T_d` of decodes are done, the delay busy period of one server. Prompts that came in the step of the request's
-own prompt wait behind it; such a step is longer than others by :math:`s/(1 - \rho^2)`, where a step lasts
-:math:`T_d + s N(T)` with the arrivals of the one before. With K prompts
+computed, :math:`\rho = \lambda s` on average. One rank serves prompts before decodes, so that many steps take until
+:math:`G\,T_d` of decodes are done, the delay busy period of one server: with K prompts
 
 .. math:: TPOT = T_d + \frac{s K}{G}, \quad E[K] = \frac{\lambda V}{1 - \rho}, \quad
-    Var[K] = \frac{\lambda V}{(1 - \rho)^3}, \quad V = G\,T_d + \frac{s}{1 - \rho^2}
+    Var[K] = \frac{\lambda V D}{(1 - \rho)^3} \left(1 - \frac{2 \rho b}{G}\right), \quad V = G\,T_d + D s b
 
-where K has the law of Borel and Tanner, :math:`P(K = k) = a (a + k \rho)^{k-1} e^{-a - k \rho} / k!` with
+Prompts that came in the step of the request's own prompt wait behind it. Steps last :math:`T_d + s N(T)`, with N
+arrivals in the one before, and that of a prompt is longer than others by :math:`D s/(1 - \rho^2)`, where arrivals vary
+D times as much as Poisson ones. Of what that adds in the end a share :math:`1 - \rho^G` falls into G steps, so that
+:math:`b = (1 - \rho^G)/(1 - \rho^2)`; prompts of the last steps delay others, which makes the variance smaller.
+
+K has the law of Borel and Tanner, :math:`P(K = k) = a (a + k \rho)^{k-1} e^{-a - k \rho} / k!` with
 :math:`a = \lambda V`. Prompts of several lengths take the law of as large a mean and variance, and so does the time in
-which some of several ranks has a prompt (``queueing.busy_variance``).
+which some of several ranks has a prompt (``queueing.busy_variance``). There a step takes longer by d for each further
+prompt, which varies the time by :math:`\lambda d^2/(1 - \lambda d)^2` per second in steps with prefill.
 
 The prompts that a request meets decode beside it, too. Sequences in service over its time D are the arrivals of D
 before and D after its first token, by the share of D in which they meet it: their mean varies 2/3 as much as their
@@ -29,7 +33,8 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.planning.queueing import Delay
+from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
+from disagg_sim.planning.queueing import Delay, busy_variance
 
 #: Most numbers of prompts that are told apart, and standard deviations beyond the mean that they reach. [1]
 NUMBERS, REACH = 96, 8.0
@@ -39,6 +44,8 @@ APART = math.sqrt(5 / 12)
 #: Standard deviations at which a normal law is taken, and their probabilities. [1]
 AT = np.linspace(-3.5, 3.5, 29)
 CHANCES = np.exp(-(AT**2) / 2) / np.exp(-(AT**2) / 2).sum()
+#: Least variance of the prompts that are met over their mean. [1]
+EVENEST = 1e-4
 #: Least share of the time that prompts take, and most. [1]
 LEAST, MOST = 1e-9, 1.0 - 1e-6
 
@@ -51,18 +58,40 @@ class Met(NamedTuple):
     each: float  # of one prompt [s]
 
 
-def met_at_one_rank(decode: float, used: float, rate: float, dispersion: float) -> Met:
-    """Find what prompts add to ``decode`` seconds of decode steps, where one rank computes one prompt after the other.
+def met_prompts(
+    law: MixedSteps,
+    mixing: Mixing,
+    sequences: float,
+    decodes: tuple[float, float],
+    rate: float,
+    dispersion: tuple[float, float],
+) -> tuple[float, Met]:
+    """Find the share of its time that prompts add to a request, and what they add.
 
-    Takes ``used`` (rho [1]), ``rate`` [request/s] and ``dispersion``, the variance of the prompts' work that comes in a
-    long window over that of equal ones with Poisson arrivals [1].
+    Takes ``sequences`` of the instance [request], ``decodes`` (steps of a request [1], and their mean time [s]), its
+    ``rate`` [request/s] and ``dispersion``: variance of the requests of a long window over that of Poisson ones, and of
+    the squares of their prompts over the squared mean. [1]
     """
-    each = used / rate
-    work = decode + each / (1.0 - used**2)
-    return Met(used * work / (1.0 - used), dispersion * each * used * work / (1.0 - used) ** 3, each)
+    held, time, share, alone, one = (
+        float(np.interp(sequences, law.batch, values))
+        for values in (mixing.held, mixing.time, mixing.share, law.step, law.own[1][0])
+    )
+    (steps, mean), (even, uneven) = decodes, dispersion
+    used, window = min(max(share * (1.0 - alone / time), LEAST), MOST), steps * mean
+    if law.ranks == 1:
+        each, begun = used / rate, (1.0 - used**steps) / (1.0 - used**2)
+        work = window * (1.0 - used) + even * each * begun
+        varied = even * uneven * each * used * work / (1.0 - used) ** 3 * (1.0 - 2.0 * used * begun / steps)
+        return used, Met(used * work / (1.0 - used), varied, each)
+    busy = max(law.prompt / held, 1.0) * time  # steps of a prompt [s]
+    further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
+    further = min(max(further, 0.0), MOST / rate)
+    alternating = (used / share / (1.0 - used)) ** 2 * busy_variance(share, busy, law.ranks)
+    several = share * rate * (further / (1.0 - rate * further)) ** 2
+    return used, Met(window * used, even * window * (alternating + several), max(time - alone, LEAST))
 
 
-def token_times(alone: float, wide: float, met: Met, tokens: float) -> Delay:
+def token_times(alone: float, wide: float, met: Met, tokens: float, most: float) -> Delay:
     """Find the distribution of the time of a token.
 
     Parameters
@@ -73,6 +102,8 @@ def token_times(alone: float, wide: float, met: Met, tokens: float) -> Delay:
         What prompts add, over all tokens.
     tokens
         Of a request after its first. [1]
+    most
+        Time of a token where the budgets of all steps are full. [s]
 
     Returns
     -------
@@ -83,15 +114,16 @@ def token_times(alone: float, wide: float, met: Met, tokens: float) -> Delay:
     --------
     Ten prompts on average come at random (Poisson), and each adds 1 ms to each of 100 tokens:
 
-    >>> found = token_times(5e-3, 0.0, Met(1.0, 0.1, 0.1), 100)
+    >>> found = token_times(5e-3, 0.0, Met(1.0, 0.1, 0.1), 100, 1.0)
     >>> round(found.mean * 1e3, 6), round(found.at(0.9) * 1e3, 6)
     (15.0, 19.0)
     """
-    numbers, shares = prompts_met(met.mean / met.each, met.variance / (met.mean * met.each))
+    dispersion = max(met.variance / (met.mean * met.each), EVENEST)
+    numbers, shares = prompts_met(met.mean / met.each, dispersion)
     added = numbers * met.each
-    beside = wide / 2.0 * (added - met.mean) / math.sqrt(met.variance)
+    beside = wide / 2.0 * (added - met.mean) / math.sqrt(dispersion * met.mean * met.each)
     return Delay(
-        calm=np.add.outer(alone + added / tokens + beside, AT * (wide * APART)).ravel(),
+        calm=np.minimum(np.add.outer(alone + added / tokens + beside, AT * (wide * APART)), most).ravel(),
         calm_share=np.multiply.outer(shares, CHANCES).ravel(),
         held=np.zeros(1),
         held_share=np.zeros(1),
