@@ -21,6 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
+# Matrices of plans are small: threads that share one wait for each other, several times as long as one works.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from disagg_sim.cli.commands import Commands
 from disagg_sim.cli.completion import completing
 from disagg_sim.errors import REMOVED, DisaggSimError, InputError, printable, quoted
