@@ -241,6 +241,10 @@ class ArrowBench(RatedBench[ArrowMeasures]):
             stayed_transfer_s=float(result.requests.transfer_s[here].sum()),
         )
 
+    def flips(self, workload: str, case: str, load: float) -> int:
+        """Flips at ``load`` times the capacity. [1]"""
+        return self.seen(workload, case, load * self.capacity(workload, case).rate_scale).summary.flips
+
     def capacity(self, workload: str, case: str) -> Capacity:
         """Largest rate with ``SHARE`` of the requests inside both limits, as the paper looks for it: a boundary."""
         where = self.workloads[workload]
