@@ -34,8 +34,9 @@ from disagg_sim.arrays import Floats, Mask
 
 #: Servers from which the limit of many servers replaces Erlang's recursion. [1]
 MANY = 200
-#: Most values of the number in service that are computed; a pool with more seats has them at equal distances. [1]
-PLACES = 1024
+#: Values of the number in service that are computed; a pool with more seats has them at equal distances, and each of
+#: the first numbers. [1]
+PLACES, FIRST = 1024, 256
 #: Shares of a pass or a step that may be left when a request arrives, at equal distances. [1]
 RESIDUES = (np.arange(8) + 0.5) / 8
 #: Longest dot product that OpenBLAS computes on one core (kernel/x86_64/ddot.c). [1]
@@ -314,17 +315,21 @@ def occupancy(rate: float, instances: int, seats: int, batch: Floats, completed:
     places = instances * seats
     width = max(1.0, places / PLACES)
     number = np.arange(1, math.floor(places / width) + 1) * width
+    if width > 1.0:
+        number = np.concatenate([np.arange(1.0, FIRST + 1.0), number[number > FIRST]])
+    widths = np.diff(number, prepend=0.0)
     of_one = number / instances
     done = instances * np.interp(of_one, batch, completed)
     below = of_one < batch[0]
     done[below] = instances * of_one[below] / batch[0] * completed[0]
-    grown = np.concatenate([[0.0], np.cumsum(width * np.log(rate / done))])
-    log_share = grown - grown.max()
-    share = np.exp(log_share)
+    grown = np.concatenate([[0.0], np.cumsum(widths * np.log(rate / done))])
+    share = np.exp(grown - grown.max())
     last = rate / float(done[-1])
-    waiting = share[-1] * last / (1.0 - last) / width if last < 1.0 else math.inf
-    total = float(share.sum()) + waiting
+    waiting = share[-1] * last / (1.0 - last) if last < 1.0 else math.inf
+    full = share[-1] + waiting
+    share[1:] *= widths
+    share[-1] += waiting
+    total = float(share.sum())
     if math.isinf(total):
         return Occupancy(np.array([float(seats)]), np.ones(1), 1.0)
-    share[-1] += waiting
-    return Occupancy(np.concatenate([[0.0], of_one]), share / total, float(share[-1] / total))
+    return Occupancy(np.concatenate([[0.0], of_one]), share / total, float(full / total))

@@ -140,7 +140,7 @@ def test_halves_of_an_instance_share_its_batch_and_step():
 def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_comes():
     """Power above that of waiting GPUs, over the rate."""
     each = []
-    for rate in (0.1, 0.4):
+    for rate in (0.01, 0.05):
         found = asked(("prefill", "attention", "ffn"), None, Size(rate=rate))
         waiting = sum(stage.gpus * power_at(stage.setup).idle for stage in found.stages)
         each.append((drawn_of_pools(found).watts - waiting) / rate)
