@@ -114,18 +114,14 @@ CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
 #: Questions that take longest, each beside a shorter one of the same feature.
 LONG = {
     *("rate_high", "loose", "confidence_high", "infeasible_prefill", "long_drafts", "short", "one_token_prompts"),
-    *("joule_gpus", "users_spares", "simulated_grown", "split"),
+    *("joule_gpus", "users_spares", "simulated_grown", "split", "users_of_few_tokens", "confidence", "nic", "prices"),
 }
 #: Those that take some seconds, and the quicker question that moves with what they alone would show.
 RARE = {
     "gpus_experts": "experts",
-    "users_of_few_tokens": "users",
     "tight_ttft": "tight_tpot",
-    "confidence": "confidence_high",
     "traffic": "sessions",
     "trace_rate": "trace",
-    "nic": "encode_nic",
-    "prices": "systems",
     "simulated_gpus": "simulated",
 }
 
