@@ -85,7 +85,7 @@ def c2_model_size(evidence: Evidence) -> Finding:
 
 @claim(
     "C3",
-    kind=PAPER,
+    kind=FIGURE,
     statement="small models and generation-heavy traffic gain little",
     acceptance="A of 8B at 4096/256 and of R1 at 1024/32768 within 0.9-1.25",
 )

@@ -35,8 +35,9 @@ POINTS = 200  # of a range that is compared [1]
     "C33",
     kind=PAPER,
     statement="chunked pipelines cut FTL at high throughput for prompts of mixed lengths, without wide TP (R1)",
-    acceptance="4k, 16k and 64k in equal shares, FTL of the longest within 10 s: pipelines with TP up to 8 serve at "
-    "least 0.95 of what one stage of any TP serves a GPU at every FTL that it reaches, and 1.2 times at the shortest",
+    acceptance="4k, 16k and 64k in equal shares, FTL of the longest within 10 s: pipelines with TP of attention up "
+    "to 8 serve at least 0.95 of what one stage of any TP serves a GPU at every FTL that it reaches, and 1.2 times at "
+    "the shortest",
 )
 def c33_mixed_lengths(evidence: Evidence) -> Finding:
     """Request rate per GPU of prefill over the FTL of the longest prompts, pipelines against one stage."""
