@@ -1,5 +1,6 @@
-"""Constants that were set with data in view stand on the page of fidelity with the values of the code."""
+"""Constants that were set with data in view stand in a table of the documentation with the values of the code."""
 
+import csv
 import importlib
 import re
 from pathlib import Path
@@ -10,13 +11,11 @@ from disagg_sim.facts.load import load_efficiency, load_engine, load_profile
 from disagg_sim.physics.attention_parts import ASSUMED_PARTS
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
-TABLE = PAGE.split("## What was set by looking at data")[1].split("\n## ")[0]
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines() if line.startswith("| `")]
+ROWS = list(csv.reader((ROOT / "docs" / "set_by_data.csv").read_text(encoding="utf-8").splitlines()))[1:]
 
 
 def constants() -> list[tuple[str, float]]:
-    """Names of constants with their modules, and the values of the page."""
+    """Names of constants with their modules, and the values of the table."""
     found = []
     for names, values, *_ in ROWS:
         module = ""
@@ -29,7 +28,7 @@ def constants() -> list[tuple[str, float]]:
     return found
 
 
-def test_values_of_the_page_are_those_of_the_code():
+def test_values_of_the_table_are_those_of_the_code():
     listed = constants()
     assert len(listed) == 29
     for name, value in listed:
@@ -44,7 +43,7 @@ def test_values_of_the_page_are_those_of_the_code():
         assert [row.e_memory for row in fits.moe if row.block_rows] == [0.687]
 
 
-def test_assumed_parts_of_the_page_are_those_of_the_code():
+def test_assumed_parts_of_the_table_are_those_of_the_code():
     """Each part with its numbers: times, then shares of the BF16 peak and of the HBM bandwidth."""
     (values,) = [row[1] for row in ROWS if "ASSUMED_PARTS" in row[0]]
     listed = dict(re.findall(r"([a-z ]+): ([^;]+)", values))

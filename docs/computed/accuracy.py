@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
-from docs.computed import quick, table
+from docs.computed import on_site, quick, table
 from docs.computed.served import PAGE, written
 
 
@@ -110,3 +111,11 @@ def accuracy_served() -> str:
             for what, told in lines
         ],
     )
+
+
+@on_site
+def set_by_data() -> str:
+    """Constants that were set with data in view."""
+    with (PAGE.parent / "set_by_data.csv").open(encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    return table(header, lines)

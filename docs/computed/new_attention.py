@@ -15,7 +15,6 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.report.words import mapping_text
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
@@ -86,32 +85,13 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _row(model: str, system: str, isl: int) -> tuple[str, ...]:
-    speed, name = SPEEDS[isl], (LABELS[model], SYSTEMS[system])
-    found = best(model, system, isl, "disaggregated", speed=speed)
+def _cells(model: str, system: str, isl: int) -> tuple[str, str, str]:
+    """Throughput, ratio of the pools and traffic of the best design at the speed of this prompt."""
+    found = best(model, system, isl, "disaggregated", speed=SPEEDS[isl])
     if found is None:
-        fastest = points(model, system, isl, "disaggregated")[X].max()
-        return (*name, f"at most {fastest:.0f} tokens/s/user", *[""] * 7)
+        return f"at most {points(model, system, isl, 'disaggregated')[X].max():.0f} tokens/s/user", "", ""
     traffic = [found[f"kv_{way}_bytes_per_s_per_gpu"] / GB for way in ("egress", "ingress")]
-    return (
-        *name,
-        _short(found[Y]),
-        mapping_text(found, "decode"),
-        _short(found["decode_batch"] / found["decode_gpus"]),
-        str(found["decode_bound"]),
-        mapping_text(found, "prefill"),
-        _short(found["ctx_gen_gpu_ratio"]),
-        f"{_short(found['ftl_s'])} s",
-        " / ".join(_short(each) for each in traffic),
-    )
-
-
-def _designs(isl: int) -> str:
-    head = (
-        *("model", "system", "tokens/s/GPU", "decode", "batch a GPU", "bound", "prefill", "P:D", "FTL"),
-        "KV out / in a GPU, GB/s",
-    )
-    return table(head, [_row(model, system, isl) for system in SYSTEMS for model in LABELS])
+    return _short(found[Y]), _short(found["ctx_gen_gpu_ratio"]), " / ".join(_short(each) for each in traffic)
 
 
 def _gain(model: str, system: str, isl: int) -> str:
@@ -133,21 +113,19 @@ def new_attention_gains() -> str:
 
 
 @slow
-def new_attention_8k() -> str:
-    """Designs at 8k tokens of prompt."""
-    return _designs(8_192)
-
-
-@slow
-def new_attention_128k() -> str:
-    """Designs at 128k tokens of prompt."""
-    return _designs(131_072)
-
-
-@slow
-def new_attention_1m() -> str:
-    """Designs at 1M tokens of prompt."""
-    return _designs(1_047_552)
+def new_attention_designs() -> str:
+    """The best disaggregated designs of all models at each length of prompt."""
+    head = ["model", "system"]
+    for isl, name in PROMPTS.items():
+        head += [f"{name} at {SPEEDS[isl]:.0f}: tokens/s/GPU", "P:D", "KV out / in"]
+    return table(
+        head,
+        [
+            [LABELS[model], SYSTEMS[system], *(cell for isl in SPEEDS for cell in _cells(model, system, isl))]
+            for system in SYSTEMS
+            for model in LABELS
+        ],
+    )
 
 
 @quick

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from docs.computed import ON_SITE, models, studies  # noqa: F401 - importing registers
+from docs.computed import ON_SITE, accuracy, counts, models, studies  # noqa: F401 - importing registers
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?P<said>!?\[[^\]]*\])\((?P<path>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
