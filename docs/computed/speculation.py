@@ -113,10 +113,3 @@ def drafts_by_batch_r1() -> str:
     """DeepSeek-R1 on H200 with the accepted lengths that NVIDIA published."""
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp " + " ".join(map(str, R1_SHARES)))
     return _by_batch(at, (1024, 2048), TP_EIGHT, DP_EIGHT, DP_WIDE)
-
-
-@quick
-def drafts_by_batch_qwen() -> str:
-    """Qwen3.5 397B on 8 B200 with its measured curve."""
-    at = ds.setup("qwen3_5_397b_a17b", "b200_sxm", "fp8", speculation="qwen3_5_397b_a17b_mtp_thinking")
-    return _by_batch(at, (8192, 1024), TP_EIGHT, DP_EIGHT)
