@@ -15,6 +15,8 @@ from disagg_sim.facts.yaml_files import PATH_VARIABLE, find_file
 from docs.computed import quick
 
 PAGES = Path(__file__).parents[1]
+#: Fits that the sample of ``explain`` shows.
+FITS = 5
 
 
 def _said(arguments: list[str], *, code: int = 0, folder: Path | None = None, **variables: str) -> str:
@@ -28,12 +30,13 @@ def _said(arguments: list[str], *, code: int = 0, folder: Path | None = None, **
 
 @quick
 def explain_sample() -> str:
-    """What the last command of the page of ``explain`` prints, but for its last column, the ranges of the fits."""
+    """What the last command of the page of ``explain`` prints, with the first fits and without their ranges."""
     (line,) = re.findall(r"^\$ disagg-sim (explain --model .*)$", (PAGES / "explain.md").read_text(), re.MULTILINE)
     text, _, sources = _said(line.split()).rpartition("\nwhat the parts rest on\n")
     lines = sources.splitlines()
     cut = lines[0].index(" range")
     kept = [each[:cut].rstrip() for each in lines if each[:1].strip()]
+    kept[1 + FITS :] = [f"[{len(kept) - 1 - FITS} more lines]"]
     return "\n```text\n" + text + "\nwhat the parts rest on\n" + "\n".join(kept) + "\n```\n"
 
 
