@@ -32,7 +32,7 @@ def accuracy_decisions() -> str:
     """One number for each decision that a user takes."""
     dense, r1, moe = (held_out(f"TPOT, {family}")[0] for family in ("dense", "DeepSeek-R1", "other MoE"))
     tails = sorted(
-        abs(int(re.search(r"(-\d+) %", cells[3])[1]))
+        abs(int(re.search(r"(-\d+) %", cells[2])[1]))
         for cells in rows("served-simulated-statistics")
         if cells[0] == "TTFT, p99"
     )

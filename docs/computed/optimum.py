@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from docs.computed import slow, table
-from docs.computed.served import DATA, cells, from_data, lines, paths, written
+from docs.computed.served import DATA, from_data, lines, paths, written
 from lab.calibration.served.boards import NEAR, boards, judged_boards
-from lab.calibration.served.optimum import heights_by, judged_optima, preferred, ratios_by, split_groups
-from lab.calibration.served.ranking import summed
+from lab.calibration.served.optimum import heights_by, judged_optima, split_groups
 from lab.calibration.served.read import read_files, read_rows
 
 
@@ -73,40 +72,6 @@ def optimum_heights() -> str:
         for line in heights_by(optima()).itertuples()
     ]
     return table(["system", "weights", "tokens/s/user", "runs", "as run", "same workers", "same kinds", "free"], rows)
-
-
-@slow
-@from_data
-def optimum_layouts() -> str:
-    """Kinds of layouts that free frontiers take."""
-    rows = [
-        [line.phase, line.layout, str(line.points), number(line.gain), number(line.most), number(line.height)]
-        for line in preferred(optima()).itertuples()
-    ]
-    return table(["phase", "layout", "runs", "gain", "most", "free over published"], rows)
-
-
-@slow
-@from_data
-def optimum_ratios() -> str:
-    """Ratio of the pools, forecast over published, by input length."""
-    rows = [
-        [number(line.isl, 0), str(line.points), number(line.median), f"{number(line.p10)}-{number(line.p90)}"]
-        for line in ratios_by(optima()).itertuples()
-    ]
-    return table(["tokens in", "runs", "median", "p10-p90"], rows)
-
-
-@slow
-@from_data
-def optimum_picks() -> str:
-    """Picks within 3 % of the best, and regret, by model."""
-    _, told = cells()
-    rows = [
-        [line.group, str(line.cells), f"{line.best_picked:.0%}", f"{line.near_best:.0%}", f"{line.regret:.1%}"]
-        for line in pd.concat([summed(told), summed(told, "model")]).itertuples()
-    ]
-    return table(["", "picks", "best", "within 3 %", "regret"], rows)
 
 
 @slow

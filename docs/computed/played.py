@@ -14,11 +14,8 @@ from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
 from lab.calibration.served.simulated import brought, statistics, with_simulated
 
-#: File or group of the tables -> its name on the page; the others have too few held-out points.
+#: Group of the tables -> its name on the page; the others have too few held-out points.
 SOURCES = {
-    "inferencex_llama70b_gptoss120b_runs.csv": "InferenceX, Llama 70B and gpt-oss",
-    "inferencex_dsr1_runs.csv": "InferenceX, DeepSeek-R1",
-    "nvidia_gap_runs.csv": "NVIDIA's gap analysis",
     "dense, TP, aggregated": "dense, TP",
     "other_moe, TP, aggregated": "other MoE, TP",
     "mla_moe, TP, aggregated": "R1, TP, aggregated",
@@ -29,9 +26,8 @@ SOURCES = {
     "more than 4, or not stated": "more than 4",
     "all": "all",
 }
-PARTS = ("fitted", "held-out")
 QUANTITIES = ("TTFT", "TPOT", "throughput")
-COLUMNS = (("ttft", "fitted"), ("ttft", "held-out"), ("tpot", "held-out"), ("throughput", "held-out"))
+PART = "held-out"
 
 
 @cache
@@ -59,28 +55,24 @@ def _both(found: pd.DataFrame) -> str:
 @slow
 @from_data
 def served_simulated() -> str:
-    """Median error and bias of steady state and simulation, by source, layout and load."""
+    """Median error and bias of steady state and simulation on the held-out part, by layout and load."""
     found, rows = brought(played()[0]), []
     for value, name in SOURCES.items():
         mine = found[found["value"] == value]
-        rows.append([name, *(_both(mine[(mine["quantity"] == q) & (mine["part"] == part)]) for q, part in COLUMNS)])
-    return table(["steady state → simulation", "TTFT, fitted", *(f"{q}, held out" for q in QUANTITIES)], rows)
+        mine = mine[mine["part"] == PART]
+        rows.append([name, *(_both(mine[mine["quantity"] == quantity.lower()]) for quantity in QUANTITIES)])
+    return table(["steady state → simulation", *QUANTITIES], rows)
 
 
 @slow
 @from_data
 def served_simulated_statistics() -> str:
-    """Errors of every statistic that sources state, fitted and held-out part together apart by mode."""
-    found = statistics(*played())
-    rows = []
-    for (quantity, statistic, mode), mine in found.groupby(["quantity", "statistic", "mode"], sort=True):
-        cells = []
-        for part in PARTS:
-            one = mine[mine["part"] == part]
-            told = one.iloc[0] if len(one) else None
-            if told is None:
-                cells.append("")
-            else:
-                cells.append(f"{100 * told['median_error']:.0f}, {100 * told['bias']:+.0f} % ({told['points']})")
-        rows.append([f"{str(quantity).upper()}, {statistic}", mode, *cells])
-    return table(["simulated", "mode", "fitted", "held out"], rows)
+    """Errors of every statistic that sources state, of the held-out part, apart by mode."""
+    found, rows = statistics(*played()), []
+    for (quantity, statistic, mode), mine in found[found["part"] == PART].groupby(
+        ["quantity", "statistic", "mode"], sort=True
+    ):
+        one = mine.iloc[0]
+        cell = f"{100 * one['median_error']:.0f}, {100 * one['bias']:+.0f} % ({one['points']})"
+        rows.append([f"{str(quantity).upper()}, {statistic}", mode, cell])
+    return table(["simulated", "mode", "held out"], rows)
