@@ -47,8 +47,8 @@ DESIGNS = {
 }
 #: Further pools, which are told to people alone.
 POOLS = {
-    "attention_ffn": f"{LATENT} --dp 8 --ffn-gpus 16 --microbatches 2",
-    "encode": "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --images 2x1120x1120",
+    "attention_ffn": f"{LATENT} --dp 8 --ffn-gpus 16 --microbatches 2 --energy",
+    "encode": "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --images 2x1120x1120 --energy",
 }
 #: Name of a record -> what is asked.
 ASKED = {f"{name}_{phase}": f"{argv} --phase {phase}" for name, (argv, phases) in DESIGNS.items() for phase in phases}

@@ -48,8 +48,9 @@ QUESTIONS = {
     "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms",
     "headroom": f"{LLAMA_70B} {CHAT} --rate 20 --headroom 0.25",
     "confidence": f"{LLAMA} {CHAT} --rate 200 --confidence 0.9",
+    "confidence_few": f"{LLAMA} {CHAT} --rate 30 --tpot 15ms --confidence 0.9",
     "confidence_high": f"{LLAMA_70B} {CHAT} --users 20 --tpot 12ms --confidence 0.99",
-    "infeasible_queues": f"{LLAMA} {CHAT} --rate 40 --ttft 64ms",
+    "infeasible_queues": f"{LLAMA} {CHAT} --rate 40 --ttft 55ms",
     "infeasible_prefill": f"{LLAMA} {CHAT} --rate 40 --ttft 50ms",
     "infeasible_gpus": "--model llama_3_1_70b --system h100_sxm --precision bf16 --isl 2048 --osl 256 --gpus 1",
     # lengths and arrivals
@@ -83,6 +84,10 @@ QUESTIONS = {
     "prices": f"--model llama_3_1_70b --system h100_sxm,h200_sxm {CHAT} --rate 20 --objective usd --price h100_sxm=1"
     " --price h200_sxm=3 --utilisation 0.5",
     "two_systems": f"--model llama_3_1_70b --system h100_sxm --prefill-system b200_sxm {CHAT} --rate 20",
+    "tokens": f"{LLAMA} {CHAT} --rate 40 --cached 0.5 --utilisation 0.6",
+    "tokens_two_pools": f"{LLAMA} --isl 8192 --osl 64 --rate 20 --tpot 10ms --utilisation 0.6 --objective usd"
+    " --emit sglang",
+    "left_out": f"--model llama_3_1_8b --system trainium2,h100_sxm {CHAT} --rate 20 --objective usd --tpot 10ms",
     "watt": f"{LLAMA_70B} {CHAT} --rate 20 --objective watt --energy",
     "joule": f"{LLAMA} {CHAT} --rate 40 --objective joule",
     "joule_gpus": f"{LLAMA} {SHORT} --gpus 4 --objective joule",
@@ -101,6 +106,7 @@ QUESTIONS = {
     "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer
     "simulated": f"{LLAMA} {CHAT} --rate 40 --simulate",
+    "simulated_one": f"{LLAMA} --isl 128 --osl 16 --gpus 1 --simulate",
     "simulated_grown": f"{LLAMA_70B} --isl 8192 --osl 64 --rate 30 --tpot 15ms --simulate --max-nic 1.5",
     "simulated_failing": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 20ms --simulate --availability 0.99999",
     "simulated_gpus": f"{LLAMA} --traffic azure_2023_code --gpus 3 --simulate",
