@@ -30,7 +30,7 @@ R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
 EP64 = Sharding(dp_attn=64.0, ep=64.0)
 
 
-#: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
+#: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, concurrency, TPOT [ms].
 def bare(at: Setup) -> Setup:
     """The examples were worked out with bare kernels, the host time of the profile, and even expert ranks."""
     return replace(even(at), overheads=None)
@@ -112,7 +112,7 @@ def w1_measured() -> str:
 @plain
 def w2_rows() -> str:
     """Table of W2 by the plain fits."""
-    header = ("TP", "isl/osl", "in flight", "T_d ms", "t_p ms", "predicted TPOT", "measured")
+    header = ("TP", "isl/osl", "concurrency", "T_d ms", "t_p ms", "predicted TPOT", "measured")
     rows = []
     for tp, isl, osl, batch, measured in W2:
         step, prefill, tpot = (seconds / MS for seconds in w2_row(tp, isl, osl, batch))
