@@ -291,7 +291,7 @@ def test_both_limits_bound_every_design_that_is_shown():
 def joint():
     """A design of one co-located instance, with 512 tokens a step.
 
-    At 2,048 and 4,096 mean TTFT is planned 13 to 15 % too short at two thirds of the load (docs/plan.md).
+    At 2,048 and 4,096 mean TTFT is planned 13 to 15 % too short at two thirds of the load (docs/fidelity.md).
     """
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="50 ms", rate=30)
     design = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
