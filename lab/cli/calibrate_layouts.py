@@ -11,16 +11,18 @@ from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import InputError
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.kinds import checked_kinds, evidence_text, write_evidence
-from lab.calibration.served.read import read_rows
+from lab.calibration.served.read import read_files
 
 
 def layouts(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements, and tables of their launch flags.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Evidence file to write.")],
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
     """Count the served runs behind each kind of layout, print them, write the evidence file."""
-    rows = [row for path in files for row in read_rows(path)]
+    rows, faults = read_files(files)
+    if faults:
+        raise InputError("\n".join(faults))
     kinds = checked_kinds(rows, evaluate(rows))
     if not kinds:
         raise InputError("no run in these files can be compared with a forecast")
