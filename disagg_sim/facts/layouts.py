@@ -73,6 +73,9 @@ class CheckedKind:
     systems: Line  # class of systems
     layout: Line
     most_gpus: _Count  # of the largest instance [1]
+    most_sequences: Annotated[float, Range(0.0, 1e7)] | None = (
+        None  # in flight on a GPU, where runs below saturation say
+    )
     rows: _Count  # measured runs [1]
     points: _Count  # distinct operating points among them [1]
     judged_by: Annotated[str, OneOf(JUDGED_BY)]  # what the forecast was compared in

@@ -98,6 +98,8 @@ class PoolEvidence:
     layout: str  # words that start with one of ``search.layouts.EVIDENCE``
     points: int  # measured operating points of this kind of layout [1]
     error: float | None  # relative error that three quarters of them stay below; None = not compared [1]
+    sequences: float  # that decode on a GPU, as planned; 0 of prefill [1]
+    most_sequences: float | None  # in flight on a GPU in these runs; None = none states it [1]
     ttft: Shares  # time to the first token, by trust label; empty for decode [1]
     tpot: Shares  # time of a step, by trust label; empty for prefill [1]
     rests_on: Shares  # time that the pool spends on a request, by trust label [1]
@@ -349,6 +351,8 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
         layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]),
         points=kind.points if kind else 0,
         error=kind.error if kind else None,
+        sequences=pool.sequences / pool.mapping.gpus if tpot else 0.0,
+        most_sequences=kind.most_sequences if kind and tpot else None,
         ttft=ttft,
         tpot=tpot,
         rests_on=added([(pass_s, ttft), (step_s, tpot)]),

@@ -84,6 +84,8 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
             if pool.error is not None:
                 wide = "; the bands are from runs of this engine" * (pool.error > WIDE)
                 far = f" on any engine, three quarters within {pool.error:.0%} of their forecast{wide}"
+            if pool.most_sequences is not None and pool.sequences > pool.most_sequences:
+                far += f"; up to {pool.most_sequences:,.0f} sequences a GPU are known, {pool.sequences:,.0f} here"
             layout = f"{pool.points:,} operating points of its kind were served{far}"
         yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 

@@ -169,6 +169,8 @@ class PoolEvidenceJson(TypedDict):
     layout: Annotated[str, Field(description="served, or launchable or not launchable with the reason")]
     points: Annotated[int, Field(description="served operating points of this kind of layout [1]")]
     error: Annotated[float | None, Field(description="that three quarters of their forecasts stay below [1]")]
+    sequences: Annotated[float, Field(description="that decode on a GPU; 0 of prefill [1]")]
+    most_sequences: Annotated[float | None, Field(description="on a GPU in these runs; null where none states it [1]")]
     ttft: Shares
     tpot: Shares
     rests_on: Shares

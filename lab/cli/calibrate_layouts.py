@@ -15,7 +15,9 @@ from lab.calibration.served.read import read_files
 
 
 def layouts(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements, and tables of their launch flags.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Served measurements, and tables of their launch flags.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Evidence file to write.")],
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:

@@ -25,7 +25,7 @@ from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
 from lab.calibration.names import names
 from lab.calibration.served.masks import masked
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import UNKNOWN_LENGTHS, Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.steady_state import (
     ClosedLoopRun,
     RowLengths,
@@ -202,7 +202,7 @@ def _checked(row: ServingRow) -> ServingRow:
     if not row.quantities:
         return row.refused("states no latency or throughput")
     if not (row.isl > 0 and row.osl > 0):
-        return row.refused("lengths are not stated")
+        return row.refused(UNKNOWN_LENGTHS)
     if row.workers is None:
         return row.refused("the GPUs are not stated")
     if row.load == "closed_loop" and not row.concurrency > 0:
