@@ -1,4 +1,4 @@
-"""Measure the house: sizes, circles of imports, small functions, traced files, and which files know a technique.
+"""Measure the house: sizes, circles of imports, small functions, traced files, technique files, and words of pages.
 
     python benchmarks/house.py            # tables by room; --json has the names behind each number
     python benchmarks/house.py --quick    # without the traces of a decode step and of a plan
@@ -6,7 +6,8 @@
 Counts are over syntax trees. The row ``lab`` is the laboratory beside the package, which all other counts leave out. A
 file knows a technique where its code, without docstrings and comments, has one of the technique's words. A use of a
 function is its name in an expression or as an attribute anywhere in the package, so functions whose name has several
-homes are left out. Traces are of a second call: what caches keep is read by the first.
+homes are left out. Traces are of a second call: what caches keep is read by the first. Words of pages have a letter or
+a digit; the bars of tables and comments are none.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ TECHNIQUES = {
 }
 #: Most lines of the body of a small function.
 SMALL = 6
+#: Pages that are named with their words.
+LARGEST = 8
 Names = dict[str, list[str]]
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
@@ -143,6 +146,17 @@ def traces() -> Names:
     }
 
 
+def words_of_pages() -> dict[str, int]:
+    """Words of each page of ``docs/``, the largest first."""
+    docs = TESTS.parent / "docs"
+    texts = {path: re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.DOTALL) for path in docs.rglob("*.md")}
+    counted = {
+        str(path.relative_to(docs)): sum(any(map(str.isalnum, word)) for word in text.split())
+        for path, text in texts.items()
+    }
+    return dict(sorted(counted.items(), key=lambda each: -each[1]))
+
+
 def measured(*, quick: bool) -> dict[str, Any]:
     """All numbers, and the names behind them."""
     texts = {where_of(path): path.read_text() for path in [*MODULES, *BESIDE]}
@@ -163,6 +177,7 @@ def measured(*, quick: bool) -> dict[str, Any]:
     return {
         "rooms": {room: dict(counts) for room, counts in rooms.items()},
         "tests": dict(tests),
+        "pages": words_of_pages(),
         "circles": {"at run time": running, "by types": [each for each in every if each not in running]},
         "classes": several,
         "small": small,
@@ -186,6 +201,9 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
         numbers = f"{each['files']:>8}{each['lines']:>9,}{each['parameters']:>12,}{each['small']:>13}"
         yield f"{room:<14}{numbers}{found['tests'].get(room, 0):>9,}"
     yield "Parameters: lines of docstrings with such a block; small, once: functions of at most six lines with one use"
+    pages = found["pages"]
+    yield f"\nwords of {len(pages)} pages: {sum(pages.values()):,}"
+    yield f"  {shown(dict(list(pages.items())[:LARGEST]))}"
     for kind, each in found["circles"].items():
         yield f"\ncircles of imports {kind}: {len(each)}"
         yield from (f"  {' '.join(name.removeprefix('disagg_sim.') for name in names)}" for names in each)
