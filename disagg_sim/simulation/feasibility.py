@@ -12,7 +12,7 @@ from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.attention_ffn import split_bytes, split_step
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for, without_pcp
@@ -85,7 +85,11 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | Trac
     prompt, output = trace.least
     computed = 1 if trace.prefix is not None else prompt
     pairs = [(each.setup or at, each.mapping) for each in replicas]
-    first = [prefill_pass(own, cut, batch=1, isl=computed).ftl for own, cut in pairs if ffn_of(cut) is None]
+    first = [
+        prompt_pass(own, cut, batch=1, isl=computed, past=0, chunk_tokens=cut.chunk_tokens).ftl
+        for own, cut in pairs
+        if ffn_of(cut) is None
+    ]
     steps = [least_step(own, mapping, prompt) / (1 + mapping.draft_tokens) for own, mapping in pairs]
     single = output == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))

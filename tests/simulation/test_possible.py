@@ -64,6 +64,16 @@ def test_the_least_latencies_are_those_of_the_grids_at_batch_one():
     assert least.tpot == pytest.approx(decode.latency.min(), rel=1e-12)
 
 
+def test_chunks_that_follow_each_other_through_the_stages_of_a_pipeline_are_sooner_than_a_whole_prompt():
+    """16 chunks over 8 stages take at least 16 + 7 of the 16 x 8 parts of a whole pass."""
+    long = Trace(arrival=[0.0], input_tokens=[8192], output_tokens=[2], name="long")
+    whole, cut = (
+        least_latencies(WHAT, [Replicas(mapping=Sharding(pp=8, chunk_tokens=chunk), instances=1)], long).ttft
+        for chunk in (0, 512)
+    )
+    assert 23 / 128 < cut / whole < 0.5
+
+
 @pytest.mark.parametrize(
     ("slo", "said"),
     [(Slo(ttft=1e-4, tpot=1.0), "ttft_s 0.0001; the least TTFT"), (Slo(ttft=9.0, tpot=1e-4), "the least TPOT on")],
