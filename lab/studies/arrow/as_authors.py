@@ -188,6 +188,18 @@ def slow_flips(bench: ArrowBench) -> Finding:
     )
 
 
+def idle_help(bench: ArrowBench) -> Finding:
+    """Attainment on Mooncake with idle instances that help less that without, by when decode is busy."""
+    return Finding(
+        *claims.helped(bench, "arrow_printed", "no_help_printed"),
+        bench.stand_ins("mooncake"),
+        Without(
+            "requests that wait for memory make a decode instance busy, and are load, too",
+            *claims.helped(bench, "arrow", "no_help"),
+        ),
+    )
+
+
 def oscillation(bench: ArrowBench) -> Finding:
     """Flips as printed at the capacity and at twice as much; as a reading, those of overload over the instances."""
     found = {name: [bench.flips(name, "arrow_printed", load) for load in (1.0, OVERLOAD)] for name in ALL}
@@ -343,6 +355,7 @@ CLAIMS = (
         paper="idle prefill instances help decode",
         inferred=f"{ENGINE}; {TRACES}; rates; the comparison, which the paper does not print; when decode is busy: "
         f"late tokens alone; {FITTED}",
+        judge=idle_help,
         why="the paper does not print when a decode instance is busy: by late tokens alone none is on Mooncake, so "
         "that the rule never applies; with requests that wait as well it is worth 0.6 points in our setting, and was "
         "not run in this one",

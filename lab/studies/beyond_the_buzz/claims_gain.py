@@ -91,16 +91,27 @@ def c2_model_size(evidence: Evidence) -> Finding:
 )
 def c3_little_gain(evidence: Evidence) -> Finding:
     """Figures 7 and 1: small models and generation-heavy traffic."""
-    small, heavy = evidence.both("fig07", model=SMALL), evidence.both("fig01", isl=1024, osl=32_768)
-    areas = {f"{SMALL} 4096/256": gain_of(small).area_ratio, f"{R1} 1024/32768": gain_of(heavy).area_ratio}
-    own, heavy_own = gain_of(small, own=True), gain_of(heavy, own=True)
+    own, heavy_own = (gain_of(pair, own=True) for pair in _little_fronts(evidence).values())
     loose, tight = (prefill_share(evidence, "fig07", x, model=SMALL) for x in (LOW, own.high))
     note = (
         f"own ranges: {SMALL} {own.area_ratio:.3g} over {own.low:.0f}-{own.high:.0f} (4096 prompt tokens for 256 "
         f"output tokens: prefill takes {loose:.2f} of a co-located cycle at the loose end and {tight:.2f} at the tight "
         f"end), {R1} {heavy_own.area_ratio:.3g} over {heavy_own.low:.0f}-{heavy_own.high:.0f}"
     )
-    return Finding(listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values()), note)
+    return Finding(*little(evidence), note)
+
+
+def little(evidence: Evidence, *, own: bool = False) -> tuple[str, bool]:
+    """Area ratios of C3, and whether all are little gain."""
+    areas = {name: gain_of(pair, own=own).area_ratio for name, pair in _little_fronts(evidence).items()}
+    return listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values())
+
+
+def _little_fronts(evidence: Evidence) -> dict[str, tuple[Front, Front]]:
+    return {
+        f"{SMALL} 4096/256": evidence.both("fig07", model=SMALL),
+        f"{R1} 1024/32768": evidence.both("fig01", isl=1024, osl=32_768),
+    }
 
 
 @claim(

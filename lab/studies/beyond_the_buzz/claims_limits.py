@@ -128,20 +128,25 @@ def c32_active_parameters(evidence: Evidence) -> Finding:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on the same GPUs."""
     large, small = (load_model(name) for name in (LARGE, MIDDLE))
     piped = _ftl_ratio(evidence, Sharding(pp=2))
-    tensor = {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+    tensor = by_tp(evidence)
     cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     flops = prefill_work(large, isl=4096).flops / prefill_work(small, isl=4096).flops
-    inside = [name for name, ratio in tensor.items() if _near_parameters(ratio)]
+    inside = [name for name, ratio in tensor.items() if near_parameters(ratio)]
     note = (
         f"FLOP {flops:.2f}; the verdict is that of two stages, as {LARGE} does not fit on one GPU. FTL by TP: "
         f"{listed(tensor, '.2f')}, within the 15 %: {', '.join(inside) or 'none'}: elementwise bytes and all-reduces "
         "go with layers and hidden size (3.15), not with parameters, and TP leaves more of them"
     )
-    holds = _near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
+    holds = near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
     return Finding(f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds, note)
 
 
-def _near_parameters(ratio: float) -> bool:
+def by_tp(evidence: Evidence) -> dict[str, float]:
+    """FTL of Llama 405B over 70B on 2, 4 and 8 GPUs. [1]"""
+    return {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+
+
+def near_parameters(ratio: float) -> bool:
     """Within 15 % of the ratio of parameters."""
     return abs(ratio / 5.8 - 1) <= 0.15
 

@@ -99,8 +99,14 @@ def c13_loose_end(evidence: Evidence) -> Finding:
         f"loose ends: {listed(own)}, own ranges {spans}; "
         + "; ".join(f"{name}: {listed(values)}" for name, values in switches.items())
     )
-    holds = _falling(loose) and all(1 / 3 <= ratio <= 3 for ratio in near.values())
-    return Finding(listed(loose), holds, note)
+    return Finding(*loose_ends(evidence), note)
+
+
+def loose_ends(evidence: Evidence, sweep: str = "fig09") -> tuple[str, bool]:
+    """The ratios of C13 in a sweep, and whether they are near the paper's, in its order."""
+    loose = _over_models(evidence, _loose, sweep=sweep)
+    near = all(1 / 3 <= ratio / LOOSE_READINGS[model] <= 3 for model, ratio in loose.items())
+    return listed(loose), _falling(loose) and near
 
 
 @claim(

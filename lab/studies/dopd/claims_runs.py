@@ -326,15 +326,19 @@ def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding
 )
 def d18_static(bench: DopdBench) -> Finding:
     """Batches by length and local short prompts against prompts in chunks of 2,048, on the same instances."""
-    names = ("dynamo", "dopd")
+    return Finding(*ahead_of(bench, "dynamo"), bench.stand_in.removesuffix("; "))
+
+
+def ahead_of(bench: DopdBench, dynamo: str) -> tuple[str, bool]:
+    """DOPD against Dynamo on the same pools, in every metric."""
+    names = (dynamo, "dopd")
     theirs, ours = (bench.warm(name, AT_CONCURRENCY["llama"]) for name in names)
     most, best = [bench.concurrency(name) for name in names], [bench.best(name) for name in names]
-    return Finding(
+    return (
         f"P90 TTFT {theirs.ttft_p90:.2f} to {ours.ttft_p90:.2f} s, P90 TPOT {theirs.tpot_p90:.4f} to "
         f"{ours.tpot_p90:.4f} s; goodput {best[1] / best[0]:.2f}; concurrency {most[0]} to {most[1]}",
         ours.ttft_p90 <= theirs.ttft_p90
         and ours.tpot_p90 <= theirs.tpot_p90
         and best[1] > best[0]
         and most[1] > most[0],
-        bench.stand_in.removesuffix("; "),
     )

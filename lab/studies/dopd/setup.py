@@ -113,6 +113,7 @@ CASES = {
     ),
     "dopd_opt": static_case(FOR_OPT)._replace(model=OPT, label="DOPD, 1P + 1D (TP4)"),
     "dynamo": case_of(pools(2, 2), "disaggregated")._replace(label="Dynamo, 2P + 2D: six GPUs"),
+    "dynamo_single": case_of(pools(2, 2), "least_load", prompts_per_step=1),
     "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
 }
 #: Planners of the dynamic experiment, by their names in pictures.

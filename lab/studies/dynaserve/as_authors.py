@@ -176,10 +176,9 @@ CLAIMS = (
     AsAuthors(
         claims.y19_plateau,
         place="6.2, figure 8",
-        statement="past its peak goodput of co-location falls, where that of DynaServe stays level",
         setting="goodput over the rate",
         paper="DynaServe stays level, co-location falls past its peak",
-        inferred=f"the mix; rates up to twice the capacity of each; chunks in powers of two; {LENGTHS}",
+        inferred=f"the mix; rates up to 8 times the capacity of each; chunks in powers of two; {LENGTHS}",
         judge=judges.plateau,
         why="the capacity is where 1 % of the gaps is late, and up to twice as much goodput of both still rises: no "
         "run reaches the peak that the paper speaks of, and DynaServe misses 0.9 by rising",
