@@ -277,12 +277,13 @@ INFERRED = dict.fromkeys(("C2", "C11", "C12", "C14"), AXIS) | {
     "C30": "that few GPUs lose what a fixed ratio loses is not tested, only that they lose",
     "C33": "4k, 16k and 64k in equal shares; TP of attention up to 8 is not wide, experts may be cut further",
     "C34": f"{AXIS}; no integer counts",
-    "C35": "how little is lost: at most a tenth",
+    "C35": "that little is lost, and at most a tenth, is our question",
     "C36": f"{AXIS}; the mix, as tokens a step grow with the batch, too",
 }
 STATED = {"C26": "keeping the projected past can mitigate that loss"}
 #: Why a claim does not hold, or is not judged.
 WHY = {
+    "C3": "8B gains most beyond 100 tokens/s/user, where its own range goes on to some 500",
     "C2": "without latencies 8B and 70B gain nothing up to 100 tokens/s/user: co-located steps overlap decode, bound "
     "by memory, with prefill, bound by compute; over own ranges the order holds",
     "C4": "without latencies curves reach thousands of tokens/s/user and lie furthest apart in their loosest tenth",
@@ -293,6 +294,7 @@ WHY = {
     "C10": "without floors a prompt takes 40 s at PP 1, below the 60 to 140 s of the figure",
     "C12": "models end at different speeds: 405B's whole curve lies below 100 tokens/s/user under `measured`, while "
     "without its latencies the curves are still flat at 100",
+    "C13": "attention in bf16 slows R1's decode more than its prefill, and its ratio falls below a third of the paper's",
     "C14": "without latencies curves are flat up to 100 tokens/s/user",
     "C17": "without latencies R1 gains most where the small domain ends",
     "C20": "integer matching tells neighbours apart",
@@ -302,6 +304,9 @@ WHY = {
     "long; under `optimistic` the order holds, but the gain does not fall from third to third",
     "C28": "the distribution is private: its spread decides, and half of the one that was assumed would hold",
     "C31": "R1 has the same TP in both over most of the middle, under `measured` Llama-70B, too: medians of exactly 1",
+    "C32": "elementwise work and all-reduces go with layers and hidden size, not with parameters, and TP leaves more of "
+    "them",
+    "C36": "without latencies every step is mixed all along the range, so that only the batch changes, not the mix",
 }
 
 CLAIMS: tuple[AsAuthors[Evidence], ...] = tuple(

@@ -105,6 +105,7 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     kind=PAPER,
     statement="no point exceeds the FTL limit, and loosening it never lowers the frontier",
     acceptance="exact",
+    by_construction=True,
 )
 def c29_cut_off(evidence: Evidence) -> Finding:
     """No point above the limit; a looser limit never lowers the frontier."""

@@ -136,6 +136,7 @@ def c22_bandwidth(evidence: Evidence) -> Finding:
     kind=f"{PAPER}, {DERIVED}",
     statement="TP copies the cache max(1, TP/n_kv) times; MLA, TP times",
     acceptance="exact",
+    by_construction=True,
 )
 def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts know no profile
     """Copies of the cache over a TP group against max(1, TP/n_kv)."""
@@ -155,6 +156,7 @@ def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts kno
     kind=DERIVED,
     statement="cache sent is cache received: N_p*egress = N_d*ingress",
     acceptance="1e-9 for balanced pairs and for integer pairs at their matched rate",
+    by_construction=True,
 )
 def c24_conservation(evidence: Evidence) -> Finding:
     """Cache sent is cache received: real-valued pairs, and the integer pairs of figure 12."""
