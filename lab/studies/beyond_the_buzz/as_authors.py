@@ -294,7 +294,7 @@ WHY = {
     "C10": "without floors a prompt takes 40 s at PP 1, below the 60 to 140 s of the figure",
     "C12": "models end at different speeds: 405B's whole curve lies below 100 tokens/s/user under `measured`, while "
     "without its latencies the curves are still flat at 100",
-    "C13": "attention in bf16 slows R1's decode more than its prefill, and its ratio falls below a third of the paper's",
+    "C13": "attention in bf16 slows R1's decode more than its prefill: the ratio falls below a third of the paper's",
     "C14": "without latencies curves are flat up to 100 tokens/s/user",
     "C17": "without latencies R1 gains most where the small domain ends",
     "C20": "integer matching tells neighbours apart",
@@ -304,8 +304,7 @@ WHY = {
     "long; under `optimistic` the order holds, but the gain does not fall from third to third",
     "C28": "the distribution is private: its spread decides, and half of the one that was assumed would hold",
     "C31": "R1 has the same TP in both over most of the middle, under `measured` Llama-70B, too: medians of exactly 1",
-    "C32": "elementwise work and all-reduces go with layers and hidden size, not with parameters, and TP leaves more of "
-    "them",
+    "C32": "elementwise work and all-reduces go with layers and width, not with parameters: TP leaves more of them",
     "C36": "without latencies every step is mixed all along the range, so that only the batch changes, not the mix",
 }
 
