@@ -1,12 +1,15 @@
 """What policies see cannot be written: not an attribute, not an element, and a policy that tries is told."""
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served
 
 from disagg_sim.errors import PolicyError
+from disagg_sim.simulation.policies import registry
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg
@@ -51,6 +54,18 @@ NAMES = names()
 def test_all_of_the_view_is_looked_at_here():
     assert {"now", "order", "prefill", "queued_requests", "inst", "kernel", "site", "shared_requests"} <= set(NAMES)
     assert set(dir(ClusterView)) >= QUESTIONS
+
+
+def test_shipped_policies_read_public_names_alone():
+    """Of the view and of all that it hands out; a private name is an object's own."""
+    private = [
+        f"{path.name}: {ast.unparse(node)}"
+        for path in Path(registry.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if ast.unparse(node.value) not in ("self", "cls")
+    ]
+    assert private == []
 
 
 @pytest.mark.parametrize("name", [*NAMES, *sorted(QUESTIONS), "something_new"])
