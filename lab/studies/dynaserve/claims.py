@@ -29,12 +29,13 @@ from lab.studies.dynaserve.setup import (
     DynaServeBench,
     DynaServeMeasures,
     case_of,
+    look,
 )
 
 #: Errors of predicted outputs in Y12, and the paper's goodput at each. [token], [token/s]
 ERRORS, GOODPUT = (0.0, 10.0, 50.0, 100.0), (3606.9, 3591.0, 3564.9, 3501.9)
 FINE = 20  # halvings that Y15 compares six with [1]
-PUSH_RATE = 1.5  # of Y13 [request/s]
+PUSH_RATE, SMALL_CHUNK = 1.5, 32  # of Y13 [request/s] [token]
 #: Rates of Y19 over the capacity of each, up to where all work is late, and the share of the peak that is level. [1]
 BEYOND, PLATEAU = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.9
 KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
@@ -226,10 +227,15 @@ def y13_push(bench: DynaServeBench) -> Finding:
         return seen, (f"exposed {100 * seen.exposed:.1f} % of the transfer", seen.exposed <= 0.1)
 
     seen, found = waits("dynaserve")
+    trace = bench.workloads["reasoning"].trace.scaled(PUSH_RATE)
+    small = [
+        look(bench.result(trace, CASES[name], chunk=SMALL_CHUNK), PUSH_RATE).exposed
+        for name in ("dynaserve", "printed")
+    ]
     return Finding(
         *found,
         f"{bench.stand_ins('reasoning')}at {PUSH_RATE:g} requests/s, {seen.moved:,.0f} tokens a request in chunks of "
-        f"{CHUNK}: the last chunk is exposed",
+        f"{CHUNK}: the last chunk is exposed; in chunks of {SMALL_CHUNK} {small[0]:.1%}, as printed {small[1]:.1%}",
         as_printed(*waits("printed")[1]),
     )
 

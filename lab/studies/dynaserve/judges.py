@@ -43,7 +43,7 @@ WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
 #: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
 DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
 #: Chunks of a pushed cache that Y13 tries, the first of them a whole cache: the paper prints none. [token]
-PUSHED = (10**6, CHUNK, 32)
+PUSHED = (10**6, CHUNK, claims.SMALL_CHUNK)
 BELOW = 0.7  # rate of Y13 over the capacity, beyond which caches wait for memory [1]
 #: Requests in flight an instance of a light load, for insight 3. [request]
 LIGHT = 8
