@@ -346,8 +346,7 @@ CLAIMS = (
         setting="as A8",
         paper="minimal load is worse at every count",
         inferred=f"{ENGINE}; trace, rate and counts as A8; {FITTED}",
-        why="two GPUs are one of either phase and neither may flip, so that no run is ahead there; apart from that, "
-        "with three both hardly differ on code, and with seven on conversation minimal load is ahead",
+        why="with three GPUs both hardly differ on code, and with seven on conversation minimal load is ahead",
     ),
     AsAuthors(
         claims.a15_idle_helps,
