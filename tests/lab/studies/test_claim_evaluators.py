@@ -12,6 +12,7 @@ from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
 from lab.studies.arrow.claims import largest_on_code
 from lab.studies.beyond_the_buzz import (
+    as_authors,
     claims,
     claims_gain,
     claims_limits,
@@ -409,12 +410,23 @@ def test_one_mapping_for_both_phases_loses_nothing_where_there_is_no_other():
     assert claims_mappings._kept_by_one_mapping(seen, SMALL) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("chunks", "holds"), [([2048.0] * 8 + [1024.0], True), ([2048.0] * 8 + [1025.0], False)])
-def test_the_mix_of_a_step_changes_if_its_chunks_span_a_factor_of_two(chunks, holds):
-    mixed = {"mixed_chunk_tokens": chunks, "mixed_step_share": 0.5, "model": R1, "isl": 16_384}
-    found = claims_mappings.c36_mix(evidence(fig06=points(1000 / X, mode="piggyback", **mixed)))
+@pytest.mark.parametrize(("share", "holds"), [(0.25, True), (0.26, False)])
+def test_the_mix_of_a_step_changes_if_the_share_of_mixed_steps_spans_a_factor_of_two(share, holds):
+    """All steps have 8.004 prefill tokens a decode token, and those in 0.5 of the steps 16; chunks tell nothing."""
+    mixed = {"mixed_chunk_tokens": [2048.0] * 8 + [1024.0], "mixed_step_share": [0.5] * 8 + [share]}
+    front = points(1000 / X, mode="piggyback", model=R1, isl=16_384, **mixed)
+    found = claims_mappings.c36_mix(evidence(fig06=front))
     assert found.holds is holds
-    assert "in 50.0% to 50.0% of the steps" in found.value
+    assert found.value.startswith("16 to 3")
+
+
+def test_a_second_reading_stands_beside_ours():
+    """C32 is within 15 % of the ratio of parameters in two stages, and outside by TP."""
+    judged = next(each for each in as_authors.CLAIMS if each.claim.id == "C32")
+    found = judged(Evidence(ByHand(), "measured"))
+    assert found.value == claims_limits.c32_active_parameters(Evidence(ByHand(), "measured")).value
+    assert found.without.value.startswith("FTL TP 2 4.5")
+    assert judged.verdict(found) == "rests on a reading"
 
 
 @pytest.mark.parametrize(
