@@ -164,7 +164,9 @@ def sensitivity(
             else:
                 curves, step = [(1.0 / end.ttl[mine], end.throughput[mine]) for end in ends], WIDE
             columns = {name: getattr(at_design, name)[mine][best] for name in ("ttl", "ftl", "throughput")}
-            columns["frontier"] = _elasticity([smooth_front(*curve, x[best]) for curve in curves], step)
+            below, above = (smooth_front(*curve, x[best]) for curve in curves)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                columns["frontier"] = np.log(above / below) / np.log((1.0 + step) / (1.0 - step))
             base = {"mode": mode, INTERACTIVITY: x[best], THROUGHPUT: y[best], "parameter": parameter}
             lines.append(pd.DataFrame(base | columns))
     return pd.concat(lines, ignore_index=True)
@@ -199,13 +201,6 @@ def _gathered(groups: Sequence[Designs], rows: int, found: Sequence[Scores]) -> 
         for whole, values in zip(result, scores, strict=True):
             whole[designs.rows] = values
     return result
-
-
-def _elasticity(ends: Sequence[Floats], step: float) -> Floats:
-    """Derivative of the logarithm by the logarithm of a parameter that was moved by ``step``, down and up. [1]"""
-    below, above = ends
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(above / below) / np.log((1.0 + step) / (1.0 - step)))
 
 
 def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:

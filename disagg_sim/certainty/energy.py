@@ -65,7 +65,10 @@ def spent_on(one: Pass) -> tuple[Floats, Floats]:
     shared = one.designs.shared or one.field == 0
     seconds = np.asarray(times[one.field] if shared else times.busy)
     at = one_by_one(one.at)
-    busy, joules = _of_operators(one, at)
+    route, share = one.routes[0], _share_of_path(one)
+    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+        path = np.asarray(route.timed(adjusted(at, carries(watts_of(at))))[route.field])
+    busy, joules = value_of(path) * share, derivative_of(path) * share
     power, rest = power_at(at), seconds - busy
     if at is one.at:
         return seconds, joules + power.idle * np.maximum(rest, 0.0)
@@ -79,15 +82,6 @@ def one_by_one(at: Setup) -> Setup:
     if engine is None or not engine.two_batch_overlap:
         return at
     return replace(at, overheads=replace(engine, two_batch_overlap=False))
-
-
-def _of_operators(one: Pass, at: Setup) -> tuple[Floats, Floats]:
-    """Time and energy of the operators of one GPU in a pass under a setup, (rows,). [s], [J]"""
-    route = one.routes[0]
-    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
-        path = np.asarray(route.timed(adjusted(at, carries(watts_of(at))))[route.field])
-    share = _share_of_path(one)
-    return value_of(path) * share, derivative_of(path) * share
 
 
 def _share_of_path(one: Pass) -> Any:

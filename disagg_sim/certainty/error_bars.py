@@ -325,23 +325,17 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
     for phase, passes in (("decode", (0,)), ("prefill", (1, 2, 3))):
         # A mixed step is a decode step with prompts in it, so it has the error of decode.
         kind = "decode" if designs.mode == "piggyback" else phase
-        factor = _engine_factor(designs, f"{designs.mode} {kind}", kind, places[phase], spec, draws)
+        prefill = kind == "prefill"
+        at, mapping = (designs.prefill_at, designs.prefill_mapping) if prefill else (designs.at, designs.mapping)
+        engine = engine_of(at.rates, at.engine, spec)
+        sigma = _engine_sigma(designs, mapping, engine, spec.served["step"])
+        own = [f"{designs.mode} {kind} {place}" for place in places[phase]]
+        factor = np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
         for index in passes:
             sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
     scores = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
     return scores, words_of(operators, nominal)
-
-
-def _engine_factor(
-    designs: Designs, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
-) -> Floats:
-    """Draw the factor of an engine on passes of a kind, (rows, samples). [1]"""
-    at, mapping = (designs.at, designs.mapping) if kind == "decode" else (designs.prefill_at, designs.prefill_mapping)
-    engine = engine_of(at.rates, at.engine, spec)
-    sigma = _engine_sigma(designs, mapping, engine, spec.served["step"])
-    own = [f"{what} {place}" for place in places]
-    return np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
 
 
 def _beside(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> Floats:

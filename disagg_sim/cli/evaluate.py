@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.launch.launch import flags_of
-from disagg_sim.launch.read import Started, read_launch
+from disagg_sim.launch.read import read_launch
 from disagg_sim.planning.evaluate import TOGETHER, Evaluation
 from disagg_sim.planning.evaluate import evaluate as evaluated
 from disagg_sim.question import EvaluateQuestion, PlanQuestion
@@ -49,7 +49,10 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
         )
     started = [each for given in asked.launch or () for each in read_launch(given)]
     if started:
-        shared["engine"] = _engine_of(started, asked.engine)
+        engines = sorted({*(each.engine for each in started), *([asked.engine] if asked.engine else [])})
+        if len(engines) > 1:
+            raise InputError(f"engines {' and '.join(engines)}; allowed: one engine in all pools, and in --engine")
+        shared["engine"] = engines[0]
     given = plan_inputs(PlanQuestion(**shared))
     told = [(each.role, each.replicas) for each in started] or list(map(pool_of, asked.pool or ()))
     pools = pools_of_plan(asked.plan) if asked.plan is not None else dict(told)
@@ -64,14 +67,6 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
             said = f"its launch keeps the KV cache in {each.cache}, the recipe {recipe.name} in {recipe.cache.name}"
             raise InputError(f"{each.role}: {said}; give --precision")
     return replace(found, unread=tuple(dict.fromkeys(name for each in started for name in each.unread)))
-
-
-def _engine_of(started: Sequence[Started], asked: str) -> str:
-    """Name the engine that all pools are launched with."""
-    engines = sorted({*(each.engine for each in started), *([asked] if asked else [])})
-    if len(engines) > 1:
-        raise InputError(f"engines {' and '.join(engines)}; allowed: one engine in all pools, and in --engine")
-    return engines[0]
 
 
 def pool_of(text: str) -> tuple[str, Replicas]:

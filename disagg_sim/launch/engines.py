@@ -43,7 +43,10 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         copies = {"num_redundant_experts": int(mapping.redundant_slots)}
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
-    flags |= _given("--max-num-batched-tokens", workers.tokens) | _vllm_graphs(workers)
+    flags |= _given("--max-num-batched-tokens", workers.tokens)
+    step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
+    if step > VLLM_CAPTURED:  # vLLM launches larger steps kernel by kernel
+        flags["--max-cudagraph-capture-size"] = step
     flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
@@ -53,12 +56,6 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if drafts := drafts_of(workers):
         flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
     return _known("vllm", workers, flags)
-
-
-def _vllm_graphs(workers: Workers) -> dict[str, Any]:
-    """Capture CUDA graphs of all planned decode steps; vLLM launches larger steps kernel by kernel."""
-    tokens = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
-    return {"--max-cudagraph-capture-size": tokens} if tokens > VLLM_CAPTURED else {}
 
 
 def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
     tp, dp, pp, ep, dcp, pcp = map(degree, ("tp", "dp", "pp", "ep", "dcp", "pcp"))
     if engine == "trtllm":
         tp *= dcp  # Helix shares the cache among GPUs beside those of its tensor parallelism
-        dp = tp if _yes(told.get("ranks")) else 1
+        dp = tp if str(told.get("ranks")).lower() == "true" else 1
     if engine == "sglang" and "ranks" not in told:
         count, dp = count * dp, 1  # data parallelism without DP attention is whole copies
     if engine != "vllm":
@@ -272,7 +272,3 @@ def _inner(key: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return next((value[name] for name in _INNER.get(key, ()) if name in value), None)
-
-
-def _yes(value: Any) -> bool:
-    return value is True or str(value).lower() == "true"

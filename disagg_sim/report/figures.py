@@ -17,7 +17,7 @@ import pandas as pd
 from disagg_sim.atomic import remove, written
 from disagg_sim.domain import ServingMode
 from disagg_sim.report.drawing import Figure, FigureCanvasAgg, FuncFormatter, Line2D, mpl, place_labels
-from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
+from disagg_sim.report.words import MODE_TEXT, mapping_text, overview_name, pools_text, records, tag_text
 from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
@@ -225,7 +225,10 @@ def _draw(task: CaseFigures | Overview) -> int:
 
 
 def _title(task: CaseFigures, subject: str) -> str:
-    return f"{fill(f'{case_title(task.case)}{_marked(task.inherited)}', TITLE_WIDTH)}\n{subject}"
+    case = task.case
+    beside = "".join(f", {tag_text(tag)}" for tag in case.tags)
+    head = f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{beside} ({case.profile})"
+    return f"{fill(head + _marked(task.inherited), TITLE_WIDTH)}\n{subject}"
 
 
 def blank_figure(size: tuple[float, float] | None = None) -> Any:

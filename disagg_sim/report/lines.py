@@ -14,7 +14,6 @@ from disagg_sim.facts.precision_recipe import ANY_KIND, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
 from disagg_sim.report.words import text_of
-from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.options import options_of
@@ -179,13 +178,6 @@ def summary_lines(row: Summary) -> Iterator[Line]:
     if row.flips:
         yield "changes of role", f"{row.flips:,}"
     yield "simulated", f"in {row.wall_s:.3g} s, {row.requests_per_cpu_s:,.0f} requests per CPU second"
-
-
-def capacity_lines(capacity: Capacity) -> Iterator[Line]:
-    """Every rate that the search tried."""
-    for row in capacity.runs:
-        rate = f"{row.rate_scale:.4g} times the rate of the trace"
-        yield rate, f"{row.slo_attainment:.1%} inside the SLO, goodput {row.goodput_requests_per_s:.4g} requests/s"
 
 
 def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:

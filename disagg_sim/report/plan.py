@@ -20,7 +20,7 @@ from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
 from disagg_sim.planning.tiers import tier_uses
-from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of, price_rows, watts_rows
+from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
@@ -47,6 +47,7 @@ from disagg_sim.report.schemas import (
     labels,
     plain,
 )
+from disagg_sim.units import HOUR, MILLION
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof, ProofRun
@@ -221,7 +222,7 @@ def _sentences(plan: Plan, told: PlanExtras) -> dict[str, Any]:
 
 def design_json(plan: Plan, design: Design) -> DesignJson:
     """Make the JSON of one design."""
-    hour, million = price_of(plan, design)
+    hour = price_of_pools(design.pools, plan.options.prices)
     made: DesignJson = {
         "mode": str(design.mode),
         "gpus": design.gpus,
@@ -231,7 +232,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
         "tpot_s": plain(design.tpot),
         "kv_bytes_per_s_per_gpu": design.kv_rate,
         "usd_per_hour": plain(hour),
-        "usd_per_million_output_tokens": plain(million),
+        "usd_per_million_output_tokens": plain(hour / HOUR / design.tokens_per_s * MILLION),
         "output_tokens_per_joule": joules_of(design.pools, design.tokens_per_s),
         "hosts": {name: {"count": count, "idle_gpus": idle} for name, (count, idle) in design.hosts.items()},
         "pools": [

@@ -30,12 +30,6 @@ LEAST_SHORT = 1e-5
 WIDE = 0.3
 
 
-def price_of(plan: Plan, design: Design) -> tuple[float, float]:
-    """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
-    hour = price_of_pools(design.pools, plan.options.prices)
-    return hour, hour / HOUR / design.tokens_per_s * MILLION
-
-
 def price_of_pools(pools: Iterable[PlannedPool | PoolInstances], prices: Mapping[str, float]) -> float:
     """Add up the price of pools, given the price of some systems; NaN where that of one is not known. [USD/h]"""
 

@@ -60,12 +60,6 @@ def tag_text(tag: str) -> str:
     return tag.replace("_", " ")
 
 
-def case_title(case: Case) -> str:
-    """Write a case as a heading: model, system, recipe, traffic, other axes."""
-    extra = "".join(f", {tag_text(tag)}" for tag in case.tags)
-    return f"{case.model} on {pools_text(case.pools)}, {case.traffic} tokens{extra} ({case.profile})"
-
-
 def overview_name(case: Case) -> str:
     """File name of the picture that compares the cases of a model."""
     return f"{case.model}.png"

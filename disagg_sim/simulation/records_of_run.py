@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from heapq import merge
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Ints, Mask
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.kernel.layout import SegmentStatus
-from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, TierLoads
+from disagg_sim.simulation.records import Instances, Outcome, Requests, TierLoads
 
 
 def request_records(cluster: Cluster, begin: int = 0, end: int | None = None) -> Requests:
@@ -247,15 +245,3 @@ def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> I
             for field in fields(Instances)
         }
     )
-
-
-def joined_decisions(logs: Sequence[Sequence[Decision]]) -> tuple[Decision, ...]:
-    """Merge the decision logs of several models by time.
-
-    Rows of one instant are in the order of the models.
-
-    >>> early, late = (Decision(time, "flip", 0, "flip of instance 0", "") for time in (1.0, 2.0))
-    >>> joined_decisions([[late], [early]]) == (early, late)
-    True
-    """
-    return tuple(merge(*logs, key=attrgetter("time_s")))

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from heapq import merge
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +47,6 @@ from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, Samples
 from disagg_sim.simulation.records_of_run import (
     instance_records,
-    joined_decisions,
     joined_instances,
     joined_loads,
     joined_requests,
@@ -161,7 +162,7 @@ def serve_models(
         itl_counts=np.sum([cluster.fleet.itl_counts for cluster in clusters], axis=0),
         samples=sampler.samples(requests.finish_s[~np.isnan(requests.finish_s)]),
         instances=instances,
-        decisions=joined_decisions([cluster.roster.decisions for cluster in clusters]),
+        decisions=tuple(merge(*(each.roster.decisions for each in clusters), key=attrgetter("time_s"))),
         failures=tuple(outages.happened) if outages is not None else (),
         duration_s=end,
         peak_flops=_peak_flops(budget, instances),

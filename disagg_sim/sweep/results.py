@@ -239,8 +239,12 @@ def _collect_case(
     beyond: Mapping[tuple[str, str], pd.Series],
 ) -> CaseResult:
     def collected(mode: ModePlan) -> ModeResult:
-        if any(block.key in failed for block in mode.blocks):
-            return _not_computed(mode, failed)
+        if why := [failed[block.key] for block in mode.blocks if block.key in failed]:
+            # the frontier of its other blocks would be too low
+            said, none = f"not computed: {len(why)} of {len(mode.blocks)} blocks failed: {why[0]}", add_up(())
+            return ModeResult(
+                plan=mode, frontier=pd.DataFrame(), prefill=none, points=none, verdict=said, outside=_UNTOLD
+            )
         key = plan.digest, mode.mode
         front, outside = fronts.get(key, pd.DataFrame()), beyond.get(key, _UNTOLD)
         prefill, points = (gathered.tally(blocks) for blocks in (mode.prefill, mode.points))
@@ -249,12 +253,3 @@ def _collect_case(
 
     modes = tuple(map(collected, plan.modes))
     return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
-
-
-def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
-    """A mode without a frontier: that of its other blocks would be too low."""
-    why = [failed[block.key] for block in plan.blocks if block.key in failed]
-    said = f"not computed: {len(why)} of {len(plan.blocks)} blocks failed: {why[0]}"
-    return ModeResult(
-        plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said, outside=_UNTOLD
-    )

@@ -90,13 +90,6 @@ class _Run:
     effort: Effort = field(default_factory=Effort)
     failed: dict[Key, str] = field(default_factory=dict)
 
-    def gather_stored(self) -> None:
-        """Read the blocks that were there before."""
-        known = {block.key for block in self.lacking}
-        for block in self.plan.blocks:
-            if block.key not in known:
-                self.gathered.add(block.key, stored_block(self.store, block))
-
 
 def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: RunListener, *, overwrite: bool) -> _Run:
     planned = {block.key for block in plan.blocks}
@@ -121,7 +114,10 @@ def _apart(runs: Sequence[_Run], jobs: Workers) -> list[list[_Run]]:
 def _tabled(runs: Sequence[_Run], *, outside: bool, begun: float, jobs: int | Workers) -> dict[Path, SweepResult]:
     """Write the tables of runs whose blocks are all there; results by directory."""
     for run in runs:
-        run.gather_stored()
+        known = {block.key for block in run.lacking}
+        for block in run.plan.blocks:
+            if block.key not in known:
+                run.gathered.add(block.key, stored_block(run.store, block))
     arrived = [(run.plan, run.gathered, run.failed) for run in runs]
     results = {
         run.store.root: each for run, each in zip(runs, collect(arrived, outside=outside, jobs=jobs), strict=True)
@@ -158,7 +154,9 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Ru
 
     alone: list[BlockTask] = []
     alike = groupby(_ordered(blocks), key=lambda key: tuple(map(id, takers[key])))  # that the same runs take
-    most = _most_blocks(len(blocks), jobs)
+    where = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    # so few in a task that all workers have tasks; one where it is not known how many workers there are
+    most = 1 if where.address else max(1, min(MOST_TOGETHER, len(blocks) // (TASKS_PER_WORKER * where.jobs)))
     left = [task(group) for _, keys in alike for group in groups(map(blocks.__getitem__, keys), most)]
     while left:
         for done in chain.from_iterable(run_tasks(compute_blocks, left, jobs=jobs, given_up=give_up)):
@@ -168,12 +166,6 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Ru
             for run in takers[done.key]:
                 run.gathered.add(done.key, done.found)
         left, alone = alone, []
-
-
-def _most_blocks(blocks: int, jobs: int | Workers) -> int:
-    """Blocks of a task at most: so few that all workers have tasks; one where it is not known how many there are."""
-    where = jobs if isinstance(jobs, Workers) else Workers(jobs)
-    return 1 if where.address else max(1, min(MOST_TOGETHER, blocks // (TASKS_PER_WORKER * where.jobs)))
 
 
 def _ordered(blocks: Mapping[Key, Block]) -> list[Key]:

@@ -25,7 +25,9 @@ def on_ray(where: Workers) -> Iterator[Engine]:
     with extra("ray"):
         import ray
     try:
-        _require_answer(where.address)
+        # Ray itself would wait for minutes
+        host, _, port = where.address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
     except (OSError, ValueError):
         raise InputError(f"address {quoted(where.address)}: no cluster of Ray answers there") from None
     try:
@@ -56,12 +58,6 @@ def on_ray(where: Workers) -> Iterator[Engine]:
         yield engine
     finally:
         ray.shutdown()
-
-
-def _require_answer(address: str) -> None:
-    """Raise ``OSError`` or ``ValueError`` where nothing listens; Ray itself would ask for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
 
 
 def _called(call: Call, task: Any) -> TaskOutcome:
