@@ -31,7 +31,7 @@ from disagg_sim.planning.sizing import mappings_of
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, split_grid
+from disagg_sim.search.splits import SplitGrid, setups_of, split_grid
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.pool_program import MatchOptions
@@ -185,7 +185,7 @@ def _planned(
     first = next(each for each in grids if isinstance(each, PhaseGrid))
     law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
     work = Demand(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
-    systems = {at.system.name: at.system for each in grids for at in _setups(each)}
+    systems = {at.system.name: at.system for each in grids for at in setups_of(each)}
     choices = _choices(grids, work, options, costs_of_gpus(systems.values(), options.per), one=len(systems) == 1)
     size = question.size
     rate = size.rate if size.gpus is None else choices.most_rate(size.gpus)
@@ -217,10 +217,6 @@ def _grids(
         ffn = decode if question.ffn_system is None else _on(decode, question.ffn_system, options)
         found.append(split_grid(decode, lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus)))
     return found
-
-
-def _setups(each: Candidates) -> tuple[Setup, ...]:
-    return (each.setup, each.ffn_setup) if isinstance(each, SplitGrid) else (each.setup,)
 
 
 def _choices(

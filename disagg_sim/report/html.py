@@ -5,9 +5,10 @@ Plain tables without colours, so that they follow the notebook's own theme, ligh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache, singledispatch
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial, singledispatch
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from disagg_sim.report import breakdown
 from disagg_sim.report.breakdown import heading, latency_title, lines_of, point_of, time_text
 from disagg_sim.report.lines import (
     Line,
-    capacity_lines,
     deployment_rows,
     model_lines,
     precision_lines,
@@ -62,34 +62,23 @@ def html_of(value: object) -> str:
     return f"<pre>{escape(repr(value))}</pre>"
 
 
-@html_of.register
-def _(spec: SystemSpec) -> str:
-    return _lines(spec.title, system_lines(spec))
+def _titled(lines: Callable[[Any], Iterable[Line]], spec: Any) -> str:
+    return _lines(spec.title, lines(spec))
 
 
-@html_of.register
-def _(spec: ModelSpec) -> str:
-    return _lines(spec.title, model_lines(spec))
-
-
-@html_of.register
-def _(spec: TrafficSpec) -> str:
-    return _lines(spec.title, traffic_lines(spec))
-
-
-@html_of.register
-def _(spec: PrecisionRecipe) -> str:
-    return _lines(spec.title, precision_lines(spec))
+for _kind, _of_kind in (
+    (SystemSpec, system_lines),
+    (ModelSpec, model_lines),
+    (TrafficSpec, traffic_lines),
+    (PrecisionRecipe, precision_lines),
+    (ProfileSpec, profile_lines),
+):
+    html_of.register(_kind, partial(_titled, _of_kind))
 
 
 @html_of.register
 def _(spec: Precision) -> str:
     return _lines(f"{spec.name}, as one model uses it", resolved_lines(spec))
-
-
-@html_of.register
-def _(spec: ProfileSpec) -> str:
-    return _lines(spec.title, profile_lines(spec))
 
 
 @html_of.register
@@ -196,7 +185,14 @@ def _(result: RunResult) -> str:
 
 @html_of.register
 def _(capacity: Capacity) -> str:
-    return _lines(f"Capacity: {capacity.message}", capacity_lines(capacity))
+    lines = [
+        (
+            f"{row.rate_scale:.4g} times the rate of the trace",
+            f"{row.slo_attainment:.1%} inside the SLO, goodput {row.goodput_requests_per_s:.4g} requests/s",
+        )
+        for row in capacity.runs
+    ]
+    return _lines(f"Capacity: {capacity.message}", lines)
 
 
 @html_of.register

@@ -12,6 +12,7 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, UNSAID, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.passes.attention_ffn import Split, split_bytes, split_step
 from disagg_sim.physics.setup import Setup
@@ -19,6 +20,7 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.search.axes import MAX_BATCH, batch_sizes
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import degrees, least_redundant_slots
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.workload.lengths import Lengths
 
@@ -115,6 +117,11 @@ class SplitGrid:
             ffn_idle=float(self.ffn_idle[row, column]),
             systems=(self.setup.system.name, self.ffn_setup.system.name),
         )
+
+
+def setups_of(pools: EncodeStep | PhaseGrid | SplitGrid) -> tuple[Setup, ...]:
+    """Of each pool of an instance."""
+    return (pools.setup, pools.ffn_setup) if isinstance(pools, SplitGrid) else (pools.setup,)
 
 
 def split_grid(

@@ -11,10 +11,9 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid
+from disagg_sim.search.splits import SplitGrid, setups_of
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
 from disagg_sim.serving.pairing import best_counts_of_pools
@@ -49,7 +48,7 @@ def pools_front(
     token/s].
     """
     prefill.require()
-    systems: list[SystemSpec | str] = [prefill.system, *(at.system for grid in decode for at in _setups(grid))]
+    systems: list[SystemSpec | str] = [prefill.system, *(at.system for grid in decode for at in setups_of(grid))]
     systems += [] if encode is None else [encode.setup.system]
     costs = None if per == "gpu" else costs_of_gpus(systems, per)
     tables = []
@@ -62,10 +61,6 @@ def pools_front(
             tables.append(table if prices is None else _with_cost(table, prices, per))
     table = pd.concat(tables, ignore_index=True)
     return pareto_front(table, by=(), throughput=throughput_of(per)) if len(table) else table
-
-
-def _setups(grid: PhaseGrid | SplitGrid) -> tuple[Setup, ...]:
-    return (grid.setup, grid.ffn_setup) if isinstance(grid, SplitGrid) else (grid.setup,)
 
 
 def _with_cost(table: pd.DataFrame, prices: list[Floats], per: Per) -> pd.DataFrame:

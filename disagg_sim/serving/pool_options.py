@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,14 +19,7 @@ from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_program import PoolCounts
 
-
-def _served_rates(grid: PhaseGrid | SplitGrid, within_domain: bool) -> Floats:
-    """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
-    link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
-    stored = 0.0 if isinstance(grid, SplitGrid) or within_domain else grid.stored_bytes_per_request
-    fed = link * grid.unique_gpus[:, None] / (grid.kv_bytes_per_request + stored)
-    rates: Floats = np.minimum(grid.request_rate, fed)
-    return rates
+G = TypeVar("G", PhaseGrid, SplitGrid)
 
 
 def undominated(gpus: Ints, rate: Floats, order: Ints) -> Ints:
@@ -43,24 +37,53 @@ def undominated(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     return best[(instead < rate[best][:, None]).all(axis=1)]
 
 
-def _binding_limit(kept: Mapping[str, Mask], row: int, column: int) -> str:
-    """The first limit that the next larger batch would break; "" where there is none, or no such batch on the grid."""
-    following = column + 1
-    broken = (name for name, mask in kept.items() if following < mask.shape[1] and not mask[row, following])
-    return next(broken, "")
+class _Side(Generic[G]):
+    """Configurations of a grid within a limit of latency, at the rates that the links of their GPUs can feed."""
 
+    rows: Ints
+    columns: Ints
+    choices: Choices
 
-class GridSide:
-    """Configurations of a grid that a prefill or decode pool may use: within the limits and not dominated."""
-
-    def __init__(
-        self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
-    ) -> None:
-        self.grid = grid
+    def __init__(self, grid: G, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool) -> None:
+        self.grid: G = grid
         self.latency_limit = np.inf if latency_limit is None else latency_limit
         self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
-        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
+        self.rates: Floats = grid.request_rate
+        if kv_link_limit is None:
+            link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
+            stored = 0.0 if isinstance(grid, SplitGrid) or within_domain else grid.stored_bytes_per_request
+            fed = link * grid.unique_gpus[:, None] / (grid.kv_bytes_per_request + stored)
+            self.rates = np.minimum(grid.request_rate, fed)
         self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+        self._choose()
+
+    def _choose(self) -> None:
+        raise NotImplementedError
+
+    def _limits(self) -> dict[str, Mask]:
+        """Points that keep each limit, the first to be named first."""
+        raise NotImplementedError
+
+    def members(self, counts: Ints) -> Iterator[tuple[Instance | SplitInstance, int]]:
+        """The counts of ``choices`` as instances of a pool, at the rate that their links can feed."""
+        for i in np.flatnonzero(counts):
+            found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
+            yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
+
+    def binding_limits(self, counts: Ints) -> Iterator[str]:
+        """Of each of ``members``, the first limit that the next larger batch breaks; "" = none, or no such batch."""
+        kept = self._limits()
+        for i in np.flatnonzero(counts):
+            row, following = self.rows[i], self.columns[i] + 1
+            broken = (name for name, mask in kept.items() if following < mask.shape[1] and not mask[row, following])
+            yield next(broken, "")
+
+
+class GridSide(_Side[PhaseGrid]):
+    """Configurations of a grid that a prefill or decode pool may use: within the limits and not dominated."""
+
+    def _choose(self) -> None:
+        grid = self.grid
         usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
         rows, columns = fastest_points(grid, self.rates, usable)
         gpus, rate = grid.gpus[rows], self.rates[rows, columns]
@@ -89,34 +112,17 @@ class GridSide:
         )
         return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
 
-    def members(self, counts: Ints) -> Iterator[tuple[Instance, int]]:
-        """The counts of ``choices`` as instances of a pool."""
-        return ((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts))
-
-    def binding_limits(self, counts: Ints) -> Iterator[str]:
-        """Of each of ``members``, the limit that a larger batch would break: "memory", "ftl", "ttl", "kv_link", ""."""
+    def _limits(self) -> dict[str, Mask]:
         grid, latency = self.grid, "ftl" if self.grid.phase == "prefill" else "ttl"
         linked = (kv_rate_per_gpu(grid) <= self.kv_link_limit) & (grid.request_rate <= self.rates)
-        kept = {"memory": grid.feasible, latency: self.in_time, "kv_link": linked}
-        return (_binding_limit(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
-
-    def _instance(self, choice: int) -> Instance:
-        """One of ``choices``, at the rate that its links can feed."""
-        row, column = int(self.rows[choice]), int(self.columns[choice])
-        return replace(self.grid.instance(row, column), request_rate_per_s=float(self.choices.rate[choice]))
+        return {"memory": grid.feasible, latency: self.in_time, "kv_link": linked}
 
 
-class SplitSide:
+class SplitSide(_Side[SplitGrid]):
     """Configurations of attention and feed-forward ranks that decode together."""
 
-    def __init__(
-        self, grid: SplitGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
-    ) -> None:
-        self.grid = grid
-        self.latency_limit = np.inf if latency_limit is None else latency_limit
-        self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
-        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
-        self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+    def _choose(self) -> None:
+        grid = self.grid
         self.taken_in = self.rates * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
         rows, columns = np.nonzero(self.in_time & (self.taken_in <= self.kv_link_limit))
         rate, order = self.rates[rows, columns], np.arange(rows.size)
@@ -155,23 +161,15 @@ class SplitSide:
         )
         return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
 
-    def members(self, counts: Ints) -> Iterator[tuple[SplitInstance, int]]:
-        """The counts of ``choices`` as instances of a pool."""
-        for i in np.flatnonzero(counts):
-            found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
-            yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
-
-    def binding_limits(self, counts: Ints) -> Iterator[str]:
-        """As ``GridSide.held_by``, of memory that of which pool: "attention_memory" or "ffn_memory"."""
+    def _limits(self) -> dict[str, Mask]:
         grid = self.grid
         linked = (self.taken_in <= self.kv_link_limit) & (grid.request_rate <= self.rates)
-        kept = {
+        return {
             "attention_memory": grid.attention_bytes <= grid.setup.memory_limit,
             "ffn_memory": grid.ffn_bytes <= grid.ffn_setup.memory_limit,
             "ttl": self.in_time,
             "kv_link": linked,
         }
-        return (_binding_limit(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
 
 
 class EncodeSide:

@@ -19,7 +19,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, SplitInstance
+from disagg_sim.search.splits import SplitGrid, SplitInstance, setups_of
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.integer_program import Choices
@@ -172,7 +172,7 @@ def plan_pools(
     for found in sides.values():
         if not any(side.choices.gpus.size for side in found):
             return _plan(sides, found[0].refusal(), candidates, added)
-    systems = {at.system.name: at.system for each in candidates for at in _setups(each)}
+    systems = {at.system.name: at.system for each in candidates for at in setups_of(each)}
     costs = None if per == "gpu" else costs_of_gpus(systems.values(), per)
     prices = None if costs is None else [_prices(found, costs) for found in sides.values()]
     pools = [_choices(role, found) for role, found in sides.items()]
@@ -210,13 +210,9 @@ def _side(each: Candidates, limit: float | None, link: float | None, near: bool)
     return GridSide(each, limit, link, near) if isinstance(each, PhaseGrid) else SplitSide(each, limit, link, near)
 
 
-def _setups(each: Candidates) -> tuple[Any, ...]:
-    return (each.setup, each.ffn_setup) if isinstance(each, SplitGrid) else (each.setup,)
-
-
 def _one_domain(candidates: Sequence[Candidates], gpu_budget: int | None) -> bool:
     """Whether all pools fit one NVLink domain."""
-    systems = [at.system for each in candidates for at in _setups(each)]
+    systems = [at.system for each in candidates for at in setups_of(each)]
     alike = all(system == systems[0] for system in systems)
     return alike and (gpu_budget or MOST_GPUS) <= systems[0].nvlink_domain
 

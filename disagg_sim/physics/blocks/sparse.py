@@ -174,11 +174,5 @@ class Msa(AttentionBlock[MsaAttention]):
     def elementwise_width(self, tp: Numeric) -> Numeric:
         return self.columns(tp)
 
-    def rejects(self, tp: int) -> str | None:
-        if self.spec.q_heads % tp:
-            return f"tp_attn does not divide {self.spec.q_heads} query heads"
-        if tp % self.spec.kv_heads and self.spec.kv_heads % tp:
-            return f"tp_attn neither divides {self.spec.kv_heads} KV heads nor is a multiple of them"
-        return None
-
+    rejects = Gqa.rejects
     sizes = Gqa.sizes
