@@ -15,12 +15,11 @@ from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
-from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.grid_cache import MOST_TOGETHER, groups
 from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.manifest import finished_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
-from disagg_sim.sweep.results import SweepResult, collect
+from disagg_sim.sweep.results import Gathered, SweepResult, collect
 from disagg_sim.sweep.store import Own, RunListener, Store, missing, opened
 from disagg_sim.sweep.written import Effort, write_tables
 

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -110,8 +109,6 @@ _NOTE = "disagg_sim.note"
 _HEADER = "disagg_sim.header"
 _SCHEMA = "disagg_sim.schema"
 _SEAL = "disagg_sim.seal"
-#: Of a file in which ``store compact`` of earlier releases put several blocks, named as the first and the last.
-_PARTS, _SEVERAL = "disagg_sim.parts", re.compile(r".+-\d+-\d+")
 #: First and last bytes of every Parquet file.
 _PARQUET = b"PAR1"
 
@@ -227,13 +224,6 @@ class Store:
                     group.rmdir()
         return removed
 
-    def require_single(self, tables: Iterable[str]) -> None:
-        """Raise ``StoreError`` where a file holds several blocks: nothing reads them any more."""
-        for path in (path for table in tables for path in (self.root / table).glob("*/*.parquet")):
-            if _SEVERAL.fullmatch(path.stem) and _is_ours(path, _PARTS):
-                said = "give another --out, or --overwrite to compute them again"
-                raise StoreError(f"{path}: holds blocks that `store compact` of earlier releases merged; {said}")
-
     def _whole(self, key: Key) -> Path:
         """File of a block that is as it was written."""
         path = self.path(key)
@@ -266,7 +256,6 @@ def opened(root: Path, listener: RunListener, *, overwrite: bool, noun: str, own
     with locked(root, own.tables):
         if not overwrite:
             _require_no_others(store, own.tables)
-            store.require_single(own.tables)
             own.require(store)
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
@@ -311,9 +300,9 @@ def missing(
     return lacking
 
 
-def _is_ours(path: Path, mark: str = _DIGEST) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether the path is a block of a store, damaged or not."""
     try:
-        return mark.encode() in bytes_of(path)
+        return _DIGEST.encode() in bytes_of(path)
     except OSError:
         return False

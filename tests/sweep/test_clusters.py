@@ -18,7 +18,7 @@ from disagg_sim.errors import InputError, StoreError
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.sweep.backends import on_dask
+from disagg_sim.sweep.backends import clusters
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.fidelity import fidelity_of, sweep_elasticities, write_elasticities, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
@@ -215,7 +215,7 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(plan, alone, tmp_pat
 
 @pytest.mark.parametrize(("backend", "address"), [("dask", "tcp://127.0.0.1:9"), ("ray", "127.0.0.1:9")])
 def test_where_no_cluster_answers_one_line_says_so(plan, tmp_path, backend, address, monkeypatch):
-    monkeypatch.setattr(on_dask, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(clusters, "ANSWER_WITHIN", 0.5)
     with pytest.raises(InputError, match=f"address '{address}': no .* of {backend.title()} answers"):
         swept(plan, tmp_path, Workers(backend=backend, address=address))
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.sweep.fidelity import candidates
-from disagg_sim.sweep.gather import GatheredFront
 from disagg_sim.sweep.plan import plan_sweep
-from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.results import GatheredFront, SweepResult
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import PointLimits, SweepSpec, load_sweep
 from disagg_sim.sweep.store import Store

@@ -73,14 +73,10 @@ def staying(jobs: int | Workers) -> Iterator[Workers]:
 def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
     if where.engine is not None:
         return nullcontext(where.engine)
-    if where.backend == "dask":
-        from disagg_sim.sweep.backends.on_dask import on_dask
+    if where.backend in CLUSTERS:
+        from disagg_sim.sweep.backends.clusters import on_dask, on_ray
 
-        return on_dask(where)
-    if where.backend == "ray":
-        from disagg_sim.sweep.backends.on_ray import on_ray
-
-        return on_ray(where)
+        return on_dask(where) if where.backend == "dask" else on_ray(where)
     if where.backend == "serial" or where.jobs == 1 or tasks < 2:
         return nullcontext(lambda call, tasks: ((number, call(task)) for number, task in tasks.items()))
     from disagg_sim.sweep.backends.local import in_processes
