@@ -79,22 +79,7 @@ def test_the_policies_of_a_file_are_shown_as_far_as_they_are_known(capsys, tmp_p
 
 def test_list_of_one_kind(capsys):
     lines = output(capsys, "list", "precision").splitlines()
-    assert [line.split()[1] for line in lines[1:]] == [
-        "bf16",
-        "bf16_fp8kv",
-        "fp8",
-        "fp8_bf16kv",
-        "fp8_block",
-        "fp8_block_bf16kv",
-        "fp8_tensor",
-        "mxfp4",
-        "mxfp4_fp8_block",
-        "mxfp4_fp8kv",
-        "nvfp4_bf16kv",
-        "nvfp4_fp8kv",
-        "nvfp4_fp8kv_bf16_attention",
-        "nvfp4_fp8kv_bf16_projections",
-    ]
+    assert [line.split()[1] for line in lines[1:]] == [*list_specs("precision")]
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in list_specs(kind)])
