@@ -245,18 +245,6 @@ def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store):
     assert store.state(KEY) is BlockState.CORRUPT
 
 
-def test_several_blocks_in_a_file_are_one_line(store):
-    """Of earlier releases: nothing is removed, nor computed beside them."""
-    store.write(KEY, FRAME, "{}")
-    path = store.path(KEY).with_stem("red-0000-0003")
-    write_parquet(FRAME, path, {"disagg_sim.parts": "[]"})
-    own = Own(("points",), {KEY}, lambda _: None)
-    run = opened(store.root, Mock(), overwrite=False, noun="scenario", own=own)
-    with pytest.raises(StoreError, match=f"{path}: holds blocks that"), run:
-        pass
-    assert path.exists()
-
-
 def test_unlike_tables_do_not_join(tmp_path):
     write_parquet(FRAME, tmp_path / "a", {})
     write_parquet(FRAME.astype({"weight": str}), tmp_path / "b", {})
