@@ -161,7 +161,7 @@ class Design:
             most = self.rate * min((each / (each - 1) for each in counts), default=math.inf)
         first, later = replace(work.ttft, seconds=ttft), replace(work.tpot, seconds=tpot)
         asked = replace(work, ttft=first, tpot=later, most_load=1.0)
-        sides = [(replace(pool.choice, work=asked), pool.instances) for pool in self.pools]
+        sides = [(_under(pool.choice, asked), pool.instances) for pool in self.pools]
 
         def serves(rate: float) -> bool:
             return all(choice.holds(rate / work.spare, instances) for choice, instances in sides)
@@ -239,3 +239,8 @@ class Availability:
             named.append((name, gpus))
             needs.append(Need(instances=count, cost=gpus, blast=blast))
         return named, spares_for(needs, self.target)
+
+
+def _under(choice: AnyChoice, work: Demand) -> AnyChoice:
+    """The same choice under other limits."""
+    return choice.under(work) if isinstance(choice, ColocatedChoice) else replace(choice, work=work)

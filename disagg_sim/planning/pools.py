@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -236,9 +236,7 @@ class ColocatedChoice:
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
-    hold_steps: int = (
-        0  # most decode steps that prompts wait until every rank has one (``prefill_delay_queue``); 0 = none [1]
-    )
+    hold_steps: int = 0  # most decode steps that prompts wait for every rank (``prefill_delay_queue``); 0 = none [1]
 
     @property
     def batch(self) -> Floats:
@@ -296,27 +294,32 @@ class ColocatedChoice:
         return self._most_from(rate) >= rate
 
     @cached_property
-    def _states(self) -> dict[tuple[float, int], tuple[Occupancy, Mixing]]:
+    def _known(self) -> dict[tuple[str, float, int], Any]:
+        """What was asked of rates and counts of instances: of one pool several times, whatever its limits."""
         return {}
+
+    def under(self, work: Demand) -> ColocatedChoice:
+        """The same under other limits; what is known of its rates is known of them, too."""
+        found = replace(self, work=work)
+        found.__dict__["_known"] = self._known
+        return found
 
     def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
-        """Sequences and steps, which are kept, as those of one pool are asked for several times."""
-        if (rate, instances) not in self._states:
+        """Sequences and steps."""
+        if (key := ("state", rate, instances)) not in self._known:
             mixing = self.steps.mixing(rate / instances, self.hold_steps)
             done = self.batch * mixing.steps / self.steps.each
-            self._states[rate, instances] = occupancy(rate, instances, self.seats, self.batch, done), mixing
-        return self._states[rate, instances]
-
-    @cached_property
-    def _delays(self) -> dict[tuple[float, int], Delay]:
-        return {}
+            self._known[key] = occupancy(rate, instances, self.seats, self.batch, done), mixing
+        found: tuple[Occupancy, Mixing] = self._known[key]
+        return found
 
     def _delay(self, rate: float, instances: int) -> Delay:
-        """TTFT, which is kept likewise. [s]"""
-        if (rate, instances) not in self._delays:
+        """TTFT. [s]"""
+        if (key := ("ttft", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
-            self._delays[rate, instances] = self._delay_of(rate, instances, found.mean, mixing)
-        return self._delays[rate, instances]
+            self._known[key] = self._delay_of(rate, instances, found.mean, mixing)
+        delay: Delay = self._known[key]
+        return delay
 
     def _delay_of(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
         even = self._evenness(instances)
@@ -350,13 +353,9 @@ class ColocatedChoice:
         """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
         return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
 
-    @cached_property
-    def _times(self) -> dict[tuple[float, int], Delay]:
-        return {}
-
     def _tpot(self, rate: float, instances: int) -> Delay:
-        """TPOT, which is kept likewise. [s]"""
-        if (rate, instances) not in self._times:
+        """TPOT. [s]"""
+        if (key := ("tpot", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
@@ -366,8 +365,9 @@ class ColocatedChoice:
             used, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), rate / instances, (even, uneven))
             full = float(np.interp(found.mean, self.batch, self.steps.full))
             each = token_times(mean * (1.0 - used), wide, met, steps, full)
-            self._times[rate, instances] = replace(each, calm=each.calm / self._accepted)
-        return self._times[rate, instances]
+            self._known[key] = replace(each, calm=each.calm / self._accepted)
+        delay: Delay = self._known[key]
+        return delay
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``PoolChoice``."""
@@ -375,7 +375,7 @@ class ColocatedChoice:
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or self.work.overloads(np.interp(found.mean, self.batch, mixing.used)):
             return False
-        if self._tpot(rate, instances).late(tpot.seconds) > 1.0 - tpot.share:
+        if math.isfinite(tpot.seconds) and self._tpot(rate, instances).late(tpot.seconds) > 1.0 - tpot.share:
             return False
         return math.isinf(ttft.seconds) or self._delay(rate, instances).late(ttft.seconds) <= 1.0 - ttft.share
 
