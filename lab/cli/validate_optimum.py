@@ -53,7 +53,10 @@ def validate_optimum(
         return
     _print_boards(planned)
     _print_optima(optima)
-    _print_picks(served_points(table))
+    picks = ranked(served_points(table))
+    if len(picks):
+        typer.echo("\nThe configuration picked at equal interactivity:")
+        print_frame(pd.concat([summed(picks), summed(picks, "model")]))
     if out is not None:
         write_csv(out / "boards.csv", planned, digits=6)
         write_csv(out / "optima.csv", optima, digits=6)
@@ -95,11 +98,3 @@ def _print_optima(optima: pd.DataFrame) -> None:
             f"{LEAST_WORKERS} prefill workers on:"
         )
         print_frame(ratios)
-
-
-def _print_picks(runs: pd.DataFrame) -> None:
-    """How often the pick among measured configurations is the best, or nearly."""
-    cells = ranked(runs)
-    if len(cells):
-        typer.echo("\nThe configuration picked at equal interactivity:")
-        print_frame(pd.concat([summed(cells), summed(cells, "model")]))

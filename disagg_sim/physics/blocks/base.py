@@ -82,9 +82,9 @@ class AttentionBlock(ABC, Generic[A]):
     def activation_width(self, tp: Numeric) -> Numeric:
         """Elements of a token that are live at once around the kernel. [1]"""
 
-    @abstractmethod
     def elementwise_width(self, tp: Numeric) -> Numeric:
         """Elements of a token that rotary embedding, quantisation and cache write pass through memory. [1]"""
+        return self.activation_width(tp)
 
     @abstractmethod
     def rejects(self, tp: int) -> str | None:

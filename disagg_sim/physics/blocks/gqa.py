@@ -190,9 +190,6 @@ class Gqa(AttentionBlock[GqaAttention]):
         s = self.spec
         return (s.q_heads * s.head_dim + s.gate_params + s.cache_elements) / tp
 
-    def elementwise_width(self, tp: Numeric) -> Numeric:
-        return self.activation_width(tp)
-
     def rejects(self, tp: int) -> str | None:
         if self.spec.q_heads % tp:
             return f"tp_attn does not divide {self.spec.q_heads} query heads"

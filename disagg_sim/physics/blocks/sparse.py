@@ -171,8 +171,5 @@ class Msa(AttentionBlock[MsaAttention]):
     def activation_width(self, tp: Numeric) -> Numeric:
         return self.columns(tp)
 
-    def elementwise_width(self, tp: Numeric) -> Numeric:
-        return self.columns(tp)
-
     rejects = Gqa.rejects
     sizes = Gqa.sizes

@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
@@ -42,7 +41,7 @@ from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shap
 from disagg_sim.physics.rates import decode_attention_rate, prefill_attention_rate
 from disagg_sim.physics.work import AttentionShape, Work, causal_pairs
 from disagg_sim.units import US
-from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES
+from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES, column_of
 from lab.calibration.kernels.residuals import SHORT
 from lab.calibration.kernels.robust import Array, Parameter, by_fit, enough, joint_fits, origin
 
@@ -63,39 +62,35 @@ class Calls(NamedTuple):
 
 def context_attention(rows: pd.DataFrame) -> Calls:
     """Prompts without a past, grouped-query attention."""
-    batch, new, heads = _column(rows, "batch"), _column(rows, "seq_len"), _heads(rows)
+    batch, new, heads = column_of(rows, "batch"), column_of(rows, "seq_len"), _heads(rows)
     work = gqa_prefill_work(sequences=batch, new=new, past=0.0, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
     return Calls(work, AttentionShape(batch, new, 0.0, **heads), 2.0 * causal_pairs(new) / new)
 
 
 def generation_attention(rows: pd.DataFrame) -> Calls:
     """One token a sequence, grouped-query attention."""
-    batch, length, heads = _column(rows, "batch"), _column(rows, "kv_len"), _heads(rows)
+    batch, length, heads = column_of(rows, "batch"), column_of(rows, "kv_len"), _heads(rows)
     work = gqa_decode_work(sequences=batch, context=length, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
     return Calls(work, AttentionShape(batch, 1.0, length - 1.0, **heads))
 
 
 def mla_context(rows: pd.DataFrame) -> Calls:
     """Prompts without a past, latent attention with up-projected keys and values."""
-    batch, new, dims = _column(rows, "batch"), _column(rows, "seq_len"), _mla_dims(rows)
+    batch, new, dims = column_of(rows, "batch"), column_of(rows, "seq_len"), _mla_dims(rows)
     work = mla_work("cached", dims, sequences=batch, new=new, past=0.0)
     return Calls(work, expanded_shape(dims, batch, new, 0.0), new)
 
 
 def mla_generation(rows: pd.DataFrame) -> Calls:
     """One token a sequence, absorbed latent attention."""
-    batch, length, dims = _column(rows, "batch"), _column(rows, "kv_len"), _mla_dims(rows)
+    batch, length, dims = column_of(rows, "batch"), column_of(rows, "kv_len"), _mla_dims(rows)
     work = mla_work("absorbed", dims, sequences=batch, new=1.0, past=length - 1.0)
     work = Work(work.flops, batch * length * (dims.latent * dims.cache_bytes))
     return Calls(work, absorbed_shape(dims, batch, 1.0, length - 1.0))
 
 
-def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    return rows[name].to_numpy(dtype=float)
-
-
 def _heads(rows: pd.DataFrame) -> dict[str, Any]:
-    return {name: _column(rows, name) for name in HEADS}
+    return {name: column_of(rows, name) for name in HEADS}
 
 
 def _cache_bytes(rows: pd.DataFrame) -> Any:
@@ -103,7 +98,7 @@ def _cache_bytes(rows: pd.DataFrame) -> Any:
 
 
 def _mla_dims(rows: pd.DataFrame) -> MlaDims:
-    return MlaDims(_column(rows, "heads"), MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_VALUE, _cache_bytes(rows))
+    return MlaDims(column_of(rows, "heads"), MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_VALUE, _cache_bytes(rows))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
     reason = rows["fault"].to_numpy(dtype=object).copy()
     predicted, within, sigma = np.full(count, np.nan), np.zeros(count, dtype=bool), np.full(count, np.nan)
     sound = np.nonzero(reason == "")[0]
-    spec = _fits_of(system, efficiency) if len(sound) else None
+    file = system if efficiency is None else efficiency / f"{system}.yaml"
+    spec = load_efficiency(file) if len(sound) and (isinstance(file, str) or file.is_file()) else None
     if len(sound) and (spec is None or form.name not in OPERATORS):
         reason[sound] = f"no fits of {system}" if spec is None else f"nothing predicts a {form.name} table"
     elif spec is not None:
@@ -102,8 +103,8 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
         reason[sound[fast & np.isfinite(predicted[sound])]] = "above the physical peak"
     measured = rows["latency"].to_numpy(dtype=float)
     low, high = band(predicted, sigma)
-    known = spec is not None and any(file.sha256 == table.sha256 for file in spec.files)
-    split = known and spec is not None and any(file.held_out for file in spec.files)
+    known = spec is not None and any(each.sha256 == table.sha256 for each in spec.files)
+    split = known and spec is not None and any(each.held_out for each in spec.files)
     unseen = rows["held_out"].to_numpy(dtype=bool) & split
     return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
         **{ROW_ID: rows[ROW_ID] if ROW_ID in rows else rows["row"]},
@@ -121,11 +122,6 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
         in_range=within,
         part=[part_of(bool(each)) if known else "new" for each in unseen],
     )
-
-
-def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:
-    path = None if directory is None else directory / f"{system}.yaml"
-    return load_efficiency(system if path is None else path) if path is None or path.is_file() else None
 
 
 def _predict(form: TableForm, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:

@@ -38,7 +38,7 @@ MLA_RANK, MLA_ROPE, MLA_NOPE, MLA_VALUE = 512, 64, 128, 128
 def least_time(form: str, rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
     """Least time of each row of a table at the system's peaks; 0 where unknown. [s]"""
     if form == "collectives":
-        size, n = _column(rows, "message_bytes"), _column(rows, "num_gpus")
+        size, n = column_of(rows, "message_bytes"), column_of(rows, "num_gpus")
         moved = np.where(rows["op"] == "all_reduce", size, gather_bytes(size, n))
         return np.asarray(moved / system.nvlink_bandwidth)
     if form == "moe_alltoall":
@@ -50,7 +50,8 @@ def least_time(form: str, rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.
     return np.asarray(seconds)
 
 
-def _column(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
+def column_of(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """A column as numbers, (rows,)."""
     return rows[name].to_numpy(dtype=float)
 
 
@@ -60,10 +61,10 @@ def _types(rows: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[s
 
 
 def _exchange(rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
-    n, nodes = _column(rows, "ep_size"), _column(rows, "node_num")
+    n, nodes = column_of(rows, "ep_size"), column_of(rows, "node_num")
     element = np.where(rows["phase"] == "dispatch", _types(rows, "dtype")[0], LEAST_WIRE_BYTES)
-    token = _column(rows, "num_tokens") * _column(rows, "hidden") * element
-    top_k = _column(rows, "topk")
+    token = column_of(rows, "num_tokens") * column_of(rows, "hidden") * element
+    top_k = column_of(rows, "topk")
     inside = n <= system.nvlink_domain
     link = np.where(inside, system.nvlink_bandwidth, system.nic_bandwidth)
     copies = np.array([copies_per_rank(k, g) for k, g in zip(top_k, np.where(inside, n, nodes), strict=True)])
@@ -71,7 +72,7 @@ def _exchange(rows: pd.DataFrame, system: SystemSpec) -> NDArray[np.float64]:
 
 
 def _gemm(rows: pd.DataFrame) -> Any:
-    m, n, k = (_column(rows, name) for name in ("m", "n", "k"))
+    m, n, k = (column_of(rows, name) for name in ("m", "n", "k"))
     size, arithmetic = _types(rows, "dtype")
     return 2.0 * m * n * k, (n * k + m * k) * size + m * n * ACTIVATION_BYTES, arithmetic
 
@@ -84,82 +85,75 @@ def _attention_types(rows: pd.DataFrame) -> tuple[NDArray[np.float64], list[str]
 
 
 def _heads(rows: pd.DataFrame) -> dict[str, Any]:
-    heads = {name: _column(rows, name) for name in ("q_heads", "kv_heads")}
-    return heads | {"sequences": _column(rows, "batch"), "head_dim": _column(rows, "head_dim"), "window": 0.0}
+    heads = {name: column_of(rows, name) for name in ("q_heads", "kv_heads")}
+    return heads | {"sequences": column_of(rows, "batch"), "head_dim": column_of(rows, "head_dim"), "window": 0.0}
 
 
 def _context_attention(rows: pd.DataFrame) -> Any:
     _, arithmetic = _attention_types(rows)
-    return *gqa_prefill_work(new=_column(rows, "seq_len"), past=0.0, cache_bytes=1.0, **_heads(rows)), arithmetic
+    return *gqa_prefill_work(new=column_of(rows, "seq_len"), past=0.0, cache_bytes=1.0, **_heads(rows)), arithmetic
 
 
 def _generation_attention(rows: pd.DataFrame) -> Any:
     size, arithmetic = _attention_types(rows)
-    work = gqa_decode_work(context=_column(rows, "kv_len"), cache_bytes=1.0, **_heads(rows))
+    work = gqa_decode_work(context=column_of(rows, "kv_len"), cache_bytes=1.0, **_heads(rows))
     return work.flops, work.hbm_bytes * size, arithmetic
 
 
 def _mla_context(rows: pd.DataFrame) -> Any:
-    pairs = _column(rows, "batch") * causal_pairs(_column(rows, "seq_len"))
+    pairs = column_of(rows, "batch") * causal_pairs(column_of(rows, "seq_len"))
     _, arithmetic = _attention_types(rows)
-    return 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * _column(rows, "heads") * pairs, 0.0 * pairs, arithmetic
+    return 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * column_of(rows, "heads") * pairs, 0.0 * pairs, arithmetic
 
 
 def _mla_generation(rows: pd.DataFrame) -> Any:
     size, arithmetic = _attention_types(rows)
-    tokens = _column(rows, "batch") * _column(rows, "kv_len")
-    flops = 2.0 * (2 * MLA_RANK + MLA_ROPE) * _column(rows, "heads") * tokens
+    tokens = column_of(rows, "batch") * column_of(rows, "kv_len")
+    flops = 2.0 * (2 * MLA_RANK + MLA_ROPE) * column_of(rows, "heads") * tokens
     return flops, tokens * size * (MLA_RANK + MLA_ROPE), arithmetic
 
 
 def _mla_module(rows: pd.DataFrame) -> Any:
     """The cache alone, and in a prompt its arithmetic: how the projections are stored is one of many choices."""
     size, arithmetic = _attention_types(rows)
-    new, past, batch = _column(rows, "q_len"), _column(rows, "past_len"), _column(rows, "batch")
-    flops = 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * _column(rows, "heads") * batch * causal_pairs(new, past)
+    new, past, batch = column_of(rows, "q_len"), column_of(rows, "past_len"), column_of(rows, "batch")
+    flops = 2.0 * (MLA_NOPE + MLA_ROPE + MLA_VALUE) * column_of(rows, "heads") * batch * causal_pairs(new, past)
     return flops, batch * past * size * (MLA_RANK + MLA_ROPE), arithmetic
 
 
 def _mla_bmm(rows: pd.DataFrame) -> Any:
     _, arithmetic = _types(rows, "dtype")
-    flops = 2.0 * MLA_RANK * MLA_NOPE * _column(rows, "num_tokens") * _column(rows, "heads")
+    flops = 2.0 * MLA_RANK * MLA_NOPE * column_of(rows, "num_tokens") * column_of(rows, "heads")
     return flops, 0.0 * flops, arithmetic
 
 
 def _moe(rows: pd.DataFrame) -> Any:
     """All picks of the tokens spread over the ranks; every expert of the rank where routing is balanced."""
     size, arithmetic = _types(rows, "dtype")
-    top_k, experts, ep = (_column(rows, name) for name in ("topk", "num_experts", "ep"))
-    tokens, hidden = _column(rows, "num_tokens"), _column(rows, "hidden")
-    expert = 3.0 * hidden * _column(rows, "inter") / _column(rows, "tp")
+    top_k, experts, ep = (column_of(rows, name) for name in ("topk", "num_experts", "ep"))
+    tokens, hidden = column_of(rows, "num_tokens"), column_of(rows, "hidden")
+    expert = 3.0 * hidden * column_of(rows, "inter") / column_of(rows, "tp")
     touched = expected_distinct_experts(tokens, experts, top_k) / ep
     moved = np.where(rows["distribution"] == "balanced", touched * expert * size, 0.0)
     return 2.0 * expert * tokens * top_k / ep, moved, arithmetic
 
 
-def _moe_ep_compute(rows: pd.DataFrame) -> Any:
-    """Only what the skew cannot take away from rank 0: nothing but its time above 0."""
-    _, arithmetic = _types(rows, "dtype")
-    nothing = np.zeros(len(rows))
-    return nothing, nothing, arithmetic
-
-
 def _quantize_ops(rows: pd.DataFrame) -> Any:
-    elements = _column(rows, "m") * _column(rows, "k")
+    elements = column_of(rows, "m") * column_of(rows, "k")
     written = np.where(rows["op"] == "scale_matrix", 1.0, 0.0)
     return 0.0 * elements, elements * (ACTIVATION_BYTES + written), ["bf16"] * len(rows)
 
 
 def _linear_attention(rows: pd.DataFrame) -> Any:
     """States in and out in 16 bits, except those of a convolution."""
-    state = _column(rows, "batch") * _column(rows, "v_heads") * _column(rows, "v_dim") * _column(rows, "k_dim")
+    state = column_of(rows, "batch") * column_of(rows, "v_heads") * column_of(rows, "v_dim") * column_of(rows, "k_dim")
     moved = np.where(rows["kernel_source"].str.contains("conv"), 0.0, 2.0 * ACTIVATION_BYTES * state)
     return 0.0 * state, moved, ["bf16"] * len(rows)
 
 
-def _sparse_attention(rows: pd.DataFrame) -> Any:
-    """Nothing that every layout of an index must move: modules may be as fast as they are."""
-    nothing = 0.0 * _column(rows, "batch")
+def _nothing(rows: pd.DataFrame) -> Any:
+    """Of work that a skew may take away from rank 0, and of modules with an index whose layout is not told."""
+    nothing = np.zeros(len(rows))
     return nothing, nothing, ["bf16"] * len(rows)
 
 
@@ -172,8 +166,8 @@ _COUNTS = {
     "mla_module": _mla_module,
     "mla_bmm": _mla_bmm,
     "moe": _moe,
-    "moe_ep_compute": _moe_ep_compute,
+    "moe_ep_compute": _nothing,
     "quantize_ops": _quantize_ops,
     "linear_attention": _linear_attention,
-    "sparse_attention": _sparse_attention,
+    "sparse_attention": _nothing,
 }

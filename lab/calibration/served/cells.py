@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from disagg_sim.domain import Sharding
@@ -101,11 +100,6 @@ def cache_format(engine: str, weights: str, said: str = "") -> str:
         return "fp8" if said.startswith("fp8") else "bf16"
     if not engine or not ("fp8" in weights or "fp4" in weights):
         return "bf16"
-    return _own_cache(engine)
-
-
-@lru_cache(maxsize=32)
-def _own_cache(engine: str) -> str:
     return load_engine(engine).cache_of_quantised
 
 

@@ -79,7 +79,12 @@ def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]
         mine = known[(known["field"] == field) & np.isfinite(known["kernel_sigma"].astype(float))]
         if mine["configuration"].nunique() < FOLDS:
             raise InputError(f"spread of {field}: fewer than {FOLDS} configurations of served runs are not held out")
-        spreads[field] = _spread(_in_seconds(mine, spreads["step"]), BESIDE_PASS) if field == FEW else _spread(mine)
+        if field != FEW:
+            spreads[field] = _spread(mine)
+            continue
+        passes, sigma = pass_doubt(mine, spreads["step"])  # errors in seconds, and what their pass explains of them
+        late = mine["measured"].astype(float) - mine["predicted"]
+        spreads[field] = _spread(mine.assign(error=late, kernel_sigma=passes * sigma), BESIDE_PASS)
     return _shared_by_case(known), spreads
 
 
@@ -91,12 +96,6 @@ def pass_doubt(rows: pd.DataFrame, step: ServedSpread) -> tuple[Floats, Floats]:
     host = np.array([load_engine(name).request_host for name in rows["engine"]])
     kernels = rows["kernel_sigma"].to_numpy(dtype=float)
     return rows["predicted"].to_numpy(dtype=float) - host, np.hypot(kernels, _beyond(step, rows))
-
-
-def _in_seconds(rows: pd.DataFrame, step: ServedSpread) -> pd.DataFrame:
-    """The rows with errors and the part that their pass explains in seconds."""
-    passes, sigma = pass_doubt(rows, step)
-    return rows.assign(error=rows["measured"].astype(float) - rows["predicted"], kernel_sigma=passes * sigma)
 
 
 def _spread(rows: pd.DataFrame, kinds: Sequence[str] = EVIDENCE) -> ServedSpread:
