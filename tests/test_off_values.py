@@ -77,12 +77,12 @@ def test_a_sweep_is_as_without_the_key(feature, plain_sweep, tmp_path):
 PLAN = ("plan", "--model", "mixtral_8x7b", "--system", "h200_sxm", "--isl", "2048", "--osl", "256", "--rate", "40")
 #: Feature -> options of ``plan`` at their off-value.
 PLANS = {
-    "drafts, caches and ranks": ("--speculate", "off", "--cached", "0", "--rank-imbalance", "even"),
-    "0 drafts": ("--speculate", "0", "--acceptance", "mtp 0.8 0.6"),
-    "experts of one popularity, no copies, no shared tokens": (
+    "drafts, caches, ranks, experts of one popularity, no copies, no shared tokens, two pools, failure rates alone": (
+        *("--speculate", "off", "--cached", "0", "--rank-imbalance", "even"),
         *("--expert-skew", "0", "--max-redundant-experts", "0", "--max-dcp", "1", "--max-pcp", "1"),
+        *("--pools", "prefill,decode", "--failures", "llama_3_405b"),
     ),
-    "two pools, failure rates without an availability": ("--pools", "prefill,decode", "--failures", "llama_3_405b"),
+    "0 drafts": ("--speculate", "0", "--acceptance", "mtp 0.8 0.6"),
 }
 
 

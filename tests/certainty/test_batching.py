@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.batching import batch_passes, batched_times
@@ -78,12 +79,17 @@ def test_both_labels_of_one_evaluation_are_those_of_two():
     assert both.nunique().min() > 1
 
 
-def test_designs_are_taken_apart_together_as_they_are_one_by_one():
-    """Two pools, co-located and piggybacked instances, whole prompts and chunks, one length and a mix of lengths."""
+@pytest.mark.parametrize(
+    "names", [("16384/64",), pytest.param(("16384/64", "log_normal_4096_512"), marks=pytest.mark.long)]
+)
+def test_designs_are_taken_apart_together_as_they_are_one_by_one(names):
+    """Two pools, co-located and piggybacked instances, whole prompts and chunks, one length and a mix of lengths.
+
+    Without the mix as well: ``varied_piggyback`` on record is a mix that is taken apart.
+    """
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
     mappings = [ds.Sharding(dp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, pp=2)]
-    given = {name: ds.lengths(*map(int, name.split("/"))) for name in ("16384/64",)}
-    given["log_normal_4096_512"] = ds.lengths("log_normal_4096_512")
+    given = {name: ds.lengths(*map(int, name.split("/"))) if "/" in name else ds.lengths(name) for name in names}
     options = ds.Colocation(batch=(64,), prefill_batch=(8,))
     tables = []
     for name, lengths in given.items():

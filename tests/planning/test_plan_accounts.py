@@ -79,6 +79,7 @@ def test_the_promised_nic_rate_is_that_of_the_mapping(model, system, isl, rate):
         assert design.kv_rate == pytest.approx(busiest, rel=1e-9)
 
 
+@pytest.mark.usefixtures("without_changes")
 @pytest.mark.parametrize("limit", [0.25, 0.5, 2.0])
 def test_a_nic_limit_is_in_gigabytes_a_second(limit):
     """A prompt of 2,048 tokens has 134.2 MB: each pool of one-GPU instances needs 44 * 0.1342 / limit of them."""

@@ -64,9 +64,10 @@ def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl,
 
 
 @pytest.mark.parametrize(
-    "osl", [pytest.param(2, marks=pytest.mark.rare), 16, pytest.param(256, marks=pytest.mark.long)]
+    "osl", [pytest.param(2, marks=pytest.mark.rare), *(pytest.param(osl, marks=pytest.mark.long) for osl in (16, 256))]
 )
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl):
+    """The plan ``users`` on record and ``test_a_slower_design_is_asked_less_often`` hold the rates without a loop."""
     found = planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500)
     for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED):
         design = of_mode(found, mode)
