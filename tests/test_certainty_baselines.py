@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
         "mappings": [degrees(1, 4, ep=4)],
         "lengths": ("azure_2023_code",),
         "imbalance": "random",
+        "parameters": ("nvlink_latency",),
     },
     "copies": {
         "at": ("qwen3_30b_a3b", "h200_sxm", "fp8", skewed_profile("measured", 1.0)),

@@ -38,7 +38,7 @@ def law(seats, ranks, ending, steps):
     [
         (1, 8, 1 / 100, 64),
         (2, 4, 1 / 100, 32),
-        (8, 8, 1 / 1023, 128),
+        pytest.param(8, 8, 1 / 1023, 128, marks=pytest.mark.long),  # between 32 and 100,000 steps
         (32, 16, 1 / 1023, 32),
         (64, 4, 1 / 1023, 16),
         (8, 8, 1 / 1023, 100_000),
