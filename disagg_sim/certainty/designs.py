@@ -28,7 +28,8 @@ from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.slot_turnover import MixedShares, Refill, longest_gap, mixed_steps, refill_passes, token_times
+from disagg_sim.serving.slot_turnover import Refill, refill_passes
+from disagg_sim.serving.step_mixing import MixedShares, longest_gap, mixed_steps, token_times
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in ServingMode)

@@ -39,7 +39,7 @@ from disagg_sim.serving.colocation import (
 )
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
-from disagg_sim.serving.slot_turnover import longest_gap, token_times
+from disagg_sim.serving.step_mixing import longest_gap, token_times
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()

@@ -35,7 +35,7 @@ from disagg_sim.serving.colocation import (
     points_of_search,
 )
 from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
-from disagg_sim.serving.slot_turnover import mixed_steps
+from disagg_sim.serving.step_mixing import mixed_steps, own_step
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
@@ -139,7 +139,7 @@ def piggyback(
     Each request brings ISL prefill tokens (those that no cache holds) per OSL-1 decode steps, so B residents need
     :math:`c_{bal} = B \cdot ISL/(OSL-1)` of them a step. With chunks of :math:`c \ge c_{bal}` tokens (over all DP
     ranks) a rank has a piece of a prompt in the share :math:`\varphi = c_{bal}/c` of its steps, ranks apart from each
-    other (``slot_turnover.mixed_steps``). With r ranks that have one, T(0) = T_d and
+    other (``step_mixing.mixed_steps``). With r ranks that have one, T(0) = T_d and
 
     .. math:: \overline{TTL} = E[T(r)],\ r \sim Bin(dp, \varphi),\quad
               y = \frac{B \cdot OSL}{G\,(OSL-1)\,\overline{TTL}},\quad
@@ -314,7 +314,9 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
     for steps, share, in_chunks in parts:
         time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
-        seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
+        seen = [
+            own_step(*np.split(step.time, 2, axis=1)[::-1], columns.share) if several else step.time for step in steps
+        ]
         ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
@@ -337,12 +339,6 @@ def _sums_of_forms(mixed: list[MixedStep], form: Ints, points: tuple[Ints, Ints]
             for whole, part in zip(found, parts, strict=True):
                 whole[here] = part
     return Sums(*found)
-
-
-def _mean_step(time: Floats, busy: Floats) -> Floats:
-    """Step in which a rank has a piece, and each other one with the probability ``busy``. [s]"""
-    full, alone = np.split(time, 2, axis=1)
-    return np.asarray(alone + busy * (full - alone))
 
 
 def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]:

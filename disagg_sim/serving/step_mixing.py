@@ -1,0 +1,125 @@
+"""Times of the steps and tokens of an instance that prefills between, or inside, its decode steps.
+
+Pure functions of numbers: frontiers, error bars and forecasts of served runs take the same shares of steps and the same
+time of a token (physics page, section 8).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+
+
+class MixedShares(NamedTuple):
+    """Shares of the steps of an instance, by how many ranks have a piece of a prompt."""
+
+    alone: Floats  # steps that count as steps with a piece on one rank [1]
+    full: Floats  # steps that count as steps with a piece on every rank [1]
+    plain: Floats  # steps without a piece [1]
+
+
+def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
+    """Divide the steps by ranks with a piece of a prompt, where each rank has one with probability ``busy``.
+
+    With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
+    """
+    plain = np.asarray((1.0 - busy) ** ranks)
+    some = 1.0 - plain
+    full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
+    full = np.clip(full, 0.0, some)
+    alone = np.where(np.asarray(ranks) > 1, some - full, 0.0)  # of one rank the difference is rounding
+    return MixedShares(alone, full, plain)
+
+
+def own_step(one: Any, every: Any, busy: Any) -> Floats:
+    """Time a step in which a rank has a piece, and each other one with the probability ``busy``. [s]
+
+    Takes steps with a piece on ``one`` rank and on ``every`` rank.
+    """
+    return np.asarray(one + busy * (every - one))
+
+
+def token_time(step: Any, passes: Any, gaps: Any, loaded: Any = None) -> Any:
+    r"""Find the mean time of a token that meets the prompts of others.
+
+    .. math:: TPOT = T_d \max\left(1 - \frac{t}{g\,T_{mix}},\ 0\right) + \frac{t}{g}
+
+    Parameters
+    ----------
+    step
+        Of decodes alone, :math:`T_d`. [s]
+    passes
+        Time t of steps with prompts of others while a request decodes. [s]
+    gaps
+        Steps from the first token of a request to its last, g. [1]
+    loaded
+        Step with prompts beside which decodes go on, :math:`T_{mix}`; None = a pass stops them. [s]
+
+    Returns
+    -------
+    float or ndarray
+        Over the life of a request. [s]
+
+    Examples
+    --------
+    Passes of 1 s on 100 tokens that take 10 ms each; where decodes ride along in steps of 50 ms, 20 of these are steps
+    with prompts:
+
+    >>> token_time(0.010, 1.0, 100.0), round(float(token_time(0.010, 1.0, 100.0, 0.050)), 6)
+    (0.02, 0.018)
+    """
+    alone = step if loaded is None else step * np.maximum(1.0 - passes / (gaps * loaded), 0.0)
+    return alone + passes / gaps
+
+
+def token_times(
+    step: Any, each: Any, own: Any, batch: Any, gaps: float, idle: Any, left: Any, fed: Any = None
+) -> tuple[Any, Any]:
+    r"""Find the mean time between two tokens of an instance that makes passes between its decode steps.
+
+    .. math:: \overline{TTL} = \max(s\,T_d + B\,t/g,\ f), \qquad TPOT = \max(T_d + \max((B - l)\,t - t_{own},\ 0)/g,\ f)
+
+    Source: physics page, section 8.
+
+    Parameters
+    ----------
+    step, each, own
+        Decode step :math:`T_d`; what a prompt costs t, and the pass that it is in :math:`t_{own}`. [s]
+    batch, gaps
+        Slots B [request]; steps from the first token of a request to its last g [1].
+    idle, left
+        Slots over those that decode s [1]; slots that stay free after a pass l [request].
+    fed
+        Time in which cached pasts are loaded for a token f; None = they are there. [s]
+
+    Returns
+    -------
+    mean, tpot
+        Over all tokens of the instance, and over the life of a request, which waits for the passes of others. [s]
+
+    Examples
+    --------
+    Steps of 10 ms; each of 4 requests with 100 tokens to go costs a pass of 50 ms:
+
+    >>> mean, tpot = token_times(0.010, 0.050, 0.050, 4, 100.0, idle=1.0, left=0.0)
+    >>> f"{mean * 1e3:.1f} {tpot * 1e3:.1f}"
+    '12.0 11.5'
+    """
+    others = np.maximum((batch - left) * each - own, 0.0)
+    mean, tpot = step * idle + batch / gaps * each, token_time(step, others, gaps)
+    return (mean, tpot) if fed is None else (np.maximum(mean, fed), np.maximum(tpot, fed))
+
+
+def longest_gap(step: Any, long_pass: Any, passes: Any, accepted: Any) -> Any:
+    """Find the longest gap between two tokens: a step, and the passes between two steps, one at least, as one is made.
+
+    Takes ``step`` and ``long_pass`` [s], ``passes`` (of a token, on average [1]) and ``accepted`` (tokens of a step).
+    Returns [s].
+
+    >>> [float(longest_gap(0.010, 0.100, passes, 1.0).round(3)) for passes in (0.01, 1.0 + 1e-9, 4.3)]
+    [0.11, 0.11, 0.51]
+    """
+    return accepted * step + np.maximum(np.ceil(np.round(accepted * passes, 6)), 1.0) * long_pass
