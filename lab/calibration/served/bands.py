@@ -60,7 +60,7 @@ def kernel_doubt(
 ) -> KernelDoubt:
     """How sure the passes of served runs are, with so many requests ``in_flight``."""
     batch = np.maximum(in_flight / decode.count, 1.0)
-    size = pieces_of(run.engine, lengths.isl)[1]
+    _, size, _ = pieces_of(run.engine, lengths.isl)
     zero = np.zeros(np.shape(batch))
 
     def step(at: Setup) -> Times:

@@ -3,14 +3,16 @@ r"""Predict the steady state of a real engine under load: a closed loop, a Poiss
 In a closed loop a new request starts as soon as one ends. Of the A requests that an instance admits (no more
 than its memory holds), a share x of the time of each is decode and the rest is its prefill with the wait for
 it. A request sees the others (the arrival theorem of closed networks), hence with :math:`B = 1 + (A-1)\,x`
-sequences in a decode step, and m pieces of at most one token budget a prompt,
+sequences in a decode step, and m pieces of at most one token budget a prompt, :math:`d = (A-1)\,x\,m/(OSL-1)`
+pieces fall due in a step. Each of R attention ranks has one in the share :math:`\varphi = d/R` of the steps, apart
+from the others, several where d > R; ranks that wait for each other have theirs in the same steps. Steps with pieces,
+of T on average (``serving.step_mixing``), take :math:`A\,m\,T\,f/d` in the life of a request, f their share. A time t
+of it, all but those of its own prompt and its wait, falls between its tokens:
 
-.. math:: \varphi = \frac{(A-1)\,x\,m}{OSL-1},\quad
-          T = (1-f)\,T_d(B) + f\,T_{mix}(B, k\,s)\ \text{(mixed)}\quad\text{or}\quad T_d(B) + f\,T_p(k\,s),\quad
-          x = \frac{(OSL-1)\,T}{TTFT + (OSL-1)\,T}
+.. math:: TPOT = T_d(B)\,\left(1 - \frac{t}{(OSL-1)\,T}\right) + \frac{t}{OSL-1}\ \text{(mixed)}\quad\text{or}\quad
+          T_d(B) + \frac{t}{OSL-1},\quad x = \frac{(OSL-1)\,TPOT}{TTFT + (OSL-1)\,TPOT}
 
-where :math:`\varphi` pieces of s tokens fall due in a step, k = max(1, phi) of them go together (each DP rank
-works on prompts of its own) and a share f = phi/k of the steps carries them. x is found by bisection.
+x is found by bisection.
 Source: physics page, section 8 (co-located), with the steps as the engine forms them.
 """
 
@@ -33,6 +35,7 @@ from disagg_sim.physics.passes.prefill import crosses_domains, overlapped_prefil
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.serving.step_mixing import mixed_steps, own_step, token_time
 
 #: Runs of split workers whose load a decode rank lies above a power of two, by this factor at most, are taken to fill
 #: batches of that size, while the others wait for a slot: 2,151 requests on 16 ranks are 128 a rank and 5 % more. The
@@ -44,6 +47,8 @@ OVERSUBSCRIBED = 1.15
 RANDOM_SKEW = {"deepseek_r1": 3.2}
 #: Least batch of a rank that a load tells. [request]
 LEAST_SLOTS = 8
+#: Least number of pieces that fall due in a step, in place of 0. [1]
+LEAST_DUE = 1e-6
 #: Halvings of the bisections: the last interval is 1.5e-5 of the first.
 HALVINGS = 16
 
@@ -131,10 +136,12 @@ def prefill_time(
     return step
 
 
-def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
-    """Pieces m into which the token budget of a step cuts a prompt, and tokens s of each: ``s = ISL/m``."""
+def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric, Numeric]:
+    """Pieces m into which the token budget of a step cuts a prompt, tokens s of each, ``s = ISL/m``, and how many of
+    them a rank takes into a step.
+    """
     count = np.ceil(isl / engine.chunk_tokens)
-    return count, isl / count
+    return count, isl / count, np.maximum(np.floor(engine.chunk_tokens / (isl / count)), 1.0)
 
 
 def capacity(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeric:
@@ -204,37 +211,37 @@ def _loop(
     pattern: ClosedLoopRun = ENDLESS,
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
-    engine, dp = run.engine, mapping.dp_attn
-    pieces, size = pieces_of(engine, lengths.isl)
-    running = 1.0 + others * (share if engine.mixed_steps else 1.0)
-    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * dp  # pieces that one pass can take
-    due = np.maximum(others * share * pieces / lengths.gaps, 1e-9)
-    gathered = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0
-    if pattern.spread == 0 and not engine.mixed_steps:
-        gathered = np.minimum(fit, (others + 1.0) * pieces)
-    polled = run.poll_steps * due if not engine.mixed_steps else due  # pieces that one look at new requests finds
-    together = np.clip(polled, gathered, fit)
-    ranks = np.minimum(together, dp)
+    engine, dp, mixes = run.engine, mapping.dp_attn, run.engine.mixed_steps
+    pieces, size, room = pieces_of(engine, lengths.isl)
+    fit = room * dp  # pieces that one pass can take
+    running = 1.0 + others * (share if mixes else 1.0)
+    due = np.maximum(others * share * pieces / lengths.gaps, LEAST_DUE)
+    waits = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0  # for so many pieces
+    if pattern.spread == 0 and not mixes:
+        waits = np.minimum(fit, (others + 1.0) * pieces)
+    polled = due if mixes else run.poll_steps * due  # pieces that one look at new requests finds
+    apart = np.where(waits > 1, 1.0, dp)  # ranks that have pieces or not, each by itself
+    most = np.where(waits > 1, np.clip(polled, waits, fit), dp * np.clip(polled / dp, 1.0, room))  # pieces of a pass
+    busy = np.minimum(polled / most, 1.0)
     plain = decode_time(run, mapping, running, lengths)
-    decodes = running if engine.mixed_steps else 0.0
-    loaded = prefill_time(run, mapping, together * size, ranks, lengths, decodes=decodes)
-    passes = (others + 1.0) * pieces / together  # in the life of a request
-    own = np.maximum(pieces / together, 1.0) * loaded
-    if engine.mixed_steps:
-        own = np.where(gathered > 1, own, pieces * prefill_time(run, mapping, size, 1.0, lengths, decodes=decodes))
-    steps = lengths.gaps * plain + passes * loaded
-    waited = _bunching(pattern, np.maximum(passes * loaded - own, 0.0), steps, drains=not engine.mixed_steps)
-    used = np.minimum(due / fit if engine.mixed_steps else passes * loaded / steps, 1.0)
+    decodes = running if mixes else 0.0
+    every = prefill_time(run, mapping, most * size, np.minimum(most, dp), lengths, decodes=decodes)
+    one = every
+    if np.any(apart > 1):
+        one = np.where(apart > 1, prefill_time(run, mapping, most / dp * size, 1.0, lengths, decodes=decodes), every)
+    shares = mixed_steps(busy, apart)
+    often = shares.alone + shares.full
+    loaded = every - shares.alone / often * (every - one)
+    passes = (others + 1.0) * pieces / (most * busy / often) * loaded  # in the life of a request [s]
+    own = pieces * own_step(one, every, busy)
+    steps = lengths.gaps * plain + passes
+    waited = _bunching(pattern, np.maximum(passes - own, 0.0), steps, drains=not mixes)
+    used = np.minimum(due / fit if mixes else passes / steps, 1.0)
     queue = used**fit * own / (2 * fit * np.maximum(1 - used, 1e-6))
     waited = waited + np.minimum(queue, others * own)
-    seen = np.clip(passes - (waited + own) / loaded, 0.0, None)
-    often = seen / lengths.gaps
-    if engine.mixed_steps:
-        tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
-    else:
-        tpot = plain + often * loaded
-    held = np.minimum((gathered - 1) / (2 * due), engine.held_at_most)
-    gathering = np.where(dp > 1, held * tpot, 0.0)
+    met = np.maximum(passes - own - waited, 0.0)  # of others, while it decodes [s]
+    tpot = token_time(plain, met, lengths.gaps, loaded if mixes else None)
+    gathering = np.where(dp > 1, np.minimum((waits - 1) / (2 * due), engine.held_at_most) * tpot, 0.0)
     looked = plain / 2 + (run.poll_steps - 1) / 2 * tpot + np.maximum(polled / fit - 1.0, 0.0) / 2 * loaded
     residual = np.where(others > 0, looked, 0.0)
     return _Loop(tpot, engine.request_host + own + residual + gathering + waited)
@@ -290,8 +297,8 @@ def at_rate(run: ServedModel, mapping: Sharding, lengths: RowLengths, request_ra
 
 def prefill_limit(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
-    pieces, size = pieces_of(run.engine, lengths.isl)
-    fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * mapping.dp_attn
+    pieces, size, room = pieces_of(run.engine, lengths.isl)
+    fit = room * mapping.dp_attn
     return fit / (pieces * prefill_time(run, mapping, fit * size, mapping.dp_attn, lengths))
 
 
@@ -333,8 +340,8 @@ def disaggregated(
     batch of decode (``slots_for_load``), the others wait for a slot.
     """
     engine = run.engine
-    pieces, size = pieces_of(engine, lengths.isl)
-    fit = np.maximum(np.floor(engine.chunk_tokens / size), 1.0) * prefill.mapping.dp_attn
+    pieces, size, room = pieces_of(engine, lengths.isl)
+    fit = room * prefill.mapping.dp_attn
     most = prefill.count * prefill_limit(run, prefill.mapping, lengths)
     room = decode.count * capacity(run, decode.mapping, lengths)
     transfer = _transfer_time(run, prefill, decode, lengths)

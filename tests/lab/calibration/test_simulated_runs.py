@@ -19,7 +19,7 @@ from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.simulate import MOST_REQUESTS, client_latencies, play, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import bars_of_both, with_simulated, write_simulated
-from lab.calibration.served.steady_state import served
+from lab.calibration.served.steady_state import RowLengths, colocated, served
 
 ENGINE = load_engine("vllm")
 DRAINS = replace(ENGINE, mixed_steps=False)
@@ -70,6 +70,23 @@ def test_little_s_law_holds_in_a_played_run(clients, isl, osl, spread, kind):
     lasted = found.latency.size / found.request_rate
     assert clients * (lasted - found.latency.max()) <= spent.sum() * (1 + 1e-9)
     assert spent.sum() <= clients * lasted * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize(("model", "ranks"), [("glm_4_5", 8), ("qwen3_235b_a22b", 2)])
+def test_a_played_loop_of_several_ranks_is_its_steady_state(model, ranks, mixed):
+    """Pieces of a prompt fall due in most steps; lengths spread by 10 %, and the first half of the run is its start."""
+    run = served(model, "h200_sxm", "fp8", replace(ENGINE, mixed_steps=mixed))
+    mapping, clients, isl, osl = Sharding(dp_attn=ranks, ep=ranks), 16.0 * ranks, 2048.0, 256.0
+    row = replace(
+        ROW, workers=WorkerGroup(mapping=mapping), concurrency=clients, isl=isl, osl=osl, waves=60.0, spread=0.1
+    )
+    found = client_latencies(run, row)
+    late = slice(found.tpot.size // 2, -int(2 * clients))
+    one = np.ones(1)
+    state = colocated(run, Sharding.stack([mapping]), RowLengths(isl * one, osl * one), clients * one)
+    assert state.tpot == pytest.approx(found.tpot[late].mean(), rel=0.02)
+    assert state.request_rate == pytest.approx(clients / found.latency[late].mean(), rel=0.02)
 
 
 def test_the_first_token_of_split_workers_waits_for_the_cache():

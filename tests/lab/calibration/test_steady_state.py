@@ -162,9 +162,10 @@ def test_a_static_batch_is_its_prefill_and_its_steps():
 
 
 def test_pieces_fill_the_token_budget():
-    pieces, size = pieces_of(replace(ENGINE, chunk_tokens=2048), np.array([100.0, 2048.0, 2049.0, 10_000.0]))
+    pieces, size, room = pieces_of(replace(ENGINE, chunk_tokens=2048), np.array([100.0, 2048.0, 2049.0, 10_000.0]))
     assert pieces.tolist() == [1, 1, 2, 5]
     assert size.tolist() == [100, 2048, 1024.5, 2000]
+    assert room.tolist() == [20, 1, 1, 1]
 
 
 def test_host_times_add_to_every_step():
