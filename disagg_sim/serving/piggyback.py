@@ -314,9 +314,10 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
     for steps, share, in_chunks in parts:
         time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
-        seen = [
-            own_step(*np.split(step.time, 2, axis=1)[::-1], columns.share) if several else step.time for step in steps
-        ]
+        seen = [step.time for step in steps]
+        if several:
+            halves = [np.split(each, 2, axis=1) for each in seen]
+            seen = [own_step(one, every, columns.share) for every, one in halves]
         ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
