@@ -21,6 +21,7 @@ QUESTION = "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256
         ("decode", Sharding(), (1, None, None, None)),
         ("decode:tp=4,instances=2,batch=64", Sharding(tp_attn=4, tp_ffn=4), (2, 64, None, None)),
         ("prefill: tp=2, dp=4, ep=8", Sharding(tp_attn=2, dp_attn=4, ep=8), (1, None, None, None)),
+        ("prefill:tp=2,pcp=2", Sharding(tp_attn=2, pcp=2, tp_ffn=4), (1, None, None, None)),
         ("colocated:dp=4,token_budget=8192,hold_steps=5", Sharding(dp_attn=4, tp_ffn=4), (1, None, 8192, 5)),
     ],
 )

@@ -119,6 +119,7 @@ REACHED = [
     Row("failures", "--failures rsc_1", "failures", "rsc_1"),
     Row("emit", "--emit vllm", "engine", "vllm"),
     Row("emit", "--emit vllm", "within", "own"),
+    Row("emit", "--emit dynamo", "engine", None),
     Row("pools", "", "asked.pools", ("encode", "prefill", "decode"), ENCODE),
     Row("ffn_system", "--ffn-system h100_sxm", "asked.ffn_system", "h100_sxm", SPLIT),
 ]
@@ -163,6 +164,8 @@ def test_drafts_and_tiers_reach_the_planner(reached):
     drafter = reached[0].of("speculation")
     assert (drafter.acceptance, drafter.choices) == ((0.8, 0.6), (2,))
     assert dict(reached[0].of("lengths.cached").reuse.tiers) == {"hbm": 0.25, "dram": 0.75}
+    assert run(["plan", *words(f"{RATE} --cached 0.5 --tiers hbm=0,dram=1")]) == 2
+    assert dict(reached[1].of("lengths.cached").reuse.tiers)["dram"] == 1.0
 
 
 def test_a_trace_and_a_traffic_reach_the_planner(reached, tmp_path):
@@ -173,6 +176,19 @@ def test_a_trace_and_a_traffic_reach_the_planner(reached, tmp_path):
     assert np.array_equal(reached[0].of("trace").arrival, np.arange(400) / 8)
     assert run(["plan", *words(f"{SMALL} --traffic azure_2023_code --rate 40")]) == 2
     assert reached[1].args[2] == traffic_case("azure_2023_code")
+
+
+def test_lengths_are_given_once(capsys, reached):
+    assert run(["plan", *words(f"{RATE} --traffic azure_2023_code")]) == 2
+    assert "give the lengths once, by --isl and --osl or --traffic or --trace; got --isl and --osl and --traffic" in (
+        capsys.readouterr().err
+    )
+    assert not reached
+
+
+def test_any_system_stands_alone(capsys):
+    assert run(["plan", *words(RATE.replace("h100_sxm", "h100_sxm,any"))]) == 2
+    assert "'any'" in capsys.readouterr().err
 
 
 # ---- what an option changes in the answer ----
