@@ -17,7 +17,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.profile import prompt_time
 from disagg_sim.workload.arrivals import named_rng
 from lab.studies.arrow import claims, claims_rules
-from lab.studies.arrow.claims import AROUND, OVERLOAD, RUN_OVER_FLIP, by_gpus, largest_on_code
+from lab.studies.arrow.claims import AROUND, OVERLOAD, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
 from lab.studies.arrow.claims_rules import FIFO_LOAD, ttft_in_turn
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
 from lab.studies.as_authors import AsAuthors
@@ -35,7 +35,7 @@ SHARES, WINDOWS = (0.5, 1.0), 100
 LINEAR = 0.9  # R^2 of "nearly linear" [1]
 BELOW = 0.95  # attainment under which growth with GPUs is judged: the rest is saturated [1]
 #: Flips of "several minutes". [s]
-SLOW = {"flip_180": 180.0, "flip_300": 300.0}
+SLOW = (180, 300)
 
 
 def least_load(bench: ArrowBench) -> Finding:
@@ -180,12 +180,17 @@ def what_breaks(bench: ArrowBench) -> Finding:
 
 def slow_flips(bench: ArrowBench) -> Finding:
     """Capacity over static instances when a flip takes minutes."""
-    ratios = {name: bench.ratio(HOUR, name, "least_load") for name in SLOW}
     lasts = bench.workloads[HOUR].trace.duration
+
+    def vanishes(rule: str) -> tuple[str, bool]:
+        value, ratios = over_static(bench, SLOW, rule)
+        return value, max(ratios) <= 1.1 and lasts >= RUN_OVER_FLIP * max(SLOW)
+
+    free = bench.ratio(HOUR, "arrow", "least_load")
     return Finding(
-        ", ".join(f"{SLOW[name]:g} s {ratio:.2f}" for name, ratio in ratios.items()),
-        max(ratios.values()) <= 1.1 and lasts >= RUN_OVER_FLIP * max(SLOW.values()),
-        f"{bench.stand_ins('code')}free flips {bench.ratio(HOUR, 'arrow', 'least_load'):.2f}",
+        *vanishes("_printed"),
+        f"{bench.stand_ins('code')}free flips, where requests that wait count, {free:.2f}",
+        Without("requests that wait count", *vanishes("")),
     )
 
 
@@ -264,23 +269,23 @@ CLAIMS = (
         inferred=f"{ENGINE}; the range is the trace's own lengths; the fit is by least squares in seconds",
         acceptance=f"median error of a TTFT at most {ACCURATE:.0%} on each trace",
         judge=predictor,
-        why="kernels work in tiles and the time of a short prompt hardly depends on its length, which a quadratic "
-        "misses; fitted in seconds the long prompts of Mooncake alone are inside the bar, by relative errors those of "
-        "BurstGPT, too",
+        why="a prompt takes as long up to some 1,000 tokens, and its 2,049th token starts another step, which a "
+        "quadratic misses; fitted in seconds Mooncake alone is inside the bar, by relative errors BurstGPT, too",
     ),
     AsAuthors(
         claims.a5_reacting,
         place="motivation (section not noted)",
         setting=EIGHT,
         paper="reacting to finished requests is too late",
-        inferred=f"{ENGINE}; how the reactive variant looks; {TRACES}; {FITTED}",
+        inferred=f"{ENGINE}; how the reactive variant looks; rates; {TRACES}; {FITTED}",
     ),
     AsAuthors(
         claims.a6_lag,
         place="4.4, figure 4",
         setting="minutes 20 to 40 of Azure Conversation, 4 + 4 static: requests in prefill and in decode",
         paper="decode starts to rise, peaks and falls later",
-        inferred=f"{ENGINE}; the rate: the capacity, and half of it, not the clip's own",
+        inferred=f"{ENGINE}; the rate: the capacity, and half of it, not the clip's own; onset and "
+        "decline: half-way between median and peak",
         acceptance="onset, peak and decline later than those of prefill at the capacity; at half of it as a reading",
         judge=decode_later,
         why="the paper prints no rate: at half of the capacity prefill hardly queues, and both loads peak in different "
@@ -326,10 +331,11 @@ CLAIMS = (
         statement="flips are cheap: with several minutes a flip the gain of A1 vanishes",
         setting="reconfiguration that takes several minutes",
         paper="additional downtime further degrades",
-        inferred=f"{ENGINE}; 180 and 300 s; the hour of code at more requests; requests that wait count, by our added "
-        f"rule; {FITTED}",
-        acceptance="at most 1.1 times static at 180 and 300 s, in runs of at least ten flips",
+        inferred=f"{ENGINE}; 180 and 300 s; the hour of code at more requests; {FITTED}",
+        acceptance="at most 1.1 times static at 180 and 300 s, in runs at least ten flips long",
         judge=slow_flips,
+        why="as printed flips of 180 s still serve 1.24 times what no flips do, of 300 s 1.09, so that the gain "
+        "shrinks and does not vanish at 180 s; if requests that wait count, slow flips serve less than none",
     ),
     AsAuthors(
         claims.a13_factors,
@@ -358,8 +364,8 @@ CLAIMS = (
         f"late tokens alone; {FITTED}",
         judge=idle_help,
         why="the paper does not print when a decode instance is busy: by late tokens alone none is on Mooncake, so "
-        "that the rule never applies; with requests that wait as well it applies, and costs 2.1 points on V0, where it "
-        "is worth 0.6 in our setting",
+        "that the rule never applies; with requests that wait as well it applies, and costs 2.1 points on V0, but is "
+        "worth 0.6 in our setting",
     ),
     AsAuthors(
         claims.a16_no_oscillation,

@@ -18,7 +18,7 @@ MORE = (
     *((name, case) for name in ALL for cases in CHUNKED.values() for case in cases if case not in EVERYWHERE),
     *((name, "arrow_printed") for name in ALL),
     *((name, "arrow_4_printed") for name in AZURE),
-    *((HOUR, case) for case in ("arrow", "least_load", "flip_60", "flip_300")),
+    *((HOUR, case) for case in ("arrow", "least_load", "flip_60", "flip_300", "flip_60_printed", "flip_300_printed")),
     (HALF, "arrow_4"),
     (HALF, "arrow"),
     *((name, case) for name in TIGHT for case in ("arrow", "colocated")),

@@ -173,8 +173,6 @@ CASES = {
     "observed": _case("Arrow that reacts, 8 x TP1", EIGHT, "arrow", trigger="observed"),
     "arrow_4": _case("Arrow, 4 x TP1", FOUR, "arrow"),
     "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
-    "flip_60": _case("Arrow, flips of 60 s", EIGHT, "arrow", 60.0),
-    "flip_300": _case("Arrow, flips of 300 s", EIGHT, "arrow", 300.0),
     "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
     "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
     "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", waiting_counts=False),
@@ -187,7 +185,12 @@ CASES = {
     ),
     "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
-CASES["flip_180"] = _case("Arrow, flips of 180 s", EIGHT, "arrow", 180.0)
+for _seconds in (60, 180, 300):
+    _label = f"flips of {_seconds} s"
+    CASES[f"flip_{_seconds}"] = _case(f"Arrow, {_label}", EIGHT, "arrow", float(_seconds))
+    CASES[f"flip_{_seconds}_printed"] = _case(
+        f"Arrow as printed, {_label}", EIGHT, "arrow", float(_seconds), waiting_counts=False
+    )
 COUNTS = range(2, 9)  # of figure 9 [GPU]
 for _count in COUNTS:
     _part = ServedDeployment(

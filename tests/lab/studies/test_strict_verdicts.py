@@ -7,6 +7,7 @@ import pytest
 
 from disagg_sim.domain import Slo
 from lab.studies.arrow import claims as arrow
+from lab.studies.arrow.as_authors import CLAIMS
 from lab.studies.arrow.setup import ALL, HOUR
 from lab.studies.claims import Verdict
 from lab.studies.dopd import claims_runs as dopd
@@ -42,10 +43,35 @@ def test_a12_needs_runs_of_ten_flips(lasts, holds):
         rate=lambda *_: 20.0,
         workloads={HOUR: SimpleNamespace(trace=SimpleNamespace(duration=lasts))},
         capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
-        seen=lambda *_: SimpleNamespace(summary=SimpleNamespace(flips=1)),
+        flips=lambda *_: 1,
         stand_ins=lambda *_: "",
     )
     assert arrow.a12_slow_flips(bench).holds == holds
+
+
+@pytest.mark.parametrize(
+    ("with_rule", "printed", "ours", "as_authors"),
+    [
+        (1.0, 1.0, Verdict.HOLDS, Verdict.HOLDS),
+        (0.95, 1.2, Verdict.ADDED_RULE, Verdict.READING),
+        (1.2, 1.2, Verdict.FAILS, Verdict.FAILS),
+    ],
+)
+def test_a12_is_judged_as_printed_too(with_rule, printed, ours, as_authors):
+    """Slow flips reach these rates over static instances, with requests that wait as load and without."""
+    bench = SimpleNamespace(
+        ratio=lambda _, case, __: printed if case.endswith("_printed") else with_rule,
+        rate=lambda *_: 20.0,
+        workloads={HOUR: SimpleNamespace(trace=SimpleNamespace(duration=3436.0))},
+        capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
+        flips=lambda *_: 1,
+        stand_ins=lambda *_: "",
+    )
+    assert arrow.a12_slow_flips.verdict(arrow.a12_slow_flips(bench)) == ours
+    (about,) = (each for each in CLAIMS if each.claim.id == "A12")
+    found = about(bench)
+    assert about.verdict(found) == as_authors
+    assert found.value == f"180 s {printed:.2f}, 300 s {printed:.2f}"
 
 
 @pytest.mark.parametrize(("latency", "verdict"), [(0.4, Verdict.HOLDS), (0.8, Verdict.FAILS)])
