@@ -47,6 +47,14 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
     assert (split >= -0.01 * found.operators["seconds"].max()).all(axis=None)
 
 
+@pytest.mark.parametrize("measure", ["tpot", "mean", "p99"])
+def test_parts_add_up_to_the_measure_of_ttl(measure):
+    options = ds.Colocation(batch=(32,), prefill_batch=(1,), ttl_measure=measure)
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    points = ds.colocated(at, ds.Sharding(), ds.lengths(4096, 256), options=options)
+    assert ds.breakdown(points).latency(0, "ttl")["seconds"].sum() == pytest.approx(points["ttl_s"][0], rel=1e-12)
+
+
 @pytest.mark.parametrize(("tp", "pp"), [(1, 16), (2, 32), (8, 16)])
 @pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback])
 def test_no_part_is_sooner_done_than_at_the_speed_of_light(serve, tp, pp):

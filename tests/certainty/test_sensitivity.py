@@ -54,6 +54,20 @@ def test_one_gpu_at_batch_one_is_bound_by_memory():
     assert found["nvlink_bandwidth"] == found["nic_bandwidth"] == found["hbm_capacity"] == 0.0
 
 
+def test_nic_latency_of_two_stages_on_two_nodes_is_that_of_their_hand_over():
+    at, options = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Colocation(batch=(4,), prefill_batch=(1,))
+    points = ds.colocated(at, ds.Sharding(tp_attn=8, tp_ffn=8, pp=2), ds.lengths(1024, 128), options=options)
+
+    def longer(own):
+        profile = own.profile
+        return replace(own, profile=replace(profile, p2p_latency_across=1.01 * profile.p2p_latency_across))
+
+    slope = np.log(ds.rescore(points, longer)["ttl_s"] / points["ttl_s"]) / np.log(1.01)
+    found = wide(ds.sensitivity(points, parameters=("nic_latency",)), "ttl")["nic_latency"]
+    assert found.to_numpy() == pytest.approx(slope.to_numpy(), rel=0.01)
+    assert (found > 0.0).all()
+
+
 def test_capacity_acts_through_a_search_only():
     points = ds.pareto_front(tables_of("dense")[1])
     asked = []

@@ -87,6 +87,21 @@ def test_the_plan_says_what_moved_against_that_of_fewest_gpus(plan):
     assert "fewest_gpus" not in plan_json(planned("gpus"))
 
 
+def test_the_fewest_gpus_of_two_systems_are_counted_not_weighed_by_their_power():
+    """They are three B200, not five H100."""
+    asked = "llama_3_1_8b", "h100_sxm,b200_sxm", ds.lengths(2048, 256)
+    by_joule, by_gpus = (
+        ds.plan(*asked, rate=90.0, options=ds.PlanOptions(objective=objective)) for objective in ("joule", "gpus")
+    )
+    assert by_joule.fewest.gpus == by_gpus.best.gpus
+
+
+def test_a_pair_of_pools_may_take_all_gpus_that_are_given():
+    plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), gpus=2, options=ds.PlanOptions(objective="joule"))
+    pairs = [each for each in (plan.best, plan.other) if each and each.mode == ServingMode.DISAGGREGATED]
+    assert [each.gpus for each in pairs] == [2]
+
+
 @pytest.mark.long
 def test_with_gpus_given_the_mode_is_that_of_most_tokens_per_joule():
     plan = planned(gpus=24)
