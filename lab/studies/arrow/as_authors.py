@@ -368,7 +368,7 @@ CLAIMS = (
         "worth 0.6 in our setting",
     ),
     AsAuthors(
-        claims.a16_no_oscillation,
+        claims_rules.a16_no_oscillation,
         place="7.2",
         setting=f"{EIGHT}, overload",
         paper="no oscillation in overload",

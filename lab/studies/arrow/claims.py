@@ -366,23 +366,6 @@ def helped(bench: ArrowBench, arrow: str, alone: str) -> tuple[str, bool]:
     return f"{mean['mooncake']:+.1f} points, by rate {ranges.removeprefix('mooncake ')}", mean["mooncake"] > 0
 
 
-@claim(
-    "A16",
-    kind=PAPER,
-    statement="in overload roles do not oscillate",
-    acceptance="all four traces: no more flips for the same requests at twice the capacity than at the capacity",
-)
-def a16_no_oscillation(bench: ArrowBench) -> Finding:
-    """Flips at the capacity and at twice as much."""
-
-    def flips(arrow: str) -> tuple[str, bool]:
-        found = {name: [bench.flips(name, arrow, load) for load in (1.0, OVERLOAD)] for name in ALL}
-        said = ", ".join(f"{name} {at:,} and {beyond:,}" for name, (at, beyond) in found.items())
-        return said, all(beyond <= at for at, beyond in found.values())
-
-    return Finding(*flips("arrow"), bench.stand_ins(*ALL), printed(*flips("arrow_printed")))
-
-
 def by_gpus(bench: ArrowBench, name: str) -> tuple[Floats, Floats]:
     """Attainment of Arrow and of minimal load by GPU count, at the rate that Arrow serves with eight. [1]"""
     scale = bench.capacity(name, "arrow_printed").rate_scale

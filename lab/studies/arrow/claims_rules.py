@@ -21,9 +21,10 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
-from lab.studies.arrow.setup import MODEL, PAIR, ArrowBench
+from lab.studies.arrow.claims import OVERLOAD, printed
+from lab.studies.arrow.setup import ALL, MODEL, PAIR, ArrowBench
 from lab.studies.bench import SCHEDULER
-from lab.studies.claims import DERIVED, Finding, claim
+from lab.studies.claims import DERIVED, PAPER, Finding, claim
 
 FIFO_REQUESTS, FIFO_LOAD = 2000, 0.7  # of A4: requests, and share of the time that its instance works [1]
 PROMPTS = (200.0, 8000.0)  # of A4, even in the logarithm [token]
@@ -107,3 +108,20 @@ def a10_staying(bench: ArrowBench) -> Finding:
         stayed > 0 and transfer == 0.0,
         f"{moved:,} requests moved, over {len(seen)} runs",
     )
+
+
+@claim(
+    "A16",
+    kind=PAPER,
+    statement="in overload roles do not oscillate",
+    acceptance="all four traces: no more flips for the same requests at twice the capacity than at the capacity",
+)
+def a16_no_oscillation(bench: ArrowBench) -> Finding:
+    """Flips at the capacity and at twice as much."""
+
+    def flips(arrow: str) -> tuple[str, bool]:
+        found = {name: [bench.flips(name, arrow, load) for load in (1.0, OVERLOAD)] for name in ALL}
+        said = ", ".join(f"{name} {at:,} and {beyond:,}" for name, (at, beyond) in found.items())
+        return said, all(beyond <= at for at, beyond in found.values())
+
+    return Finding(*flips("arrow"), bench.stand_ins(*ALL), printed(*flips("arrow_printed")))
