@@ -43,6 +43,20 @@ class RequestSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemoryStream:
+    """The requests of a trace in memory."""
+
+    trace: Trace
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """See ``RequestSource``."""
+        trace = self.trace
+        for begin in range(0, len(trace), most):
+            rows = slice(begin, begin + most)
+            yield Piece(trace.arrival[rows], trace.input_tokens[rows], trace.output_tokens[rows])
+
+
 class Count(NamedTuple):
     """What is known of all requests after they have been seen once."""
 

@@ -22,22 +22,9 @@ from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.arrivals import Mmpp
-from disagg_sim.workload.stream import Piece, TraceStream
+from disagg_sim.workload.stream import InMemoryStream, TraceStream
 
 STREAM = RunOptions(records="stream", sample_s=0.5)
-
-
-class InMemoryStream:
-    """The requests of a trace in memory."""
-
-    def __init__(self, trace):
-        self.trace = trace
-
-    def pieces(self, most):
-        trace = self.trace
-        for begin in range(0, len(trace), most):
-            rows = slice(begin, begin + most)
-            yield Piece(trace.arrival[rows], trace.input_tokens[rows], trace.output_tokens[rows])
 
 
 def windows_of(trace: ds.Trace, window: int) -> TraceStream:
