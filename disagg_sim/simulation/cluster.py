@@ -111,7 +111,7 @@ class Cluster:
         if route is not None:
             self._feed_kernel(timed, route)
         else:
-            engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed, reach)  # type: ignore[arg-type]
+            engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed, reach)  # type: ignore[arg-type, unused-ignore]
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:

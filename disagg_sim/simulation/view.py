@@ -118,9 +118,9 @@ class ClusterView:
     def show_requests(self, state: ViewedState) -> None:
         """Show the requests of the cluster, after some have begun again; for its state alone."""
         own, arrival_s = self.__dict__, state.arrival_s
-        own["arrival_s"] = memoryview(arrival_s).toreadonly()  # type: ignore[arg-type]
+        own["arrival_s"] = memoryview(arrival_s).toreadonly()  # type: ignore[arg-type, unused-ignore]
         for name, column in zip(("input_tokens", "output_tokens"), state.lengths, strict=True):
-            own[name] = memoryview(np.ascontiguousarray(column)).toreadonly()  # type: ignore[arg-type]
+            own[name] = memoryview(np.ascontiguousarray(column)).toreadonly()  # type: ignore[arg-type, unused-ignore]
         own["home"], own["_rankings"] = locked(state.fleet.home), Rankings(state.fleet.home)
 
     def __setattr__(self, name: str, value: object) -> None:
