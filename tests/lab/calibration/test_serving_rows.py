@@ -190,7 +190,7 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
 @pytest.mark.parametrize("match", ["by date", "layout only", "ambiguous 2", "none", ""])
 def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"match": match})]
-    assert read_files(files) == read_files(files[:1])
+    assert repr(read_files(files)) == repr(read_files(files[:1]))  # NaN equals nothing
 
 
 @pytest.mark.parametrize(("match", "steps"), [("exact", 30), ("by date", 30), ("layout only", 1)])
@@ -220,7 +220,7 @@ def test_an_early_image_is_not_judged_however_its_launch_is_known(tmp_path):
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
     ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
     assert row.reason.startswith("an early image")
-    assert replace(row, reason="") == plain
+    assert repr(replace(row, reason="")) == repr(plain)
 
 
 def test_what_the_source_suspects_is_not_judged(tmp_path):
