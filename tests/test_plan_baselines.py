@@ -191,6 +191,16 @@ def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
         yield f"{where}: {old} -> {new}"
 
 
+def as_recorded(path: Path, found: Any, text: str, update: bool) -> None:
+    """Compare what was found with its record, or write its text there."""
+    if update:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        pytest.skip(f"recorded {path.name}: read the diff before committing it")
+    lines = list(moved(json.loads(path.read_text()), found))
+    assert not lines, f"{path.stem} moved: " + "; ".join(lines[:8])
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -201,12 +211,8 @@ def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
 def test_plan_is_as_recorded(name, trace, update_baselines, request, tmp_path):
     if name not in CHANGED:
         request.getfixturevalue("without_changes")
-    path, found = BASELINES / f"{name}.json", record(words(QUESTIONS[name], trace), tmp_path / "out")
-    if update_baselines:
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        pytest.skip(f"recorded {path.name}: read the diff before committing it")
-    lines = list(moved(json.loads(path.read_text()), found))
-    assert not lines, f"plan {name} moved: " + "; ".join(lines[:8])
+    found = record(words(QUESTIONS[name], trace), tmp_path / "out")
+    as_recorded(BASELINES / f"{name}.json", found, json.dumps(found, indent=1) + "\n", update_baselines)
 
 
 def test_every_question_is_recorded_and_nothing_else_is():

@@ -26,6 +26,7 @@ _Kind = Annotated[str, OneOf(lambda: tuple(ATTENTION_KINDS))]
 _Method = Annotated[str, OneOf(METHODS)]
 _Groups = Annotated[str, OneOf(GROUPS)]
 _Count = Annotated[int, Range(1, 10**7)]
+_Sequences = Annotated[float, Range(0.0, 1e7)]
 _Error = Annotated[float, Range(0.0, 100.0)]
 
 
@@ -73,9 +74,7 @@ class CheckedKind:
     systems: Line  # class of systems
     layout: Line
     most_gpus: _Count  # of the largest instance [1]
-    most_sequences: Annotated[float, Range(0.0, 1e7)] | None = (
-        None  # in flight on a GPU, where runs below saturation say
-    )
+    most_sequences: _Sequences | None = None  # in flight on a GPU, of runs below saturation that say [1]
     rows: _Count  # measured runs [1]
     points: _Count  # distinct operating points among them [1]
     judged_by: Annotated[str, OneOf(JUDGED_BY)]  # what the forecast was compared in

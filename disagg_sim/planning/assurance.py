@@ -236,8 +236,8 @@ class OwnTimes(NamedTuple):
     def kept(self, design: Design) -> tuple[Floats, Floats]:
         """Find the highest rates, over the planned one, at which TTFT and TPOT keep their limits, (samples,). [1]"""
         work, host, shared = design.work, _host(design), design.mode == ServingMode.COLOCATED
-        forgetful = (replace(pool, choice=replace(pool.choice)) for pool in design.pools)  # rates tried here alone
-        design = replace(design, pools=tuple(forgetful))
+        copies = (replace(pool, choice=replace(pool.choice)) for pool in design.pools)  # no one else asks these rates
+        design = replace(design, pools=tuple(copies))
 
         def of(limits: Floats, keeping: Callable[[float], float], slower: Floats) -> Floats:
             rates = np.zeros(limits.size)

@@ -340,8 +340,8 @@ def disaggregated(
     batch of decode (``slots_for_load``), the others wait for a slot.
     """
     engine = run.engine
-    pieces, size, room = pieces_of(engine, lengths.isl)
-    fit = room * prefill.mapping.dp_attn
+    pieces, size, of_rank = pieces_of(engine, lengths.isl)
+    fit = of_rank * prefill.mapping.dp_attn
     most = prefill.count * prefill_limit(run, prefill.mapping, lengths)
     room = decode.count * capacity(run, decode.mapping, lengths)
     transfer = _transfer_time(run, prefill, decode, lengths)
