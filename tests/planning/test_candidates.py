@@ -15,7 +15,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import SHARDING
 from disagg_sim.planning.counts import least
-from disagg_sim.planning.pools import AnyChoice
+from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions
 
 RECORDED = Path(__file__).parent / "candidates"
@@ -63,8 +63,8 @@ ASKED: dict[str, tuple[str, str, Any, float, dict[str, str], dict[str, Any]]] = 
 }
 
 
-#: Those of most candidates, which take some seconds.
-LONG = ("experts", "latent")
+#: Of so many candidates one is compared in short runs, all in longer ones; the longest table is left to these.
+EVERY = {"plain": 3, "varied": 3, "two_systems": 3, "pasts": 3, "long": 3, "experts": 10}
 
 
 def degrees(choice: AnyChoice) -> str:
@@ -72,20 +72,32 @@ def degrees(choice: AnyChoice) -> str:
     return " ".join(f"{name}{value}" for name, value in found.items() if value > 1)
 
 
+#: Loads, and instances among which they are shared: what follows is told of each.
+STATES = ((0.6, 2), (0.2, 1), (0.95, 300))
+
+
 def row(role: str, choice: AnyChoice, rate: float) -> dict[str, Any]:
-    """What a candidate is, and what two instances of it do at 0.6 of what they can."""
+    """What a candidate is, and what some instances of it do at some loads."""
     known = {name: getattr(choice, name, "") for name in ("budget", "hold_steps", "seats", "memory_seats", "bound")}
     told = {name: getattr(choice, name, "") for name in ("most", "ceiling", "hand_over", "link_rate", "memory")}
-    for name, share in (("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.99)):
-        law = getattr(choice, name, None)
-        told[f"{name}_{share}"] = "" if law is None or not choice.most else law(1.2 * choice.most, 2, share)
-    if choice.most and hasattr(choice, "occupied"):
-        held = choice.occupied(1.2 * choice.most, 2)
-        told |= {"mean": held.mean, "full": f"{held.full:.6f}", "p90": float(held.at(0.9))}
-    if choice.most and hasattr(choice, "mean_ttft"):
-        told["mean_ttft"] = choice.mean_ttft(1.2 * choice.most, 2)
-    batch = int(choice.batch[-1])
-    return {"role": role, "mapping": degrees(choice), "batch": batch, **known, **told, "least": least(choice, rate)}
+    for load, count in STATES if choice.most else ():
+        told |= {f"{name}@{load}": value for name, value in at_load(choice, load * count * choice.most, count).items()}
+    needed = {f"least@{factor}": least(choice, factor * rate) for factor in (1, 20)}
+    return {"role": role, "mapping": degrees(choice), "batch": int(choice.batch[-1]), **known, **told, **needed}
+
+
+def at_load(choice: AnyChoice, rate: float, count: int) -> dict[str, Any]:
+    """Latencies and sequences of so many instances at a rate."""
+    told = {}
+    for name, share in (("ttft", 0.5), ("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.99)):
+        if hasattr(choice, name):
+            told[f"{name}_{share}"] = getattr(choice, name)(rate, count, share)
+    if not isinstance(choice, PrefillChoice):
+        held = choice.occupied(rate, count)
+        told |= {"mean": held.mean, "full": f"{held.full:.6f}", "p90": held.at(0.9)}
+    if not isinstance(choice, DecodeChoice):
+        told["mean_ttft"] = choice.mean_ttft(rate, count)
+    return told
 
 
 def table_of(name: str, every: int) -> list[dict[str, str]]:
@@ -108,12 +120,7 @@ def differ(old: str, new: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "every"),
-    [
-        *((name, 1) for name in ASKED if name not in LONG),
-        ("experts", 5),
-        *(pytest.param(name, 1, marks=pytest.mark.long) for name in LONG),
-    ],
+    ("name", "every"), [*EVERY.items(), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ASKED)]
 )
 def test_candidates_are_as_recorded(name, every, update_baselines):
     path, found = RECORDED / f"{name}.csv", table_of(name, every)
