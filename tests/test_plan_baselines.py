@@ -1,4 +1,4 @@
-"""Plans of sixty questions against text in git, to ten digits: whatever moves one of them shows in a diff.
+"""Plans of seventy questions against text in git, to ten digits: whatever moves one of them shows in a diff.
 
 ``pytest tests/test_plan_baselines.py --update-baselines`` records them anew. What moves a plan is named in the commit.
 """
@@ -45,10 +45,12 @@ QUESTIONS = {
     "tight_ttft": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 300ms",
     "p99": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 2s@p99 --tpot 40ms@p99",
     "p50": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 1s@p50 --tpot 30ms@p99",
+    "one_mode": f"--model llama_3_1_8b --system l40s {CHAT} --gpus 4 --ttft 210ms",
     "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms",
     "headroom": f"{LLAMA_70B} {CHAT} --rate 20 --headroom 0.25",
     "confidence": f"{LLAMA} {CHAT} --rate 200 --confidence 0.9",
     "confidence_few": f"{LLAMA} {CHAT} --rate 30 --tpot 15ms --confidence 0.9",
+    "confidence_sized": f"{LLAMA} {CHAT} --rate 100 --tpot 20ms --confidence 0.97",
     "confidence_high": f"{LLAMA_70B} {CHAT} --users 20 --tpot 12ms --confidence 0.99",
     "infeasible_queues": f"{LLAMA} {CHAT} --rate 40 --ttft 55ms",
     "infeasible_prefill": f"{LLAMA} {CHAT} --rate 40 --ttft 50ms",
@@ -56,7 +58,8 @@ QUESTIONS = {
     # lengths and arrivals
     "long_prompts": f"{LLAMA_70B} {LONG} --rate 4 --ttft 5s",
     "long_cached": f"{LLAMA} {ALONE} --ttft 10s --cached 0.3 --tiers dram",
-    "long_drafts": f"{LLAMA} {ALONE} --ttft 20s --speculate auto --acceptance 'draft_model llama_3_1_8b 0.8 0.6'",
+    "long_drafts": f"{LLAMA} --isl 60000 --osl 30 --rate 0.2 --ttft 20s --speculate auto"
+    " --acceptance 'draft_model llama_3_1_8b 0.8 0.6'",
     "short": f"{LLAMA} {SHORT} --rate 400",
     "one_token_prompts": f"{LLAMA} --isl 1 --osl 64 --rate 100",
     "traffic": f"{LLAMA} --traffic azure_2023_conversation --rate 40",
@@ -93,6 +96,7 @@ QUESTIONS = {
     "joule_gpus": f"{LLAMA} {SHORT} --gpus 4 --objective joule",
     "joule_spares": f"{LLAMA} {SHORT} --rate 200 --objective joule --availability 0.99999",
     "users_spares": f"{LLAMA} {SHORT} --users 60 --availability 0.99999",
+    "users_joule": f"{LLAMA} {SHORT} --users 20 --objective joule --availability 0.999",
     "unpriced": f"--model llama_3_1_8b --system l40s {CHAT} --rate 10",
     "spares": f"{LLAMA_70B} {CHAT} --rate 20 --availability 0.999",
     # more pools
@@ -119,7 +123,7 @@ CONSTANT = ("schema", "labels")
 CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
 #: Questions that take longest, each beside a shorter one of the same feature.
 LONG = {
-    *("rate_high", "loose", "confidence_high", "infeasible_prefill", "long_drafts", "short", "one_token_prompts"),
+    *("rate_high", "loose", "confidence_high", "infeasible_prefill", "rate", "short", "one_token_prompts"),
     *("joule_gpus", "users_spares", "simulated_grown", "split", "users_of_few_tokens", "confidence", "nic", "prices"),
 }
 #: Those that take some seconds, and the quicker question that moves with what they alone would show.
