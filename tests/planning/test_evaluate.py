@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.planning.evaluate import Evaluation, evaluate
 from disagg_sim.planning.prove import prove
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.simulation.deployment import Replicas
 
 LENGTHS = ds.lengths(4096, 512)
@@ -154,6 +156,13 @@ def test_what_cannot_be_is_one_line(pools: dict[str, Replicas], said: str) -> No
         under(10, pools)
     assert said in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_what_lacks_memory_is_told_of_the_smallest_batch() -> None:
+    """70.6e9 weights of two bytes in 85.9 GB: more than 55 GB are lacking, and not 30 more for caches of a batch."""
+    with pytest.raises(DisaggSimError, match=r"an instance with batch 1 lacks (\d+\.\d) GB of memory a GPU$") as told:
+        under(10, {"colocated": Replicas(mapping=Sharding(), instances=1)}, options=PlanOptions(precision="bf16"))
+    assert 55 < float(re.search(r"lacks (\S+)", str(told.value))[1]) < 85
 
 
 def test_it_needs_a_rate() -> None:
