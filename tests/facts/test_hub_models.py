@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fuzz.spoiling import spoilt_document
 from shared_data import shared_file
-from test_spec_fuzz import spoil
 
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.hub.imported import import_model
@@ -105,7 +105,7 @@ def test_a_spoilt_config_loads_or_is_one_clear_error(name, folder, tmp_path):
     path, rng = tmp_path / "c.json", Random(name)
     refused = 0
     for _ in range(20):
-        path.write_text(json.dumps(spoil(whole, rng), skipkeys=True), encoding="utf-8")
+        path.write_text(json.dumps(spoilt_document(whole, rng), skipkeys=True, default=str), encoding="utf-8")
         try:
             assert import_model(path).model.total_params > 0
         except SpecError as error:

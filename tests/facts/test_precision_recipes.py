@@ -36,23 +36,15 @@ def test_nvfp4_counts_its_scales():
     assert p.ffn.bytes == 4 / 8 + 1 / 16
 
 
+AMPERE = "bf16, bf16_fp8kv, mxfp4, mxfp4_fp8kv"
+WITH_FP8 = (
+    "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv"
+)
 REFUSED = [
-    ("fp8", "a100_sxm_80gb", "fp8", "bf16, bf16_fp8kv, mxfp4, mxfp4_fp8kv"),
-    ("nvfp4_fp8kv", "a100_sxm_80gb", "fp8 and nvfp4", "bf16, bf16_fp8kv, mxfp4, mxfp4_fp8kv"),
-    (
-        "nvfp4_fp8kv",
-        "h100_sxm",
-        "nvfp4",
-        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
-        "mxfp4_fp8kv",
-    ),
-    (
-        "nvfp4_fp8kv",
-        "mi300x",
-        "nvfp4",
-        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
-        "mxfp4_fp8kv",
-    ),
+    ("fp8", "a100_sxm_80gb", "fp8", AMPERE),
+    ("nvfp4_fp8kv", "a100_sxm_80gb", "fp8 and nvfp4", AMPERE),
+    ("nvfp4_fp8kv", "h100_sxm", "nvfp4", WITH_FP8),
+    ("nvfp4_fp8kv", "mi300x", "nvfp4", WITH_FP8),
 ]
 
 
@@ -75,7 +67,6 @@ def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(UnknownNameError) as refusal:
         resolve_precision("nvfp4", load_model("deepseek_r1"), load_system("b200_sxm"))
     assert str(refusal.value) == (
-        "unknown precision recipe 'nvfp4', did you mean 'nvfp4_fp8kv'?; known: bf16, bf16_fp8kv, fp8, fp8_bf16kv, "
-        "fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv, nvfp4_bf16kv, nvfp4_fp8kv, "
+        f"unknown precision recipe 'nvfp4', did you mean 'nvfp4_fp8kv'?; known: {WITH_FP8}, nvfp4_bf16kv, nvfp4_fp8kv, "
         "nvfp4_fp8kv_bf16_attention, nvfp4_fp8kv_bf16_projections"
     )

@@ -16,10 +16,11 @@ from worker import alarms
 
 from disagg_sim import reading
 from disagg_sim.errors import DisaggSimError
+from disagg_sim.facts.load import check_file
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.units import GB
 
-READS = int(os.environ.get("DISAGG_SIM_READS", "200"))
+READS = int(os.environ.get("DISAGG_SIM_READS", "300"))
 MEMORY = 2 * GB
 #: Lines of an error: a file may have many faults.
 LINES = 200
@@ -60,6 +61,11 @@ def test_spoilt_files_of_every_format_are_read_or_refused_in_words(tmp_path, mon
             assert said.strip()
             assert len(said.splitlines()) <= LINES
             assert max(map(len, said.splitlines())) < 3000
+            assert "pydantic" not in said
+            if form.read is check_file:
+                first, *others = said.splitlines()
+                assert first.startswith(f"{path}:")
+                assert all(line.startswith("  - ") for line in others)
 
     read()
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

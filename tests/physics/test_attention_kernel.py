@@ -197,16 +197,6 @@ def test_a_form_that_is_ruled_out_takes_forever_and_leaves_its_sums_without_nan(
     assert not np.isnan(cost.sums).any()
 
 
-@pytest.mark.parametrize("call", [prefill, decode])
-def test_changing_the_unit_of_time_scales_every_time(call):
-    rate = PREFILL if call is prefill else DECODE
-    rates, times = ("flops", "bandwidth", "io_bandwidth"), ("t0", "block_time", "serial_time", "ramp")
-    slower = dataclasses.replace(
-        rate, **{f: getattr(rate, f) / 3 for f in rates}, **{f: getattr(rate, f) * 3 for f in times}
-    )
-    assert call(slower) == pytest.approx(3 * call(rate), rel=1e-12)
-
-
 @given(
     size=st.sampled_from(["sequences", "new", "past", "q_heads", "kv_heads"]),
     start=st.integers(1, 5000),

@@ -20,7 +20,6 @@ from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import host_time
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -180,15 +179,6 @@ class TestLimits:
         step, same = (decode_step(each, FOUR, batch=64.0, context=4e3) for each in (at, plain))
         assert step == same
 
-    def test_a_mixed_step_without_a_chunk_is_the_decode_step(self):
-        at, _, _ = setups("measured")
-        where = replace(FOUR, draft_tokens=2)
-        step = decode_step(at, where, batch=64.0, context=4096.0)
-        mixed = mixed_step(at, where, batch=64.0, context=4096.0, chunk=Chunk(0.0, isl=1000.0))
-        assert float(mixed.time) == pytest.approx(float(step.time), rel=1e-12)
-        chunk = mixed_step(at, where, batch=0.0, context=0.0, chunk=Chunk(4096.0, isl=4096.0)).time
-        assert float(chunk) == pytest.approx(float(prefill_pass(at, where, batch=1, isl=4096).ftl), rel=0.01)
-
 
 class TestSearch:
     def test_points_say_their_draft_model_and_are_timed_again_from_their_rows(self):
@@ -201,17 +191,6 @@ class TestSearch:
         assert points["decode_draft_tokens"].max() > 0
         assert rescore(points)["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
         assert points["kv_bytes_per_request"].tolist() == [4096 * (80 + 32) * 2048.0] * len(points)
-
-    @pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
-    def test_instances_of_both_phases_draft_with_it(self, mode):
-        at, plain, _ = setups("measured")
-        options = ds.Colocation(batch=(4, 64))
-        points, without = (
-            mode(each, FOUR, ds.lengths(4096, 512), ftl_limit=100.0, options=options) for each in (at, plain)
-        )
-        assert points["decode_draft_tokens"].max() > 0
-        assert points["tokens_per_s_per_user"].max() > without["tokens_per_s_per_user"].max()
-        assert rescore(points)["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
 
     def test_heads_of_both_models_must_divide(self):
         """Llama-3.1-8B has 32 query heads: no TP of 64 for it, though the model has 64."""
@@ -228,8 +207,6 @@ class TestSearch:
         ("draft_model 0.8 0.6", "such as 'mtp 0.8 0.6' or 'draft_model llama_3_1_8b 0.8 0.6'"),
         ("draft_model llama_3_1_8c 0.8", "unknown model 'llama_3_1_8c', did you mean 'llama_3_1_8b'"),
         ("draft_model llama_3_1_8b", "acceptance .* is out of range"),
-        ("draft_model llama_3_1_8b 0.6 0.8", "acceptance 0.6, 0.8 rises"),
-        ("eagle3 0.8", "method eagle3 needs key 'layer'"),
     ],
 )
 def test_a_wrong_draft_model_is_refused_in_one_line(word, said):

@@ -199,17 +199,6 @@ def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
 
 
 @quick
-@given(cases(), st.integers(1, 20_000))
-def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
-    at, mapping = case
-    tp = float(mapping.tp_attn)
-    degrees = Sharding(tp_attn=tp, tp_ffn=tp)
-    mixed = mixed_step(at, degrees, batch=0.0, context=1.0, chunk=Chunk(float(chunk), float(chunk)))
-    alone = prefill_pass(at, degrees, batch=1.0, isl=float(chunk))
-    assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
-
-
-@quick
 @given(cases(), st.integers(256, 4000), st.integers(2, 8))
 def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks):
     """A mixed step stands for the mean chunk; in the chunked pass of bare kernels head and host are paid once.

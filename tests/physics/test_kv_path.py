@@ -93,14 +93,6 @@ def test_paths_from_near_to_far():
     assert rates == [450.0, 50.0, 12.5]
 
 
-def test_a_simulated_link_crosses_an_oversubscribed_spine():
-    plain = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    at = plain.changed(system=replace(plain.system, leaf_gpus=32, spine_oversubscription=4.0))
-    for gpus, share in ((8, 1.0), (32, 1.0), (64, 0.25)):
-        wires = [LinkSpec().wire(each, gpus).bandwidth for each in (plain, at)]
-        assert wires[1] == pytest.approx(share * wires[0])
-
-
 @given(st.floats(1e-3, 10), st.floats(0, 10), st.integers(1, 100))
 def test_what_hides_is_never_more_than_what_can(time, prefill, pieces):
     over = KvHandOver(descriptors=1.0, gpu_bytes=1.0, latency=0.0, post=0.0, wire=time)

@@ -27,14 +27,6 @@ def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
     )
 
 
-@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
-def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(model):
-    at, mapping = cached_setting(model, "gb200_nvl72", "measured"), mappings_of(model, "gb200_nvl72").for_grid()
-    mixed = mixed_step(at, mapping, batch=SIZES, context=5000.0, chunk=Chunk(0.0, 4096.0))
-    plain = decode_step(at, mapping, batch=SIZES, context=5000.0)
-    assert np.array_equal(mixed.time, plain.ttl)
-
-
 @pytest.mark.parametrize("form", ["naive", "absorbed", "cached"])
 def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
     at, mapping = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Sharding(dp_attn=8.0, ep=8.0)

@@ -25,12 +25,6 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
 
 
-@pytest.mark.parametrize(("mean", "ranks"), [(4, 8), (16, 8), (64, 8), (8, 2), (32, 64)])
-def test_fullest_rank_is_that_of_random_draws(mean, ranks):
-    draws = np.random.default_rng(1).multinomial(mean * ranks, [1 / ranks] * ranks, size=4000).max(axis=1).mean()
-    assert float(fullest_of_random(mean, ranks)) == pytest.approx(draws / mean, rel=0.06)
-
-
 @pytest.mark.parametrize(
     ("mean", "table"),
     [
@@ -190,14 +184,6 @@ def test_packing_is_near_the_best_of_all_packings(loads, more):
     found = packed(share, each.size, 2).fullest
     assert best * (1 - 1e-9) <= found <= best * 4 / 3
     assert found >= max(1.0, 2.0 * each.max()) * (1 - 1e-9)
-
-
-def test_uniform_routing_gains_nothing_from_copies():
-    assert placement(256, 288, 32, 0.0).fullest == 1.0
-    picks = [
-        float(fullest_load(2048, experts=256, top_k=8, ep=32.0, routing=alike(0.0), redundant=r).picks) for r in (0, 32)
-    ]
-    assert picks[0] == picks[1]
 
 
 def test_redundant_experts_are_searched_for_every_mapping():

@@ -155,36 +155,20 @@ def test_grid_points_equal_single_calls(model, system, profile):
     decode = decode_grid(at, table, lengths(3000, 500), **args)
     prefill = prefill_grid(at, table, lengths(3000, 500), chunk_tokens=[512], mla_form="naive", **args)
     for row, mapping in enumerate(table):
-        degrees = Sharding(
-            tp_attn=float(mapping.tp_attn),
-            dp_attn=float(mapping.dp_attn),
-            tp_ffn=float(mapping.tp_ffn),
-            ep=float(mapping.ep),
-            pp=float(mapping.pp),
-            redundant_slots=float(mapping.redundant_slots),
-        )
         for column, b in enumerate(batch):
-            one = decode_step(at, degrees, batch=float(b), context=3250.0)
+            one = decode_step(at, mapping, batch=float(b), context=3250.0)
             assert decode.latency[row, column] == pytest.approx(float(one.ttl), rel=1e-12)
-            held = decode_bytes(at, degrees, float(b), cached=decode_residents(3000, 500))
+            held = decode_bytes(at, mapping, float(b), cached=decode_residents(3000, 500))
             assert decode.memory_bytes[row, column] == pytest.approx(float(held), rel=1e-12)
     for row in range(len(prefill.mappings)):
-        m, chunk = prefill.mappings[row], float(prefill.mappings.chunk_tokens[row])
-        degrees = Sharding(
-            tp_attn=float(m.tp_attn),
-            dp_attn=float(m.dp_attn),
-            tp_ffn=float(m.tp_ffn),
-            ep=float(m.ep),
-            pp=float(m.pp),
-            redundant_slots=float(m.redundant_slots),
-        )
+        mapping, chunk = prefill.mappings[row], float(prefill.mappings.chunk_tokens[row])
         for column, b in enumerate(batch):
             if chunk:
                 one = chunked_prefill_pass(
-                    at, degrees, batch=float(b), isl=3000.0, chunk_tokens=chunk, mla_form="naive"
+                    at, mapping, batch=float(b), isl=3000.0, chunk_tokens=chunk, mla_form="naive"
                 )
             else:
-                one = prefill_pass(at, degrees, batch=float(b), isl=3000.0, mla_form="naive")
+                one = prefill_pass(at, mapping, batch=float(b), isl=3000.0, mla_form="naive")
             assert prefill.latency[row, column] == pytest.approx(float(one.ftl), rel=1e-12)
             assert prefill.request_rate[row, column] == pytest.approx(b / float(one.busy), rel=1e-12)
 
@@ -193,11 +177,6 @@ def test_a_prompt_shorter_than_its_chunk_is_one_chunk():
     plan = chunk_plan(300, 512)
     assert [float(x) for x in plan] == [1, 300, 300]
     assert [float(x) for x in chunk_plan(1024, 512)] == [2, 512, 512]
-    at = cached_setting("llama_3_1_70b", "gb200_nvl72", "measured")
-    args = {"batch": 2.0, "isl": 300.0}
-    whole = prefill_pass(at, Sharding(), **args)
-    one = chunked_prefill_pass(at, Sharding(), chunk_tokens=512.0, **args)
-    assert float(one.ftl) == pytest.approx(float(whole.ftl), rel=1e-12)
 
 
 @pytest.mark.parametrize("profile", ["ideal", "measured"])

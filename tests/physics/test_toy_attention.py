@@ -19,17 +19,12 @@ from disagg_sim.facts.schema import Range
 from disagg_sim.facts.yaml_files import spec_files
 from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.blocks.base import FFN, AttentionBlock, attention
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.memory import decode_bytes, instance_bytes, instance_parts, prefill_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
-from disagg_sim.physics.residents import decode_load, decode_residents, prompt_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import AttentionShape, Operator, Work, gemm
-from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.units import TERA, US
 
 HEADS, SIZE, PEAK, HBM = 16, 128, 989.5 * TERA, 3.35 * TERA  # of the toy; of an H100 in bf16 [FLOP/s, B/s]
@@ -162,24 +157,6 @@ def test_every_layer_is_timed_by_the_fits_of_its_own_kind(own_files, other):
     assert times(mixed) == pytest.approx((8 * times(one) + 24 * times(two)) / 32, rel=1e-12)
 
 
-@pytest.mark.parametrize("other", ["mla", "linear"])
-def test_the_order_of_the_layers_changes_no_time_and_no_memory(own_files, other):
-    at = at_of(model_with(own_files, f"mixed_{other}", **{"gqa": 8, other: 24}))
-    back = replace(at, model=replace(at.model, layers=at.model.layers[::-1]))
-    assert times(back) == pytest.approx(times(at), rel=1e-12)
-    for which in (at, back):
-        assert len(which.model.layers) == 32
-    held = [
-        (
-            float(decode_bytes(which, Sharding(), 8.0, cached=decode_residents(4000, 200))),
-            float(prefill_bytes(which, Sharding(), 2.0, prompt=prompt_residents(4000), chunk_tokens=0.0)),
-            float(unique_gpus(which.model, Sharding(tp_attn=16.0), 4000.0)),
-        )
-        for which in (at, back)
-    ]
-    assert held[0] == pytest.approx(held[1], rel=1e-12)
-
-
 def test_operators_of_the_toy_take_what_its_fits_say(own_files):
     """By hand: decode moves the state twice at 0.8 of HBM; prefill multiplies 4*16*128*128 a token at half the peak."""
     at = at_of(model_with(own_files, "all_linear", linear=32))
@@ -191,45 +168,6 @@ def test_operators_of_the_toy_take_what_its_fits_say(own_files):
     flops = 5 * 3000 * 4 * STATE
     first = float(prefill_pass(alone, Sharding(), batch=5.0, isl=3000.0).ftl) - at.profile.host
     assert first == pytest.approx(32 * (7 * US + flops / (0.5 * PEAK)), rel=1e-3)  # the peak has three digits
-
-
-def test_a_state_is_held_and_handed_over_once_a_sequence(own_files):
-    """8 layers of GQA cache 2*8*128 B a token in fp8; 24 linear layers keep 16*128*128 B a sequence."""
-    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
-    token, state = 8 * 2 * 8 * 128, 24 * STATE
-    assert at.model.kv_elements_per_token() == token
-    assert at.model.kv_bytes_per_token(at.precision) == token
-    for isl in (100.0, 10_000.0):
-        assert kv_bytes_per_request(at.model, at.precision, isl) == token * isl + state
-    residents = decode_load(at, Sharding(), 8.0, cached=decode_residents(4000, 200))
-    whole = instance_parts(at, Sharding(), residents)
-    assert float(whole.cache) == pytest.approx(token * float(residents.tokens), rel=1e-12)
-    assert float(whole.state) == pytest.approx(8 * state, rel=1e-12)
-    assert float(sum(whole)) == pytest.approx(float(instance_bytes(at, Sharding(), residents)), rel=1e-12)
-    cut = instance_parts(at, Sharding(tp_attn=16.0, tp_ffn=16.0), residents)  # 8 KV heads, 16 linear heads
-    assert float(cut.cache) == pytest.approx(token / 8 * float(residents.tokens), rel=1e-12)
-    assert float(cut.state) == pytest.approx(8 * state / 16, rel=1e-12)
-    sent = token * 4000 / 8 + state / 16  # of the fullest of 16 GPUs
-    found = float(unique_gpus(at.model, Sharding(tp_attn=16.0), 4000.0, at.precision))
-    assert found == pytest.approx((token * 4000 + state) / sent)
-    assert not at.model.linear_cache
-
-
-def test_a_simulated_instance_reserves_the_states_of_its_sequences(own_files):
-    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
-    few, many = (kv_blocks(at, Sharding(), max_sequences=n, max_tokens=2048) for n in (64, 512))
-    state, block = 24 * STATE, 16 * 8 * 2 * 8 * 128
-    logits = 4 * 128_256  # of a sequence that emits a token [B]
-    assert few - many == pytest.approx((512 - 64) * (state + logits) / block, abs=2)
-
-
-def test_mappings_ask_every_kind(own_files):
-    """32 query heads and 8 KV heads allow a TP of 32; 16 linear heads do not."""
-    at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
-    wide = replace(at, system=replace(at.system, nvlink_domain=32))
-    table = enumerate_mappings(wide, max_gpus=32)
-    assert {m.tp_attn for m in table} == {1, 2, 4, 8, 16}
-    assert any(reason == "tp_attn does not divide 16 linear heads" for reason, _ in table.refused)
 
 
 def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):

@@ -1,7 +1,5 @@
 """Traces of a scenario: headers and units of files, and limits on what is drawn."""
 
-import re
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -56,23 +54,10 @@ def test_other_headers_and_units_of_a_file(tmp_path):
     assert loaded.input_tokens.tolist() == [105, 106, 107]
     (note,) = plan_scenario(found).notes
     assert note.startswith("log: arrivals count from the first request, which is at ts 1700000000000 ms (2023-11-14T")
-
-
-@pytest.mark.parametrize(
-    ("trace", "said"),
-    [
-        ({"columns": COLUMNS}, "looks like a date in ms since 1970, and would be taken for s; say which: time_unit"),
-        ({"columns": COLUMNS, "time_unit": "msec"}, "trace.time_unit: 'msec' is unknown, did you mean 'ms'?"),
-        ({"columns": {**COLUMNS, "arrival": "tss"}}, "no column 'tss', did you mean 'ts'?"),
-        ({"columns": {"arival": "ts"}}, "trace.columns.arival: 'arival' is unknown, did you mean 'arrival'?"),
-        ({"columns": {"arrival": 3}}, "trace.columns.arrival: 3 is not text"),
-        ({"columns": "ts"}, "trace.columns: 'ts' is not 'key: value' lines"),
-    ],
-)
-def test_a_wrong_header_or_unit_is_a_fault_of_the_file(tmp_path, trace, said):
-    with pytest.raises(SpecError) as error:
-        scenario(tmp_path, {"path": "log.csv", **trace})
-    assert said in str(error.value)
+    with pytest.raises(
+        SpecError, match="looks like a date in ms since 1970, and would be taken for s; say which: time_u"
+    ):
+        scenario(tmp_path, {"path": "log.csv", "columns": COLUMNS})
 
 
 def test_the_first_request_may_arrive_later(tmp_path):
@@ -81,26 +66,6 @@ def test_the_first_request_may_arrive_later(tmp_path):
     (tmp_path / "late.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
     (source,) = scenario(tmp_path, {"path": "late.csv", "start_s": 7, "from_s": 2}).traces
     assert source.load(0).arrival.tolist() == [7.0, 8.0, 9.0]
-    with pytest.raises(SpecError, match=r"trace\.start_s: -1 is out of range"):
-        scenario(tmp_path, {"path": "late.csv", "start_s": -1})
-
-
-@pytest.mark.parametrize(
-    ("trace", "said"),
-    [
-        ({"requests": 10**9}, "1,000,000,000 requests are too many; allowed: up to 10,000,000"),
-        ({"rate_per_s": 1e6, "duration_s": 1e9}, "1,000,000,000,000,000 requests are too many"),
-        ({"requests": 50, "rate_per_s": 1e-6, "rate_scale": 1e-6}, "allowed: up to 1e+09 s"),
-        ({"requests": 50, "bursts": {"contrast": 2, "share": 0.2, "length_s": 1e-12}}, "bursts in"),
-    ],
-)
-def test_no_count_takes_the_memory(tmp_path, trace, said):
-    begun = time.monotonic()
-    with pytest.raises(SpecError) as error:
-        scenario(tmp_path, {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1.0, **trace})
-    assert said in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
-    assert time.monotonic() - begun < 10
 
 
 def test_notes_of_the_traces_lie_beside_the_summary(tmp_path):
@@ -132,22 +97,6 @@ def test_rates_by_requests_leave_the_time_of_a_trace_alone(tmp_path):
     assert note == "log: rates by fewer or more requests at unchanged time, seed 0"
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (
-            {"scale_by": "request"},
-            "trace.scale_by: 'request' is unknown, did you mean 'requests'?; allowed: time, requests",
-        ),
-        ({"scale_by": "requests", "rate_scale": 0.001}, "rate 0.001 leaves none of the 20 requests of trace log"),
-        ({"shift_s": -1}, "trace.shift_s: -1 is out of range; allowed: from 0 to 1e+09 s"),
-    ],
-)
-def test_impossible_rates_are_faults_of_the_file(tmp_path, more, said):
-    with pytest.raises(SpecError, match=re.escape(said)):
-        scenario(tmp_path, {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", **more})
-
-
 def test_synthetic_sessions_are_served_turn_by_turn(tmp_path):
     trace = {"kind": "sessions", "traffic": "coding_agent", "sessions_per_s": 0.05, "sessions": 8, "rate_scale": [1, 2]}
     found = scenario(tmp_path, {**trace, "scale_by": "requests"})
@@ -160,19 +109,6 @@ def test_synthetic_sessions_are_served_turn_by_turn(tmp_path):
     later = previous >= 0
     assert (requests["status"] == "completed").all()
     assert (requests["arrival_s"][later].to_numpy() >= requests["finish_s"][previous[later]].to_numpy()).all()
-
-
-@pytest.mark.parametrize(
-    ("trace", "said"),
-    [
-        ({"traffic": "azure_2023_code", "sessions": 8}, "traffic azure_2023_code has no sessions"),
-        ({"traffic": "coding_agent"}, "a synthetic trace has either 'sessions' or 'duration_s'"),
-        ({"traffic": "coding_agent", "sessions": 8, "requests": 9}, "unknown key 'requests'"),
-    ],
-)
-def test_faulty_sessions_are_one_line(tmp_path, trace, said):
-    with pytest.raises(SpecError, match=said):
-        scenario(tmp_path, {"kind": "sessions", "sessions_per_s": 0.05, **trace})
 
 
 def test_classes_of_requests_have_limits_and_a_table_of_their_own(tmp_path):

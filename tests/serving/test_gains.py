@@ -69,12 +69,6 @@ def test_scaling_a_frontier_by_a_factor_gains_that_factor(curve, factor, axis):
     assert pointwise_gain(Curve(curve.x, factor * curve.y), curve, curve.x) == pytest.approx(factor, rel=1e-9)
 
 
-@given(curve=curves, axis=st.sampled_from(["linear", "log"]))
-def test_equal_frontiers_gain_nothing(curve, axis):
-    found = gain(curve, curve, axis=axis)
-    assert (found.area_ratio, found.hypervolume_ratio, found.largest, found.share_above) == (1, 1, 1, 1)
-
-
 @given(a=curves, b=curves, axis=st.sampled_from(["linear", "log"]))
 def test_the_area_ratio_lies_between_the_extremes_of_the_gain_and_its_inverse_is_the_other_way_round(a, b, axis):
     there, back = (gain(*pair, axis=axis) for pair in ((a, b), (b, a)))

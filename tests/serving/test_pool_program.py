@@ -50,13 +50,6 @@ def test_three_and_four_pools_equal_enumeration(seed):
     assert_best(drawn(rng, 3 + seed % 2), int(rng.integers(3, 40)))
 
 
-@pytest.mark.long
-def test_three_and_four_pools_equal_enumeration_on_500_random_cases():
-    rng = np.random.default_rng(15)
-    for case in range(500):
-        assert_best(drawn(rng, 3 + case % 2), int(rng.integers(3, 60)))
-
-
 pairs = st.lists(st.tuples(st.integers(1, 8), st.floats(0.05, 5)), min_size=1, max_size=3)
 
 

@@ -14,7 +14,6 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import plan_pools
 from disagg_sim.workload.lengths import lengths
@@ -69,23 +68,6 @@ def test_integer_program_equals_enumeration(prefill, decode, budget):
     )
 
 
-@pytest.mark.long
-def test_integer_program_equals_enumeration_on_a_thousand_small_pools():
-    rng = np.random.default_rng(20)
-    for _ in range(1000):
-        prefill, decode = (
-            list(zip(rng.integers(1, 9, n).tolist(), rng.uniform(0.05, 5, n).tolist(), strict=True))
-            for n in rng.integers(1, 6, 2)
-        )
-        budget = int(rng.integers(2, 40))
-        assert_best(
-            plan_pools(grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0)),
-            prefill,
-            decode,
-            budget,
-        )
-
-
 @settings(max_examples=60, deadline=None)
 @given(choices, choices, st.floats(0.1, 8))
 def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
@@ -121,20 +103,6 @@ def test_limit_on_distinct_configurations_equals_enumeration(prefill, decode, bu
         assert max(len(plan.deployment.prefill.members), len(plan.deployment.decode.members)) <= kinds
         free = plan_pools(grids(prefill, decode), gpu_budget=budget, options=MatchOptions(mixing_gain=0.0))
         assert free.request_rate >= plan.request_rate * (1 - 1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(choices, st.tuples(sizes, rates), st.integers(18, 80))
-def test_one_configuration_a_pool_on_the_frontiers_gpus_is_the_frontiers_match(prefill, decode, cap):
-    """On as many GPUs as the best pair takes, the highest rate is that pair's."""
-    prefill_grid, decode_grid = grids(prefill, [decode])
-    pair = disaggregated(prefill_grid, decode_grid, gpu_cap=cap).iloc[0]
-    budget = int(pair["total_gpus"])
-    plan = plan_pools(
-        [prefill_grid, decode_grid], gpu_budget=budget, options=MatchOptions(max_configurations_per_pool=1)
-    )
-    assert plan.request_rate == pytest.approx(pair["request_rate_per_s"], rel=1e-9)
-    assert plan.tokens_per_s_per_gpu == pytest.approx(pair["tokens_per_s_per_gpu"], rel=1e-9)
 
 
 def test_a_mixed_pool_beats_every_single_mapping():

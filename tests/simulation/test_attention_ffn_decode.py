@@ -207,20 +207,3 @@ def test_a_scenario_splits_decode_and_is_written_again(tmp_path, capsys):
     found = ds.simulate(replace(served, setup=scenario.setup), trace, slo=SLO)
     again = load_scenario(str(write_scenario(found, tmp_path / "again.yaml"))).deployments[0]
     assert again.decode[0].ffn == replace(ffn, setup=again.decode[0].ffn.setup)
-
-
-@pytest.mark.parametrize(
-    ("ffn", "said"),
-    [
-        ("ffn: {gpu: 4}", "did you mean 'gpus'"),
-        ("ffn: {gpus: 3}", "3"),
-        ("ffn: {gpus: 4, microbatches: 0}", "microbatches"),
-        ("ep: 2, ffn: {gpus: 4}", "experts lie on the GPUs of ffn"),
-    ],
-)
-def test_faults_of_the_key_are_one_line_each(tmp_path, capsys, ffn, said):
-    (tmp_path / "s.yaml").write_text(SCENARIO.replace("FFN", ffn))
-    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error

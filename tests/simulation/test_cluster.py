@@ -17,7 +17,7 @@ from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Move, Role, Start, Stop
+from disagg_sim.simulation.wishes import Batch, Flip, Limits, Move, Role, Start, Stop
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
@@ -81,12 +81,6 @@ def test_a_disaggregated_request_by_hand():
     assert r.transferred_tokens[0] == 100
 
 
-def test_a_single_token_never_leaves_prefill():
-    r = served([(0.0, 100, 1)], "disaggregated", SPLIT, table=SIMPLE).requests
-    assert (r.segments[0], r.decode_instance[0], r.transfer_s[0]) == (1, 0, 0.0)
-    assert r.finish_s[0] == r.first_token_s[0] == pytest.approx(0.020)
-
-
 def test_an_early_push_exposes_its_last_chunk():
     """A pass of 100 tokens, pushed in 4 pieces of 25 while it runs: 0.015 s hide 15 of 100 tokens."""
     policy = policy_named("disaggregated", early_push=True)
@@ -94,19 +88,6 @@ def test_an_early_push_exposes_its_last_chunk():
     r = served([(0.0, 100, 5)], policy, SPLIT, table=SIMPLE, options=options).requests
     assert r.exposed_transfer_s[0] == pytest.approx(0.085)
     assert r.transfer_s[0] == pytest.approx(0.100)
-
-
-def test_a_request_too_large_for_every_instance_is_rejected_and_counted():
-    """100 blocks are 1,600 tokens."""
-    requests = [(0.0, 100, 5), (0.0, 1590, 20), (0.5, 100, 5)]
-    for policy, served_by in (("vllm", deployment(colocated=2)), ("disaggregated", PAIR)):
-        status = served(requests, policy, served_by, table=SIMPLE, blocks=100).requests.status
-        assert status.tolist() == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.COMPLETED]
-
-
-def test_a_first_arrival_at_zero_and_equal_arrivals_work():
-    result = served([(0.0, 100, 5)] * 3, "vllm", deployment(colocated=1), table=SIMPLE)
-    assert result.requests.status.tolist() == [Outcome.COMPLETED] * 3
 
 
 def test_a_closed_loop_keeps_so_many_requests_there():
@@ -246,32 +227,6 @@ def test_wishes_that_are_no_list_stop_the_run_with_the_state_so_far(answer):
     assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
 
 
-class Astray:
-    def __init__(self, leg):
-        self.leg = leg
-
-    def place(self, view, request):
-        return self.leg
-
-    def proceed(self, view, request, origin):
-        return self.leg
-
-
-@pytest.mark.parametrize(
-    ("leg", "text"),
-    [
-        (Leg(7), "no such instance; known: 0 to 1"),
-        (Leg(-1), "no such instance"),
-        (Leg(0, 0), "end at token 0"),
-        (0, "0 is impossible: a place for request 0 has to be a Leg"),
-        (None, "has to be a Leg"),
-    ],
-)
-def test_an_impossible_leg_is_named(leg, text):
-    with pytest.raises(PolicyError, match=text):
-        served([(0.0, 100, 5)], Scripted(routing=Astray(leg)), SPLIT, table=SIMPLE)
-
-
 class Pairwise:
     """Batches of two prompts, or of what is there after a second."""
 
@@ -326,16 +281,6 @@ def test_a_prompt_in_free_memory_is_found_until_its_blocks_are_taken(between, fo
         served([(0.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
     with pytest.raises(InputError, match="allowed: one of the two"):
         RunOptions(prefix_cache=True, prefix_cache_tokens=1600)
-
-
-def test_prompts_that_come_together_share_what_runs():
-    """The second finds the full blocks of the first, which still runs."""
-    prefix = PrefixBlocks(offsets=np.array([0, 7, 14]), ids=np.tile(np.arange(7), 2), block_tokens=16)
-    two = np.array([100, 100])
-    requests = Trace(arrival=np.array([0.0, 0.1]), input_tokens=two, output_tokens=np.array([50, 2]), prefix=prefix)
-    options = RunOptions(prefix_cache=True)
-    r = served(requests, "vllm", deployment(colocated=1), table=SIMPLE, options=options).requests
-    assert r.cached_tokens.tolist() == [0, 96]
 
 
 class Watching:

@@ -213,13 +213,6 @@ def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(request
         assert not any(view.coming)
 
 
-@settings(max_examples=5, deadline=None)
-@given(requests=REQUESTS, seed=st.integers(0, 9))
-def test_another_policy_shifts_nobody_elses_draws(requests, seed):
-    draws = {run(name, requests, RunOptions(), seed)[0].site.rng("workload").random() for name in policies()}
-    assert len(draws) == 1
-
-
 @EVERY_SYSTEM
 def test_littles_law_holds(name):
     """Samples of the requests there, integrated, against the time that each was there.

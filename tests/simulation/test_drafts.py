@@ -35,38 +35,18 @@ def fleet(accepted, blocks=1000, **limits):
     return Fleet([InstanceSpec(table=StepTable.affine(step=1.0, accepted=accepted), blocks=blocks, **limits)], stream=5)
 
 
-def test_with_acceptance_1_a_step_emits_all_drafts_and_one_token_more():
-    """Ten tokens: the prompt's pass emits one, three steps of three the rest."""
-    one = fleet((1.0, 1.0))
-    one.submit(0, 0, (0, 100, 10), 0.0)
+@pytest.mark.parametrize(("accepted", "output", "steps"), [(1.0, 10, 3), (0.0, 10, 9), (1.0, 11, 4)])
+def test_a_step_emits_its_token_and_what_is_accepted_of_two_drafts(accepted, output, steps):
+    """The prompt's pass emits one, steps of three or of one the rest; what goes beyond the last token is dropped.
+    Gaps are those between deliveries, a second each."""
+    one = fleet((accepted, accepted))
+    one.submit(0, 0, (0, 100, output), 0.0)
     one.run_until(math.inf)
-    assert one.segments.finish_s.tolist() == [4.0]
-    assert (one.views.decode_steps[0], one.views.decode_tokens[0]) == (3, 9)
-
-
-def test_with_acceptance_0_a_step_emits_one_token():
-    one = fleet((0.0, 0.0))
-    one.submit(0, 0, (0, 100, 10), 0.0)
-    one.run_until(math.inf)
-    assert one.segments.finish_s.tolist() == [10.0]
-
-
-def test_tokens_beyond_the_last_one_are_dropped():
-    """Eleven tokens take a fourth step, which finds three and emits one."""
-    one = fleet((1.0, 1.0))
-    one.submit(0, 0, (0, 100, 11), 0.0)
-    one.run_until(math.inf)
-    assert one.segments.finish_s.tolist() == [5.0]
-    assert (one.views.decode_tokens[0], one.segments.cached[0]) == (10, 110)
-
-
-def test_gaps_are_those_between_deliveries():
-    """A request gets 1, 3, 3 and 3 tokens at seconds 1 to 4: three gaps of a second."""
-    one = fleet((1.0, 1.0))
-    one.submit(0, 0, (0, 100, 10), 0.0)
-    one.run_until(math.inf)
+    assert one.segments.finish_s.tolist() == [1.0 + steps]
+    assert (one.views.decode_steps[0], one.views.decode_tokens[0]) == (steps, output - 1)
+    assert one.segments.cached[0] == 100 + output - 1
     (place,) = np.flatnonzero(one.itl_counts)
-    assert one.itl_counts[place] == 3
+    assert one.itl_counts[place] == steps
     assert one.itl_edges[place] <= 1.0 < one.itl_edges[place + 1]
 
 

@@ -297,21 +297,6 @@ def test_beside_many_decodes_a_piece_may_be_smaller_than_the_least():
     assert fleet.views.prefill_tokens[0] == 100
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "text"),
-    [
-        ("alpha", "fixd", "fixed"),
-        ("balance", "work", "all, request"),
-        ("ratio", 1.5, "from 0 to 1"),
-        ("length_error", -1.0, "from 0 to 16777216 token"),
-        ("rounds", -1, "rounds"),
-    ],
-)
-def test_options_out_of_range_are_named(option, value, text):
-    with pytest.raises(InputError, match=text):
-        policy_named("dynaserve", **{option: value})
-
-
 def test_an_odd_instance_has_no_partner():
     three = ServedDeployment(name="three", gpus=3, pairs=(Replicas(mapping=ONE, instances=3),))
     with pytest.raises(InputError, match="an even number"):

@@ -1,18 +1,13 @@
 """With a cached share of every prompt, constant lengths and a full queue, the simulation meets the analytic model."""
 
-import math
-
 import numpy as np
 import pytest
-from test_analytic_agreement import BOUND, assert_meets, full_queue, rate, steady
+from test_analytic_agreement import BOUND, full_queue, rate, steady
 
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
-from disagg_sim.serving.colocated import colocated
-from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
@@ -48,37 +43,6 @@ def test_a_prefill_pool(deployment, share):
     latency = segments.first_token_s[rows] - segments.start_s[rows]
     assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
     assert rate(np.unique(segments.finish_s[rows])) == pytest.approx(1 / float(exact.busy), rel=BOUND)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_in_flight_batching(deployment, share):
-    at, mapping, isl, osl, batch, table = deployment
-    found = lengths(isl, osl, cached=share)
-    options = Colocation(batch=(batch,), prefill_batch=(1,))
-    exact = colocated(at, mapping, found, ftl_limit=math.inf, options=options).iloc[0]
-    spec = InstanceSpec(
-        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=1, max_sequences=batch
-    )
-    past = int(found.cached.mean_past)
-    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=past)
-    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
-
-
-@pytest.mark.long
-def test_piggyback(deployment):
-    """Half of every prompt is cached, so half as many tokens are prefilled in a step."""
-    at, mapping, isl, osl, batch, _ = deployment
-    found = lengths(isl, osl, cached=0.5)
-    options = Colocation(batch=(batch,), every_step_mixed=True, mla_form="absorbed")
-    table = StepTable.build(at, mapping, mla_form="absorbed")
-    exact = piggyback(at, mapping, found, ftl_limit=math.inf, options=options).iloc[0]
-    chunk = round(exact["mixed_chunk_tokens"])
-    assert chunk == pytest.approx(isl / 2 * batch / (osl - 1), abs=0.5)
-    spec = InstanceSpec(table=table, blocks=10**6, token_budget=batch + 1 + chunk, max_sequences=batch + 1)
-    past = int(found.cached.mean_past)
-    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=past)
-    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_mean_s, exact.tokens_per_s_per_gpu)
 
 
 def test_a_prefix_cache_of_a_run_is_the_cached_share_of_the_grid():

@@ -59,12 +59,6 @@ class Watchful:
         )
 
 
-@pytest.mark.parametrize("sample_s", [1e-7, 0.0, -1.0, float("nan")])
-def test_samples_are_a_millisecond_apart_at_least(sample_s):
-    with pytest.raises(InputError, match=r"sample_s .* is out of range; allowed: from 0.001 s"):
-        RunOptions(sample_s=sample_s)
-
-
 @pytest.mark.parametrize("period", [1e-7, 0.0, -1.0, float("nan")])
 def test_a_period_of_any_policy_is_a_millisecond_at_least(period):
     with pytest.raises(PolicyError, match=r"look every .* is impossible: allowed: from 0.001 s"):

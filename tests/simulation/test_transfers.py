@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from sites import SIMPLE, deployment, served, trace
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.loads import ByRole
@@ -166,10 +165,3 @@ def test_a_decode_pool_without_memory_is_seen_in_ttft():
     assert attained[0] > 0.98
     assert attained[1] < 0.50
     assert attained[2] < 0.10
-
-
-def test_bad_names_are_refused():
-    with pytest.raises(InputError, match="did you mean 'pull'"):
-        RunOptions(transfer="pul")
-    with pytest.raises(InputError, match="did you mean 'decode'"):
-        RunOptions(first_token="decod")

@@ -1,8 +1,5 @@
 """Cached shares as an axis of a sweep's traffic."""
 
-import pytest
-
-from disagg_sim.errors import SpecError
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
 
@@ -31,17 +28,3 @@ def test_a_distribution_keeps_its_share_in_its_equivalent(tmp_path):
     spec = load(tmp_path, "{name: log_normal_4096_512, cached: 0.9}")
     assert [str(each) for each in spec.traffic] == ["4096/512/cached0.9", "log_normal_4096_512/cached0.9"]
     assert cases_of(spec)[1].lengths.cached is not None
-
-
-@pytest.mark.parametrize(
-    ("traffic", "said"),
-    [
-        ("{isl: 1024, osl: 64, cached: 1.2}", "cached"),
-        ("{isl: 1024, osl: 64, cached: {share: 0.5, block: 16}}", "block_tokens"),
-        ("{isl: 1024, osl: 64, cached: [0.5, 0.5]}", "cached"),
-        ("{name: nothing, cached: 0.5}", "nothing"),
-    ],
-)
-def test_faults_are_named(tmp_path, traffic, said):
-    with pytest.raises(SpecError, match=said):
-        load(tmp_path, traffic)

@@ -54,18 +54,6 @@ def test_rows_say_their_skew_and_are_timed_again_with_it():
     assert scores_of(designs, times_of(designs)).ttl == pytest.approx(table["ttl_s"].to_numpy(), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (", expert_skew: 4", "expert_skew: 4 is out of range; allowed: from 0 to 3"),
-        (", profile: ideal, expert_skew: 0.5", "needs a profile of random routing, such as 'measured'"),
-    ],
-)
-def test_faults_are_named(cases, keys, said):
-    with pytest.raises(DisaggSimError, match=said):
-        cases(keys)
-
-
 def test_names_of_profiles_with_a_skew_are_checked():
     with pytest.raises(DisaggSimError, match="unknown profile 'measure', did you mean 'measured'"):
         load_profile("measure_skew0.5")

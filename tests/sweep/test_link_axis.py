@@ -9,9 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import SpecError
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, classes_of, handed_over, takers_of
-from disagg_sim.sweep.spec import load_sweep
 
 SWEEP = """
 name: {name}
@@ -116,22 +114,3 @@ def test_receivers_of_one_class_have_equal_hand_overs():
     kinds = classes_of(mappings, takers, at)
     assert len(takers) == len(np.unique(mappings.pp))
     assert (np.asarray(takers.pp)[kinds] == mappings.pp).all()
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("kv_link: {path: spline}", "did you mean 'spine'?"),
-        ("kv_link: {descriptor_us: -1}", "-1 is out of range"),
-        ("kv_link: {descriptor: 1}", "did you mean 'descriptor_us'?"),
-        ("kv_link: {path: rail}\nmodes: [colocated]", "kv_link: acts in disaggregated only; modes has colocated"),
-        ("kv_link: {path: rail}\npools: [prefill, attention, ffn]", "kv_link: link_rail does not go with pools other"),
-    ],
-)
-def test_faults_are_named(more, said, tmp_path):
-    text = SWEEP.format(name="wrong", ftl=2.0, more=more)
-    text = text.replace("modes: [disaggregated, colocated]\n", "") if "modes" in more else text
-    (tmp_path / "wrong.yaml").write_text(text)
-    with pytest.raises(SpecError) as caught:
-        load_sweep(str(tmp_path / "wrong.yaml"))
-    assert said in str(caught.value)

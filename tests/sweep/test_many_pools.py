@@ -5,7 +5,6 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from disagg_sim.errors import SpecError
 from disagg_sim.report.page.sweep import sweep_content
 from disagg_sim.serving.pool_frontier import GPUS
 from disagg_sim.sweep.plan import plan_sweep
@@ -44,32 +43,6 @@ def test_a_sweep_with_further_pools_writes_their_frontier_beside_that_of_two(tmp
     assert plain.pools.empty
     values = [name for name in plain.frontier if name != "case"]
     pd.testing.assert_frame_equal(both[values], plain.frontier[values])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("pools: [prefill, attention]\n", "pools: attention and ffn decode together; give both or neither"),
-        ("pools: [encode, decode]\n" + IMAGES, "pools: encode, decode serve no request"),
-        ("pools: [encode, prefill, decode]\n", "images: are missing: encode needs them"),
-        (IMAGES, "images: need 'encode' among the pools"),
-        ("pools: [prefill, atention, ffn]\n", "did you mean 'attention'"),
-        ("pools: [encode, prefill, decode]\nimages: {images: 9, height: 1120, width: 1120}\n", "11025 tokens"),
-        ("pools: [prefill, attention, ffn]\nper: joule\n", "per: joule does not go with pools"),
-        ("pools: [prefill, attention, ffn]\nmatching: paper\n", "matching: paper does not go with pools"),
-    ],
-)
-def test_a_fault_says_what_is_allowed(tmp_path, text, said):
-    (tmp_path / "sweep.yaml").write_text(SWEEP + text)
-    with pytest.raises(SpecError, match=said):
-        load_sweep(str(tmp_path / "sweep.yaml"))
-
-
-def test_images_need_a_model_with_an_encoder(tmp_path):
-    text = SWEEP.replace("qwen3_5_35b_a3b", "llama_3_1_8b") + "pools: [encode, prefill, decode]\n" + IMAGES
-    (tmp_path / "sweep.yaml").write_text(text)
-    with pytest.raises(SpecError, match="llama_3_1_8b has none"):
-        load_sweep(str(tmp_path / "sweep.yaml"))
 
 
 @pytest.mark.parametrize("per", ["usd", "watt"])

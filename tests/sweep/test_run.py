@@ -177,20 +177,6 @@ def test_two_jobs_give_the_same_bytes(smoke, reference, tmp_path):
     assert log.done == log.planned == smoke.points
 
 
-def test_a_corrupt_block_is_computed_again_with_a_warning(smoke, reference, tmp_path):
-    shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
-    hurt = [tmp_path / smoke.blocks[index].key.relative for index in (0, -1)]
-    hurt[0].write_bytes(hurt[0].read_bytes()[:-10])
-    hurt[1].write_bytes(b"")
-    log = Log()
-    run_sweep(smoke, tmp_path, jobs=1, listener=log)
-    assert len(log.warnings) == 2
-    assert all("corrupt block, computing it again" in text for text in log.warnings)
-    assert f"{len(smoke.blocks) - 2} of {len(smoke.blocks)} blocks already stored" in log.notes
-    assert (tmp_path / "frontier.csv").read_bytes() == (reference / "frontier.csv").read_bytes()
-    assert contents(tmp_path) == contents(reference)
-
-
 def test_damaged_blocks_of_all_kinds_are_computed_again_with_a_line(smoke, reference, tmp_path):
     """A flipped bit in each of some blocks, a doubled column, and blocks of a version without checksums."""
     shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
@@ -430,18 +416,6 @@ def test_an_interrupted_run_says_how_to_go_on(jobs, tmp_path):
     assert "Traceback" not in said
 
 
-def test_an_ftl_limit_that_nothing_meets_says_the_best_ftl(smoke, tmp_path):
-    with pytest.raises(InfeasibleError, match=r"FTL limit of 0\.0001 s; the best FTL is 0\.0\d+ s"):
-        run_sweep(small(smoke.spec, ftl_s=1e-4), tmp_path, jobs=1, listener=Log()).require()
-    assert "above the FTL limit" in (tmp_path / "infeasible.csv").read_text()
-    assert not (tmp_path / "frontier.csv").exists()
-
-
-def test_a_ttl_limit_that_nothing_meets_says_the_best_ttl(smoke, tmp_path):
-    with pytest.raises(InfeasibleError, match=r"TTL limit of 1e-06 s; the best TTL is 0\.00\d+ s"):
-        run_sweep(small(smoke.spec, ttl_s=1e-6), tmp_path, jobs=1, listener=Log()).require()
-
-
 def test_a_nic_limit_counts_what_it_removes(smoke, tmp_path):
     result = run_sweep(small(smoke.spec, nic_limit=3e9), tmp_path, jobs=1, listener=Log())
     removed = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'above the NIC limit'")
@@ -496,17 +470,6 @@ def test_one_feasible_case_is_enough(smoke, tmp_path):
     assert [bool(case.verdict) for case in result.cases] == [True, False]
     table = pd.read_csv(tmp_path / "infeasible.csv")
     assert "fits on no allowed mapping" in table[table["reason"] == "no result"]["detail"].iloc[0]
-
-
-def test_the_papers_matching_never_beats_the_exact_one(smoke, reference, tmp_path):
-    spec = replace(smoke.spec, modes=("disaggregated",), pools=smoke.spec.pools[:1], block_points=4096)
-    plan = plan_sweep(replace(spec, matching="paper"))
-    paper = run_sweep(plan, tmp_path, jobs=1, listener=Log()).frontier
-    exact = pd.read_csv(reference / "frontier.csv").query("system == @plan.spec.pools[0].system")
-    for x, y in zip(paper["tokens_per_s_per_user"], paper["tokens_per_s_per_gpu"], strict=True):
-        best = exact[exact["tokens_per_s_per_user"] >= x * (1 - 1e-9)]["tokens_per_s_per_gpu"].max()
-        assert y <= best * (1 + 1e-9)
-    assert set(paper["matching"]) == {"paper"}
 
 
 def test_a_longer_prompt_runs_when_allowed(smoke, tmp_path):

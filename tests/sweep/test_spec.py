@@ -6,6 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
+from fault_tables import faults_of
 
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
@@ -26,173 +28,151 @@ limits: {ftl_s: 10.0}
 profile: measured
 """
 
-#: (replaced text, new text, what the message must hold)
-FAULTS = {
-    "unknown model": ("llama_3_1_8b", "lama_3_1_8b", ["unknown model 'lama_3_1_8b'", "did you mean 'llama_3_1_8b'"]),
-    "unknown system": ("h100_sxm", "h100_smx", ["'h100_smx'", "did you mean 'h100_sxm'"]),
-    "unknown precision": ("fp8", "fp9", ["'fp9'", "fp8"]),
-    "unknown profile": ("measured", "mesured", ["profile", "'mesured'", "did you mean 'measured'"]),
-    "misspelt key": ("limits:", "limts:", ["unknown key 'limts'", "did you mean 'limits'"]),
-    "misspelt limit": ("ftl_s:", "ftl:", ["limits: unknown key 'ftl'", "did you mean 'ftl_s'"]),
-    "misspelt shape key": ("isl:", "ils:", ["traffic[0]: unknown key 'ils'", "missing key 'isl'"]),
-    "missing key": ("name: trial", "", ["missing key 'name'"]),
-    "wrong unit": ("10.0", '"10 ms"', ["limits.ftl_s: '10 ms'", "write 0.01"]),
-    "unreadable unit": ("10.0", "ten", ["limits.ftl_s: 'ten'", "counts in s"]),
-    "negative FTL": ("10.0", "-1.0", ["limits.ftl_s: -1.0 is out of range; allowed: from 1e-06 to 1e+06 s"]),
-    "infinite FTL": ("10.0", ".inf", ["limits.ftl_s", "out of range"]),
-    "not a number FTL": ("10.0", ".nan", ["limits.ftl_s", "out of range"]),
-    "osl 0": ("128", "0", ["traffic[0].osl: 0", "2 or more"]),
-    "osl 1": ("128", "1", ["traffic[0].osl: 1", "prefill only"]),
-    "negative osl": ("128", "-5", ["traffic[0].osl: -5 is out of range; allowed: from 2 to "]),
-    "fractional isl": ("1024", "10.5", ["traffic[0].isl: 10.5 is not a whole number"]),
-    "isl 0": ("1024", "0", ["traffic[0].isl: 0 is out of range; allowed: from 1 to "]),
-    "beyond context": ("1024", "131072", ["exceed the context limit of llama_3_1_8b, 131072", "allow_long_context"]),
-    "recipe the GPU lacks": ("h100_sxm: fp8", "a100_sxm_80gb: fp8", ["systems.a100_sxm_80gb", "fp8", "bf16"]),
-    "duplicate model": ("[llama_3_1_8b]", "[llama_3_1_8b, llama-3.1-8b]", ["models: llama_3_1_8b", "2 times"]),
-    "duplicate shape": ("  - {isl", "  - {isl: 1024, osl: 128}\n  - {isl", ["traffic: 1024/128", "2 times"]),
-    "key twice": ("profile: measured", "profile: ideal\nprofile: measured", ["'profile' is given twice"]),
-    "unknown mode": ("profile:", "modes: [disagregated]\nprofile:", ["modes", "did you mean 'disaggregated'"]),
-    "empty modes": ("profile:", "modes: []\nprofile:", ["modes: the list is empty"]),
-    "unknown matching": ("profile:", "matching: exakt\nprofile:", ["matching", "did you mean 'exact'"]),
-    "unknown engine": ("profile:", "engine: vlm\nprofile:", ["engine", "did you mean 'vllm'"]),
-    "empty traffic": ("  - {isl: 1024, osl: 128}", "  []", ["traffic: the list is empty"]),
-    "unknown traffic": ("  - {isl: 1024, osl: 128}", "  - no_such_traffic", ["traffic[0]", "no_such_traffic"]),
-    "systems as a list": ("{h100_sxm: fp8}", "[h100_sxm]", ["systems", "mapping of system to precision"]),
-    "models as a number": ("[llama_3_1_8b]", "7", ["models: 7 is not the name of a model"]),
-    "gpu_cap 1": ("ftl_s: 10.0", "gpu_cap: 1", ["limits.gpu_cap: 1 is out of range; allowed: from 2 to "]),
-    "gpu_cap true": ("ftl_s: 10.0", "gpu_cap: true", ["limits.gpu_cap: true is not a whole number"]),
-    "limits a list": ("{ftl_s: 10.0}", "[10]", ["limits: [10] is not 'key: value' lines"]),
-    "fixed ratio as a word": ("profile:", "ctx_gen_ratio: half\nprofile:", ["ctx_gen_ratio: 'half'", "too: optimal"]),
-    "fixed ratio 0": ("profile:", "ctx_gen_ratio: [optimal, 0]\nprofile:", ["ctx_gen_ratio[1]: 0 is out of range"]),
-    "fixed ratio of the paper's matching": (
-        "profile:",
-        "ctx_gen_ratio: 0.5\nmatching: paper\nprofile:",
-        ["ctx_gen_ratio", "needs 'matching: exact'"],
-    ),
-    "domain 1": (
-        "profile:",
-        "nvlink_domain: [1, 8]\nprofile:",
-        ["nvlink_domain[0]: 1 is out of range; allowed: from 2 to 1024"],
-    ),
-    "domain as a word": ("profile:", "nvlink_domain: wide\nprofile:", ["nvlink_domain: 'wide'", "allowed, too: own"]),
-    "own domain twice": (
-        "profile:",
-        "nvlink_domain: [own, 8, 72]\nprofile:",
-        ["nvlink_domain: 8 equals 'own' on h100_sxm"],
-    ),
-    "value twice": ("10.0", "[1, 1.0]", ["limits.ftl_s: 1.0 stands there 2 times"]),
-    "empty axis": ("10.0", "[]", ["limits.ftl_s: the list is empty"]),
-    "one bad value of an axis": ("10.0", "[1, -2]", ["limits.ftl_s[1]: -2 is out of range"]),
-    "unknown layouts": (
-        "ftl_s: 10.0",
-        "layouts: launchabel",
-        ["layouts: 'launchabel' is unknown", "mean 'launchable'"],
-    ),
-    "NIC limit in GB": ("ftl_s: 10.0", "nic_gb_per_s: 5 GB", ["nic_gb_per_s: '5 GB'", "GB/s", "too: none"]),
-    "unknown MLA form": ("profile:", "mla_form: [naif]\nprofile:", ["mla_form", "did you mean 'naive'"]),
-    "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
-    "a share of a step": ("profile:", "hold_steps: 0.5\nprofile:", ["hold_steps: 0.5", "too: none, tuned"]),
-    "no step": ("profile:", "hold_steps: 0\nprofile:", ["hold_steps: 0 is out of range; allowed: from 1 to 1000000"]),
-    "mixed as a number": ("profile:", "every_step_mixed: 1\nprofile:", ["every_step_mixed: 1 is not true or false"]),
-    "efficiency above 1": (
-        "profile:",
-        "interference: {minority_efficiency: 1.5}\nprofile:",
-        ["minority_efficiency: 1.5 is out of range"],
-    ),
-    "misspelt knob": ("profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"]),
-    "unknown objective": ("profile:", "per: wat\nprofile:", ["per", "did you mean 'watt'"]),
-    "prices without use": ("profile:", "prices: {h100_sxm: 2}\nprofile:", ["prices: act with 'per: usd' or 'columns"]),
-    "price of an unknown system": (
-        "profile:",
-        "per: usd\nprices: {h100_smx: 2}\nprofile:",
-        ["prices", "did you mean 'h100_sxm'"],
-    ),
-    "price 0": ("profile:", "per: usd\nprices: {h100_sxm: 0}\nprofile:", ["prices.h100_sxm: 0 is out of range"]),
-    "one pool": ("{h100_sxm: fp8}", "[{prefill: {h100_sxm: fp8}}]", ["systems[0]: missing key 'decode'"]),
-    "misspelt pool": (
-        "{h100_sxm: fp8}",
-        "[{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]",
-        ["systems[0]: unknown key 'prefil'", "'prefill'"],
-    ),
-    "caches that differ": (
-        "{h100_sxm: fp8}",
-        "[{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: fp8}}]",
-        ["cannot hand over the KV cache", "writes bf16", "reads fp8"],
-    ),
-    "pools that differ in one instance": (
-        "systems: {h100_sxm: fp8}",
-        "modes: [colocated]\nsystems: [{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}]",
-        ["serves disaggregated only; modes has colocated"],
-    ),
-    "ratio without pools": (
-        "profile:",
-        "modes: [colocated]\nctx_gen_ratio: [0.5]\nprofile:",
-        ["ctx_gen_ratio: acts in disaggregated only; modes has colocated"],
-    ),
-    "measure of no shared instance": (
-        "profile:",
-        "ttl_measure: p99\nprofile:",
-        ["ttl_measure: acts in colocated and piggyback only; modes has disaggregated"],
-    ),
-    "mixing without mixed steps": (
-        "profile:",
-        "modes: [disaggregated, colocated]\nevery_step_mixed: true\nprofile:",
-        ["every_step_mixed: acts in piggyback only; modes has disaggregated, colocated"],
-    ),
-    "prompts held back without passes": (
-        "profile:",
-        "modes: [piggyback]\nhold_steps: tuned\nprofile:",
-        ["hold_steps: acts in colocated only; modes has piggyback"],
-    ),
-    "interference without mixed steps": (
-        "profile:",
-        "modes: [colocated]\ninterference: {overlap_loss: 0.2}\nprofile:",
-        ["interference: acts in piggyback only; modes has colocated"],
-    ),
-    "too many combinations": (
-        "profile:",
-        "ctx_gen_ratio: [" + ", ".join(f"{n}.5" for n in range(1, 901)) + "]\n"
-        "nvlink_domain: [" + ", ".join(map(str, range(2, 902))) + "]\nprofile:",
-        ["810000 combinations; allowed: up to 100000"],
-    ),
-    "too many limits": (
-        "{ftl_s: 10.0}",
-        "{ftl_s: " + str([*range(1, 501)]) + ", gpu_cap: " + str([*range(2, 502)]) + "}",
-        ["limits: 250000 combinations; allowed: up to 100000"],
-    ),
-    "recipe of a model that is not there": (
-        "profile:",
-        "recipes: {llama_3_1_70b: {h100_sxm: bf16}}\nprofile:",
-        ["recipes.llama_3_1_70b: models has llama_3_1_8b"],
-    ),
-    "recipe on a system that is not there": (
-        "profile:",
-        "recipes: {llama_3_1_8b: {h200_sxm: bf16}}\nprofile:",
-        ["recipes.llama_3_1_8b.h200_sxm: systems has h100_sxm"],
-    ),
-    "recipe of a model that the GPU lacks": (
-        "profile:",
-        "recipes: {llama_3_1_8b: {h100_sxm: nvfp4_fp8kv}}\nprofile:",
-        ["recipes.llama_3_1_8b: ", "nvfp4"],
-    ),
-    "misspelt recipe": (
-        "profile:",
-        "recipes: {llama_3_1_8b: {h100_sxm: bf61}}\nprofile:",
-        ["recipes.llama_3_1_8b.h100_sxm", "did you mean 'bf16'"],
-    ),
-    "FTL of a traffic beside several": (
-        "  - {isl: 1024, osl: 128}\nlimits: {ftl_s: 10.0}",
-        "  - {isl: 1024, osl: 128, ftl_s: 2}\nlimits: {ftl_s: [1, 10]}",
-        ["traffic: ftl_s is a limit of its own, and limits.ftl_s has several"],
-    ),
-    "a ratio without bounds": (
-        "profile:",
-        "ctx_gen_ratio: '1e999999999'\nprofile:",
-        ["'1e999999999' is not a ratio such as 0.5"],
-    ),
-    "a name of two lines": ("name: trial", 'name: "a\\nb"', ["name: 'a\\nb' is not a name; allowed: one line"]),
-    "broken": ("[llama_3_1_8b]", "[llama_3_1_8b", ["broken YAML: line"]),
-}
+#: Keys in place of those of ``GOOD``, or what of its text is replaced ``=>`` by what :: what is said of it.
+FAULTS = faults_of(r"""
+models: [lama_3_1_8b] :: models[0]: unknown model 'lama_3_1_8b', did you mean 'llama_3_1_8b'?; known: those of
+models: 7 :: models: 7 is not the name of a model
+models: [llama_3_1_8b, llama-3.1-8b] :: models: llama_3_1_8b stands there 2 times
+systems: {h100_smx: fp8} :: systems.h100_smx: unknown system 'h100_smx', did you mean 'h100_sxm'?; known: a100
+systems: {h100_sxm: fp9} :: systems.h100_sxm: unknown precision recipe 'fp9', did you mean 'fp8'?; known: bf16
+systems: [h100_sxm] :: systems[0]: 'h100_sxm' is not a mapping of system to precision, such as 'h100_sxm: fp8'
+systems: {a100_sxm_80gb: fp8}
+  systems.a100_sxm_80gb: precision 'fp8' needs fp8 arithmetic, which a100_sxm_80gb lacks; recipes that it can run: bf16
+systems: [{prefill: {h100_sxm: fp8}}] :: systems[0]: missing key 'decode'
+systems: [{prefil: {h100_sxm: fp8}, decode: {h100_sxm: fp8}}]
+  systems[0]: missing key 'prefill'
+  systems[0]: unknown key 'prefil', did you mean 'prefill'?
+systems: [{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: fp8}}]
+  a100_sxm_80gb/bf16 to h100_sxm/fp8 cannot hand over the KV cache: prefill writes bf16, decode reads fp8; take
+modes: [colocated], systems: [{prefill: {a100_sxm_80gb: bf16}, decode: {h100_sxm: bf16}}]
+  systems: a100_sxm_80gb/bf16 to h100_sxm/bf16 serves disaggregated only; modes has colocated
+profile: mesured :: profile: 'mesured' is unknown, did you mean 'measured'?; allowed: ideal, measured, optimistic
+limits: => limts: :: unknown key 'limts', did you mean 'limits'?
+name: trial => :: missing key 'name'
+name: "a\nb" :: name: 'a\nb' is not a name; allowed: one line of up to 200 characters
+profile: measured => profile: ideal\nprofile: measured :: 'profile' is given twice
+[llama_3_1_8b] => [llama_3_1_8b :: broken YAML: line
+limits: {ftl: 10.0} :: limits: unknown key 'ftl', did you mean 'ftl_s'?
+limits: [10] :: limits: [10] is not 'key: value' lines
+limits: {ftl_s: 10 ms} :: limits.ftl_s: '10 ms' is not a plain number; the key counts in s: write 0.01
+limits: {ftl_s: ten} :: limits.ftl_s: 'ten' is not a plain number; the key counts in s
+limits: {ftl_s: -1.0} :: limits.ftl_s: -1.0 is out of range; allowed: from 1e-06 to 1e+06 s
+limits: {ftl_s: .inf} :: limits.ftl_s: inf is out of range
+limits: {ftl_s: .nan} :: limits.ftl_s: nan is out of range
+limits: {ftl_s: [1, 1.0]} :: limits.ftl_s: 1.0 stands there 2 times
+limits: {ftl_s: []} :: limits.ftl_s: the list is empty
+limits: {ftl_s: [1, -2]} :: limits.ftl_s[1]: -2 is out of range
+limits: {gpu_cap: 1} :: limits.gpu_cap: 1 is out of range; allowed: from 2 to 1000000
+limits: {gpu_cap: true} :: limits.gpu_cap: true is not a whole number
+limits: {layouts: launchabel} :: limits.layouts: 'launchabel' is unknown, did you mean 'launchable'?; allowed: served,
+limits: {nic_gb_per_s: 5 GB}
+  limits.nic_gb_per_s: '5 GB' is not a plain number; the key counts in GB/s; allowed, too: none
+traffic: [] :: traffic: the list is empty
+traffic: [no_such_traffic] :: traffic[0]: unknown traffic 'no_such_traffic'; known: azure
+traffic: [{ils: 1024, osl: 128}]
+  traffic[0]: missing key 'isl'
+  traffic[0]: unknown key 'ils', did you mean 'isl'?
+traffic: [{isl: 1024, osl: 0}] :: traffic[0].osl: 0 leaves nothing to decode; a frontier needs 2 or more
+traffic: [{isl: 1024, osl: 1}] :: traffic[0].osl: 1 leaves nothing to decode; a frontier needs 2 or more (1 is prefill
+traffic: [{isl: 1024, osl: -5}] :: traffic[0].osl: -5 is out of range; allowed: from 2 to 1000000000
+traffic: [{isl: 10.5, osl: 128}] :: traffic[0].isl: 10.5 is not a whole number
+traffic: [{isl: 0, osl: 128}] :: traffic[0].isl: 0 is out of range; allowed: from 1 to 1000000000
+traffic: [{isl: 131072, osl: 128}]
+  131200 tokens exceed the context limit of llama_3_1_8b, 131072 tokens; `allow_long_context`
+traffic: [{isl: 1024, osl: 128}, {isl: 1024, osl: 128}] :: traffic: 1024/128 stands there 2 times
+traffic: [{isl: 1024, osl: 128, ftl_s: 2}], limits: {ftl_s: [1, 10]}
+  traffic: ftl_s is a limit of its own, and limits.ftl_s has several; the case would run twice
+traffic: [{isl: 1024, osl: 64, cached: 1.2}] :: cached
+traffic: [{isl: 1024, osl: 64, cached: {share: 0.5, block: 16}}] :: block_tokens
+traffic: [{isl: 1024, osl: 64, cached: [0.5, 0.5]}] :: cached
+traffic: [{name: nothing, cached: 0.5}] :: nothing
+modes: [disagregated] :: modes[0]: 'disagregated' is unknown, did you mean 'disaggregated'?; allowed: disaggregated,
+modes: [] :: modes: the list is empty
+matching: exakt :: matching: 'exakt' is unknown, did you mean 'exact'?; allowed: exact, paper
+engine: vlm :: engine: 'vlm' is unknown, did you mean 'vllm'?; allowed: sglang
+ctx_gen_ratio: half :: ctx_gen_ratio: 'half' is not a ratio such as 0.5 or '1/3'; allowed, too: optimal
+ctx_gen_ratio: '1e999999999' :: ctx_gen_ratio: '1e999999999' is not a ratio such as 0.5 or '1/3'; allowed, too: optimal
+ctx_gen_ratio: [optimal, 0] :: ctx_gen_ratio[1]: 0 is out of range; allowed: from 0.001 to 1000
+ctx_gen_ratio: 0.5, matching: paper :: ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is 'paper'
+ctx_gen_ratio: [0.5], modes: [colocated] :: ctx_gen_ratio: acts in disaggregated only; modes has colocated
+nvlink_domain: [1, 8] :: nvlink_domain[0]: 1 is out of range; allowed: from 2 to 1024
+nvlink_domain: wide :: nvlink_domain: 'wide' is not a whole number; allowed, too: own
+nvlink_domain: [own, 8, 72] :: nvlink_domain: 8 equals 'own' on h100_sxm: the case would run twice
+mla_form: [naif] :: mla_form[0]: 'naif' is unknown, did you mean 'naive'?; allowed: auto, naive, absorbed, cached
+ttl_measure: p90 :: ttl_measure: 'p90' is unknown, did you mean 'p99'?; allowed: tpot, mean, p99
+ttl_measure: p99 :: ttl_measure: acts in colocated and piggyback only; modes has disaggregated
+hold_steps: 0.5 :: hold_steps: 0.5 is no whole number of steps; allowed, too: none, tuned
+hold_steps: 0 :: hold_steps: 0 is out of range; allowed: from 1 to 1000000
+hold_steps: tuned, modes: [piggyback] :: hold_steps: acts in colocated only; modes has piggyback
+every_step_mixed: 1 :: every_step_mixed: 1 is not true or false
+every_step_mixed: true, modes: [disaggregated, colocated]
+  every_step_mixed: acts in piggyback only; modes has disaggregated, colocated
+interference: {minority_efficiency: 1.5} :: minority_efficiency: 1.5 is out of range; allowed: from 0.001 to 1
+interference: {overlap_los: 0} :: interference: unknown key 'overlap_los', did you mean 'overlap_loss'?
+interference: {overlap_loss: 0.2}, modes: [colocated] :: interference: acts in piggyback only; modes has colocated
+per: wat :: per: 'wat' is unknown, did you mean 'watt'?; allowed: gpu, usd, watt, joule
+per: usd, prices: {h100_smx: 2} :: prices.h100_smx: unknown system 'h100_smx', did you mean 'h100_sxm'?; known: a100
+per: usd, prices: {h100_sxm: 0} :: prices.h100_sxm: 0 is out of range; allowed: from 0.001 to 10000 USD/h
+prices: {h100_sxm: 2} :: prices: act with 'per: usd' or 'columns: token_prices' only, and per is 'gpu'
+recipes: {llama_3_1_70b: {h100_sxm: bf16}} :: recipes.llama_3_1_70b: models has llama_3_1_8b
+recipes: {llama_3_1_8b: {h200_sxm: bf16}} :: recipes.llama_3_1_8b.h200_sxm: systems has h100_sxm
+recipes: {llama_3_1_8b: {h100_sxm: nvfp4_fp8kv}}
+  recipes.llama_3_1_8b: precision 'nvfp4_fp8kv' needs nvfp4 arithmetic, which h100_sxm lacks
+recipes: {llama_3_1_8b: {h100_sxm: bf61}}
+  recipes.llama_3_1_8b.h100_sxm: unknown precision recipe 'bf61', did you mean 'bf16'?; known: bf16
+availability: 1 :: availability: 1 is out of range; allowed: from 0.001 to 1
+availability: null :: availability: null is not a value; allowed: none
+availability: 0.9, failures: rsc_3 :: did you mean 'rsc_
+availability: 0.9, pools: [prefill, attention, ffn] :: does not go with pools other than prefill and decode
+failures: rsc_1 :: failures: act with 'availability' only
+speculation: llama :: unknown speculation 'llama'
+speculation: deepseek_v3_mtp :: 'deepseek_v3_mtp' was measured on deepseek_v3, not on llama_3_1_8b
+speculation: mtp 0.6 0.8 :: acceptance 0.6, 0.8 rises
+models: deepseek_r1, systems: {b200_sxm: fp8}, speculation: deepseek_r1_mtp, draft_tokens: [2]
+  2 draft tokens are out of range; allowed: 0 to 1
+draft_tokens: [2] :: draft_tokens: acts with 'speculation' only
+expert_skew: 4 :: expert_skew: 4 is out of range; allowed: from 0 to 3
+profile: ideal, expert_skew: 0.5 :: needs a profile of random routing, such as 'measured'
+kv_link: {path: spline} :: did you mean 'spine'?
+kv_link: {descriptor_us: -1} :: -1 is out of range
+kv_link: {descriptor: 1} :: did you mean 'descriptor_us'?
+kv_link: {path: rail}, modes: [colocated] :: kv_link: acts in disaggregated only; modes has colocated
+kv_link: {path: rail}, pools: [prefill, attention, ffn] :: kv_link: link_rail does not go with pools other
+columns: [token_price] :: did you mean 'token_prices'?
+columns: energy, per: joule :: columns: 'energy' is what 'per: joule' has already
+utilisation: 0.5 :: utilisation: acts with 'columns: token_prices' only
+pools: [prefill, attention] :: pools: attention and ffn decode together; give both or neither
+pools: [encode, decode], images: {images: 2, height: 1120, width: 1120}
+  pools: encode, decode serve no request
+  pools: encode needs a model with an encoder, and llama_3_1_8b has none
+pools: [encode, prefill, decode] :: images: are missing: encode needs them
+pools: [prefill, atention, ffn] :: did you mean 'attention'
+pools: [prefill, attention, ffn], per: joule :: per: joule does not go with pools
+pools: [prefill, attention, ffn], matching: paper :: matching: paper does not go with pools
+images: {images: 2, height: 1120, width: 1120} :: images: need 'encode' among the pools
+pools: [encode, prefill, decode], images: {images: 2, height: 1120, width: 1120} :: llama_3_1_8b has none
+models: qwen3_5_35b_a3b, pools: [encode, prefill, decode], images: {images: 9, height: 1120, width: 1120}
+  11025 tokens
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {tiers: dran}}]
+  h100_sxm has no tier 'dran', did you mean 'dram'
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {tiers: hbm}}]
+  tiers hbm: hbm has a key of its own, hbm: 20 GB
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {hbm: 20}}] :: hbm: 20 has no unit; allowed: B, kB
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {tiers: [dram, dram]}}] :: cache
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {hbm: 300 GB}}]
+  hbm 300 GB set aside of each GPU, and h100_sxm has
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {writes: behind}}]
+  'behind' is unknown; allowed: through, back
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {tier: dram}}]
+  unknown key 'tier', did you mean 'tiers'
+traffic: [{sessions: coding_agent, sessions_per_s: 2}], kv_tiers: {dram: {bandwidth: 1 GB/s, latency_s: 0}}
+  kv_tiers.dram: no traffic keeps prompts
+traffic: [{sessions: coding_agent, sessions_per_s: 2, cache: {tiers: dram}}], kv_tiers: {dram: {bandwidth: 1 GB}}
+  kv_tiers.dram.bandwidth: '1 GB' has unit 'GB'
+  kv_tiers.dram: missing key 'latency_s'
+traffic: [{sessions: reasoning, sessions_per_s: 1}]
+  traffic reasoning has no sessions; allowed: one with the key 'session'
+""")
 LONG = "allow_long_context: true\n"
 
 ENGINES = "sglang, trtllm, trtllm_engine, vllm, vllm_0_12, vllm_eager, vllm_v0, kernels"
@@ -266,17 +246,31 @@ def test_faults_of_options_and_file_stand_apart(tmp_path):
     assert [line.split(":")[0] for line in own] == ["  - limits.ftl_s", "  - prices.h100_smx"]
 
 
-@pytest.mark.parametrize("case", FAULTS)
-def test_each_fault_is_one_line_with_file_and_remedy(tmp_path, case):
-    old, new, parts = FAULTS[case]
-    assert old in GOOD
+def refusal(path: str) -> str:
     with pytest.raises(SpecError) as caught:
-        load_sweep(write(tmp_path, GOOD.replace(old, new, 1)))
-    message = str(caught.value)
-    assert "trial.yaml" in message
+        load_sweep(path)
+    assert "trial.yaml" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "parts"), FAULTS, ids=[change for change, _ in FAULTS])
+def test_each_fault_is_one_line_with_file_and_remedy(tmp_path, change, parts):
+    old, replaced, new = change.partition(" =>")
+    assert old in GOOD or not replaced
+    changed = yaml.safe_dump(yaml.safe_load(GOOD) | yaml.safe_load(f"{{{change}}}")) if not replaced else ""
+    message = refusal(write(tmp_path, changed or GOOD.replace(old, new.removeprefix(" ").replace("\\n", "\n"), 1)))
     for part in parts:
         assert part in message
     assert len(message.splitlines()) == 1 or len(parts) > 1
+
+
+def test_too_many_combinations_are_counted(tmp_path):
+    ratios, numbers = [each + 0.5 for each in range(1, 901)], [*range(2, 902)]
+    many = f"ctx_gen_ratio: {ratios}\nnvlink_domain: {numbers}\n"
+    assert "810000 combinations; allowed: up to 100000" in refusal(write(tmp_path, GOOD + many))
+    limits = f"{{ftl_s: {numbers[:500]}, gpu_cap: {numbers[:500]}}}"
+    said = refusal(write(tmp_path, GOOD.replace("{ftl_s: 10.0}", limits)))
+    assert "limits: 250000 combinations; allowed: up to 100000" in said
 
 
 def test_all_faults_of_a_file_come_at_once(tmp_path):

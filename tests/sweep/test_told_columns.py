@@ -7,8 +7,6 @@ import disagg_sim as ds
 from disagg_sim.certainty.energy import ENERGY_COLUMNS
 from disagg_sim.certainty.token_prices import PRICE_COLUMNS
 from disagg_sim.cli.main import run
-from disagg_sim.errors import SpecError
-from disagg_sim.sweep.spec import load_sweep
 
 SWEEP = """
 name: {name}
@@ -53,19 +51,3 @@ def test_columns_are_those_of_the_notebook_interface(fronts):
     again = ds.with_energy(front)
     for name in ("drawn_watts", "joules_per_request", "facility_watts"):
         assert again[name].to_numpy() == pytest.approx(front[name].to_numpy(), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("columns: [token_price]", "did you mean 'token_prices'?"),
-        ("utilisation: 0.5", "utilisation: acts with 'columns: token_prices' only"),
-        ("prices: {h200_sxm: 3.0}", "prices: act with 'per: usd' or 'columns: token_prices' only, and per is 'gpu'"),
-        ("columns: energy\nper: joule", "columns: 'energy' is what 'per: joule' has already"),
-    ],
-)
-def test_faults_are_named(more, said, tmp_path):
-    (tmp_path / "wrong.yaml").write_text(SWEEP.format(name="wrong", more=more))
-    with pytest.raises(SpecError) as caught:
-        load_sweep(str(tmp_path / "wrong.yaml"))
-    assert said in str(caught.value)

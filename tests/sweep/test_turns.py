@@ -2,7 +2,6 @@
 
 import pytest
 
-from disagg_sim.errors import SpecError
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.workload.named import lengths_named
@@ -41,27 +40,3 @@ def test_tiers_of_a_sweep_stand_in_place_of_those_of_a_system(tmp_path):
     tiers = case.prefill_system.kv_tiers
     assert (tiers["dram"].bandwidth, tiers["ssd"].bandwidth) == (400e9, 5e9)
     assert dict(case.traffic.met.rooms)["dram"] == pytest.approx(1e12 / 65_536, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("cache", "more", "said"),
-    [
-        ("{tiers: dran}", "", "h200_sxm has no tier 'dran', did you mean 'dram'"),
-        ("{tiers: hbm}", "", "tiers hbm: hbm has a key of its own, hbm: 20 GB"),
-        ("{hbm: 20}", "", "cache.*hbm: 20 has no unit; allowed: B, kB"),
-        ("{tiers: [dram, dram]}", "", "cache.*dram"),
-        ("{hbm: 300 GB}", "", "hbm 300 GB set aside of each GPU, and h200_sxm has 150 GB; allowed: less"),
-        ("{writes: behind}", "", "'behind' is unknown; allowed: through, back"),
-        ("{tier: dram}", "", "unknown key 'tier', did you mean 'tiers'"),
-        ("none", "kv_tiers: {dram: {bandwidth: 1 GB/s, latency_s: 0}}\n", "kv_tiers.dram: no traffic keeps prompts"),
-        ("{tiers: dram}", "kv_tiers: {dram: {bandwidth: 1 GB, latency_s: 0}}\n", "kv_tiers.dram.bandwidth"),
-    ],
-)
-def test_faults_are_named_in_one_line(tmp_path, cache, more, said):
-    with pytest.raises(SpecError, match=said):
-        load(tmp_path, cache, more)
-
-
-def test_a_traffic_needs_sessions(tmp_path):
-    with pytest.raises(SpecError, match="traffic reasoning has no sessions; allowed: one with the key 'session'"):
-        load(tmp_path, sessions="sessions: reasoning, sessions_per_s: 1")
