@@ -12,17 +12,21 @@ import pytest
 import disagg_sim
 from disagg_sim.simulation.kernel import compiled
 
-#: Prints where the code is kept and the note, having compiled and called a function.
+#: Prints where the code is kept and the note.
 SCRIPT = """
 import tempfile
 tempfile.tempdir = {temporary!r}
 from disagg_sim.simulation.kernel.compiled import code_home
+{first}
+print(code_home().directory)
+print(code_home().note)
+"""
+#: Compiles and calls a function.
+CALL = """
 from disagg_sim.simulation.policies.loads import least
 import numpy as np
 some = np.ones(3)
 least(np.arange(3), some, some, some, 1)
-print(code_home().directory)
-print(code_home().note)
 """
 #: What makes file permissions bind root, too.
 UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
@@ -34,7 +38,7 @@ def sealed(tmp_path):
     if UNPRIVILEGED and not shutil.which("setpriv"):
         pytest.skip("permissions do not bind root here")
     shutil.copytree(
-        Path(disagg_sim.__file__).parent, tmp_path / "disagg_sim", ignore=shutil.ignore_patterns("__pycache__")
+        Path(disagg_sim.__file__).parent, tmp_path / "disagg_sim", ignore=shutil.ignore_patterns("*.nb[ci]")
     )
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir()
@@ -46,11 +50,11 @@ def sealed(tmp_path):
         folder.chmod(0o755)
 
 
-def kept(root: Path, **variables: str) -> tuple[str, str]:
+def kept(root: Path, first: str = "", **variables: str) -> tuple[str, str]:
     """Directory and note of a process that runs the package below ``root``; nothing else on standard error."""
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     environment |= {"PYTHONPATH": str(root), "HOME": str(root / "home"), **variables}
-    command = [*UNPRIVILEGED, sys.executable, "-c", SCRIPT.format(temporary=str(root / "tmp"))]
+    command = [*UNPRIVILEGED, sys.executable, "-c", SCRIPT.format(temporary=str(root / "tmp"), first=first)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=root)
     assert done.stderr == ""
     directory, note = done.stdout.splitlines()
@@ -59,7 +63,7 @@ def kept(root: Path, **variables: str) -> tuple[str, str]:
 
 def test_the_home_takes_the_place_of_a_package_that_cannot_be_written(sealed):
     (sealed / "home").chmod(0o755)
-    directory, note = kept(sealed)
+    directory, note = kept(sealed, CALL)
     assert directory.startswith(str(sealed / "home" / ".cache" / "disagg_sim" / "kernel-"))
     assert note == ""
     assert list(Path(directory).rglob("*.nbi")), "the machine code was not kept"
@@ -83,7 +87,7 @@ def test_without_any_place_everything_works_and_a_line_says_what_it_costs(sealed
     assert home is not None
     (shared / home.name).mkdir(parents=True)
     (shared / home.name).chmod(0o777)  # what others can write is not executed
-    directory, note = kept(sealed, NUMBA_CACHE_DIR="/proc/none")
+    directory, note = kept(sealed, CALL, NUMBA_CACHE_DIR="/proc/none")
     assert directory == "None"
     assert note.startswith("every process compiles the kernel anew, about a minute: cannot write /proc/none, ")
     assert note.endswith(f", {shared} (others can); give a directory that can be written in NUMBA_CACHE_DIR")
