@@ -36,8 +36,8 @@ ASKED = {
     "ranks": f"{SPARSE} --alone --expert-skew 0.5 --pool colocated:dp=4,ep=4,instances=2,hold_steps=8",
     "ranks_cached": f"{SPARSE} --alone --cached 0.5 --tiers dram --ttft 1s@p99"
     " --pool prefill:dp=2,ep=2,instances=3,batch=8 --pool decode:dp=4,ep=4,batch=128,instances=2",
-    "drafted_ranks": f"{SPARSE} --alone --speculate 2 --acceptance 'draft_model mixtral_8x7b 0.8 0.6' --tpot 30ms@p99 --rate 20"
-    " --pool colocated:dp=4,ep=4,instances=3,batch=64,token_budget=2048",
+    "drafted_ranks": f"{SPARSE} --alone --speculate 2 --acceptance 'draft_model mixtral_8x7b 0.8 0.6' --tpot 30ms@p99"
+    " --rate 20 --pool colocated:dp=4,ep=4,instances=3,batch=64,token_budget=2048",
     "chunks": f"{LARGE} --alone --cached 0.3 --tiers hbm=0.5,remote=0.5 --max-nic 10 --speculate 1"
     " --acceptance 'draft_model llama_3_1_8b 0.8' --pool prefill:pp=4,chunk_tokens=1024,batch=2,instances=2"
     " --pool decode:tp=8,batch=96",

@@ -46,7 +46,7 @@ QUESTIONS = {
     "p99": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 2s@p99 --tpot 40ms@p99",
     "p50": f"{LLAMA_70B} {CHAT} --rate 20 --ttft 1s@p50 --tpot 30ms@p99",
     "one_mode": f"--model llama_3_1_8b --system l40s {CHAT} --gpus 4 --ttft 210ms",
-    "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms",
+    "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms --ttft 5ms",
     "headroom": f"{LLAMA_70B} {CHAT} --rate 20 --headroom 0.25",
     "confidence": f"{LLAMA} {CHAT} --rate 200 --confidence 0.9",
     "confidence_few": f"{LLAMA} {CHAT} --rate 30 --tpot 15ms --confidence 0.9",
@@ -101,11 +101,14 @@ QUESTIONS = {
     "spares": f"{LLAMA_70B} {CHAT} --rate 20 --availability 0.999",
     # more pools
     "halves": f"{HALVES} --gpus 64",
-    "halves_ffn": f"{HALVES} --rate 20 --ffn-system h200_sxm --objective usd --price gb200_nvl72=5 --energy",
+    "halves_ffn": f"{HALVES} --rate 20 --engine sglang --ffn-system h200_sxm --objective usd --price gb200_nvl72=5"
+    " --energy",
     "encode": f"{IMAGES} --rate 20",
     "encode_priced": f"{IMAGES}@0.5 --gpus 16 --objective usd --utilisation 0.6 --energy",
-    "encode_cached": f"{IMAGES} --rate 60 --cached 0.5 --tiers dram --ttft 3s@p99 --headroom 0.2",
+    "encode_cached": f"{IMAGES} --rate 60 --cached 0.5 --tiers hbm=0.4,dram=0.3,remote=0.3 --ttft 3s@p99"
+    " --headroom 0.2",
     "encode_nic": f"{IMAGES} --rate 20 --max-nic 0.3",
+    "encode_two_systems": f"{IMAGES} --rate 20 --prefill-system h100_sxm",
     "encode_infeasible": f"{IMAGES} --rate 20 --tpot 1ms",
     "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer

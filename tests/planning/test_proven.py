@@ -7,8 +7,11 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning import proven as module
 from disagg_sim.planning.prove import Proof, ProofRun
+from disagg_sim.planning.replayed import run_options
+from disagg_sim.simulation.kv_link import LinkSpec
 
 SPLIT, JOINT = ServingMode.DISAGGREGATED, ServingMode.COLOCATED
 
@@ -73,3 +76,14 @@ def test_designs_that_cannot_be_simulated_are_left_out(planned, monkeypatch):
     assert (found.best.mode, found.other) == (SPLIT, None)
     with pytest.raises(InfeasibleError, match="no request"):
         answered(planned, monkeypatch, [(JOINT, 10, None)])
+
+
+def test_a_proof_has_the_links_that_may_be_used_and_the_fastest_tiers_first(planned):
+    design = next(each for each in (planned.best, planned.other) if each.mode == SPLIT)
+    assert run_options(design, 1e9).link.bandwidth == 1e9  # of 450 GB/s
+    assert run_options(design, None).link == LinkSpec()
+    past = Reuse(share=ConstantShare(share=0.5), tiers=(("ssd", 0.5), ("hbm", 0.2), ("dram", 0.3)))
+    lengths = ds.lengths(2048, 256, cached=past)
+    found = run_options(replace(design, work=replace(design.work, lengths=lengths)), None)
+    assert found.tiers == ("dram", "ssd")
+    assert found.reuse == past
