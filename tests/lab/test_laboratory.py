@@ -20,6 +20,12 @@ from disagg_sim.cli.main import run
 code = run(sys.argv[1:])
 print(*sorted(module.__file__ for name, module in sys.modules.items() if name.partition('.')[0] == 'lab'), sep='\\n')
 sys.exit(code)"""
+#: The same of several commands, the codes on standard output.
+EACH = """import sys; sys.path.remove('')
+from disagg_sim.cli.main import run
+for word in sys.argv[1:]:
+    print(run([word]))
+print([name for name in sys.modules if name.partition('.')[0] == 'lab'])"""
 #: Two tasks that worker processes find in the laboratory, as those of studies are.
 WORKERS = """import sys; sys.path.remove('')
 from functools import partial
@@ -71,15 +77,12 @@ def test_without_a_laboratory_its_commands_end_with_one_line(tmp_path, data):
     if data:
         (site / "disagg_sim" / "_data" / "models").mkdir(parents=True)
         plant(site)
-    for command in COMMANDS:
-        done = started(RUN, command, at=tmp_path, path=str(site))
-        assert (done.returncode, done.stderr, done.stdout.strip()) == (
-            2,
-            f"error: {MISSING.format(what=command)}\n",
-            "",
-        )
+    done = started(EACH, *COMMANDS, "--help", at=tmp_path, path=str(site))
+    assert done.stderr == "".join(f"error: {MISSING.format(what=command)}\n" for command in COMMANDS)
+    assert done.stdout.startswith("2\n" * len(COMMANDS))
+    assert "(in a clone)" in done.stdout
+    assert done.stdout.endswith("\n[]\n")
     assert not (site / "ran").exists()
-    assert "(in a clone)" in started(RUN, "--help", at=tmp_path, path=str(site)).stdout
 
 
 def test_another_module_of_the_name_is_refused(monkeypatch):

@@ -236,7 +236,7 @@ def test_no_instance_starts_on_gpus_that_have_failed(policy):
     events = tuple(FailureEvent(at_s=at, kind="node", number=node) for node, at in enumerate((20.0, 30.0)))
     options = replace(PLAIN, failures=Failures(events=events, restart_s=NEVER, migration_limit=9))
     small = replace(deployment(prefill=1, decode=1), gpus=16)
-    result = served([(0.01 * n, 1000, 20) for n in range(60_000)], policy, small, table=SIMPLE, options=options)
+    result = served([(0.03 * n, 1000, 20) for n in range(20_000)], policy, small, table=SIMPLE, options=options)
     late = result.instances.start_s > 30.0
     assert not late.any()
     assert not (result.requests.finish_s > 30.0).any()

@@ -32,8 +32,9 @@ def test_a_file_in_windows_is_the_file_read_at_once(tmp_path, kind, window):
     for count in (None, 20):
         stream = ds.stream_trace(path, window=window, requests=count)
         assert max(map(len, stream.windows())) <= window
+        found = stream.whole()
         for column in ("arrival", "input_tokens", "output_tokens"):
-            np.testing.assert_array_equal(getattr(stream.whole(), column), getattr(whole, column)[:count])
+            np.testing.assert_array_equal(getattr(found, column), getattr(whole, column)[:count])
 
 
 @pytest.mark.parametrize(
