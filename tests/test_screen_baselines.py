@@ -31,6 +31,11 @@ limits: {max_gpus: 4}
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(240)
 )
+HASHED = "".join(
+    f'{{"timestamp": {3000 * (i // 3)}, "input_length": 1100, "output_length": {4 + i % 5}, '
+    f'"hash_ids": [0, {1 + i % 4}, {9 + i}]}}\n'
+    for i in range(60)
+)
 SCENARIO = {
     "name": "trial",
     "model": "llama_3_1_8b",
@@ -61,6 +66,8 @@ ASKED = {
     "trace_json": "trace stats short.csv --json",
     "trace_named": "trace stats named.csv --column arrival=when --column input_tokens=in --column output_tokens=out"
     " --time-unit ms",
+    "trace_hashed": "trace stats hashed.jsonl --as-is",
+    "trace_lengths": "trace stats lengths.csv --rate 90/min --seed 3",
     "simulate": "simulate trial.yaml --out run --no-figures --jobs 1 --energy",
     "simulate_few": "simulate trial.yaml --out few --no-figures --jobs 1 --json --requests 40 --seed 3",
     "specs_check": "specs check old.yaml trial.yaml",
@@ -68,6 +75,7 @@ ASKED = {
     "specs_system": "specs show hardware rtx_pro_6000",
     "specs_profile": "specs show profile measured",
     "launch": "launch old --engine vllm --best",
+    "launch_which": "launch old --engine vllm",
 }
 
 
@@ -83,6 +91,8 @@ def said(tmp_path_factory):
     (folder / "specs" / "hw_specs" / "h100_sxm.yaml").write_text(changed)
     (folder / "short.csv").write_text(TRACE)
     (folder / "named.csv").write_text(TRACE.replace("arrival_s,input_tokens,output_tokens", "when,in,out"))
+    (folder / "hashed.jsonl").write_text(HASHED)
+    (folder / "lengths.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "5,6\n70,8\n" * 40)
     (folder / "trial.yaml").write_text(yaml.safe_dump(SCENARIO))
     found = {}
     with pytest.MonkeyPatch.context() as patch:
