@@ -87,7 +87,7 @@ def _question(found: PlannedPools) -> str:
         f"{name} {each.percentile} {seconds_text(each.seconds)}"
         for name, each in (("TTFT", asked.ttft), ("TPOT", asked.tpot))
     )
-    means = law_words(law, found.options.speculation)
+    means = law_words(law, found.options.speculation, found.stages[0].setup if found.stages else None)
     return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
 
 

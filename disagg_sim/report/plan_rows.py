@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.physics.kv_transfer import checkpoint_tokens
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
@@ -68,16 +70,24 @@ def question_line(plan: Plan) -> str:
     size = plan.size
     many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
     limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
-    return f"{case.at.model.title} on {systems}: {law_words(work.lengths, plan.options.speculation)}, {limits}, {many}"
+    means = law_words(work.lengths, plan.options.speculation, case.at)
+    return f"{case.at.model.title} on {systems}: {means}, {limits}, {many}"
 
 
-def law_words(law: Lengths, drafter: Speculation | None) -> str:
-    """Write what requests are like: lengths, cached share and tiers, drafts, ranks."""
+def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> str:
+    """Write what requests are like: lengths, cached share and tiers, drafts, ranks.
+
+    Of a model with recurrent states only whole pieces of a prompt are cached, one for each state that is saved.
+    """
     means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
     if law.cached is not None:
         means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if 0 < share < 1]
         tiers = tiers or [f"in {name}" for name in law.cached.reuse.below]
+        piece = 1 if at is None else checkpoint_tokens(at.model, at.precision)
+        tiers += (
+            [f"in pieces of {piece:,} tokens, as states are saved"] if piece > law.cached.reuse.block_tokens else []
+        )
         means += f" ({', '.join(tiers)})" if tiers else ""
     if drafter is not None:
         means += f", drafts of {drafter.name}"

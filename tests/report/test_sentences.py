@@ -11,7 +11,8 @@ from disagg_sim.launch.launch import launch
 from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
 from disagg_sim.planning.prove import Failing, Proof, ProofRun
 from disagg_sim.planning.ranking import passed_over
-from disagg_sim.report.plan_rows import change_lines, flip_lines, proof_lines
+from disagg_sim.report.plan_rows import change_lines, flip_lines, law_words, proof_lines
+from disagg_sim.search.prefixes import align_to_checkpoints
 
 JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
 
@@ -50,6 +51,15 @@ def test_flips_in_words(plan):
     assert flip_lines(replace(plan, cases=()), ()) == [
         "no limit and no length between 1/4 and 4 times its value changes the answer"
     ]
+
+
+@pytest.mark.parametrize(("cached", "said"), [(0.5, "0"), (0.75, "51.2")])
+def test_a_recurrent_model_is_cached_in_pieces(cached, said):
+    """Its states are saved every 2,096 tokens: half a prompt of 4,096 is no whole piece, three quarters are one."""
+    law = ds.lengths(4096, 512, cached=cached)
+    at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
+    found = law_words(align_to_checkpoints(at, law), None, at)
+    assert found.endswith(f"with {said} % of a prompt cached (in pieces of 2,096 tokens, as states are saved)")
 
 
 def test_a_flip_names_its_system_where_several_compete(plan):
