@@ -129,6 +129,7 @@ Acceptance = Annotated[
 PrefillDelay = Annotated[
     str, Ask("Prefill delay: most decode steps to wait until every rank has a prompt.", "none|tuned|N")
 ]
+Precision = Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")]
 Failures = Annotated[str, Ask("Failure rates for --availability.", "NAME|FILE")]
 Row = Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)]
 Case = Annotated[str, Ask("Only rows of this case.")]
@@ -169,7 +170,7 @@ class PlanQuestion:
     users: Annotated[int | None, Ask("Serve this many users, each with one request in flight.", low=1)] = None
     objective: Annotated[str, Ask(f"{', '.join(OBJECTIVES)}.")] = "gpus"
     engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
-    precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
+    precision: Precision = ""
     max_dcp: Annotated[int, Ask("Largest DCP degree: GPUs that share the cache of a KV head.", low=1)] = 1
     max_pcp: Annotated[int, Ask("Largest PCP degree: prefill ranks that share a prompt.", low=1)] = 1
     max_redundant_experts: Annotated[int, Ask("Most redundant expert slots.", low=0)] = 0
@@ -227,7 +228,7 @@ class EvaluateQuestion:
     ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 by default. [default: 2 s]", "LIMIT")] = None
     tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 by default. [default: 50 ms]", "LIMIT")] = None
     engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
-    precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
+    precision: Precision = ""
     cached: Cached = 0.0
     tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
     speculate: Speculate = "off"
@@ -257,7 +258,7 @@ class ExplainQuestion:
     at_interactivity: AtInteractivity = None
     model: Annotated[str, Ask("Model of a design given by the options down to --osl.")] = ""
     system: Annotated[str, Ask("The GPU system.")] = ""
-    precision: Annotated[str, Ask("The precision recipe.")] = ""
+    precision: Precision = ""
     profile: Annotated[str, Ask("ideal, optimistic or measured.")] = "measured"
     engine: Annotated[str, Ask("Engine profile; default: the system's.")] = ""
     phase: Annotated[

@@ -18,17 +18,18 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
-from disagg_sim.choices import MORE_PHASES, NO_DELAY, PHASES
+from disagg_sim.choices import EVEN_RANKS, MORE_PHASES, NO_DELAY, PHASES
 from disagg_sim.cli.explain_pools import explain_pool
 from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.load import load_failures, load_model
+from disagg_sim.facts.load import load_failures, load_model, load_system
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.design import Availability
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
+from disagg_sim.planning.question import usual_precision
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.question import ExplainQuestion, LaunchQuestion, changed_flags
 from disagg_sim.report.breakdown import (
@@ -165,7 +166,7 @@ def explained(asked: ExplainQuestion) -> Apart:
 def _require_one(asked: ExplainQuestion) -> None:
     """Refuse a question with neither or both of a table and a design given by options."""
     if (asked.results is None) == (not asked.model):
-        raise InputError("name either a table of results, or a design by --model, --system and --precision")
+        raise InputError("name either a table of results, or a design by --model and --system")
 
 
 def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, str]:
@@ -174,11 +175,12 @@ def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, st
     law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
     if flags := changed_flags(asked, *OF_ROWS):
         raise InputError(f"{', '.join(flags)} {OF_TABLE}")
-    for option, value in (("--system", asked.system), ("--precision", asked.precision)):
-        if not value:
-            raise InputError(f"a design by hand needs {option}, too")
-    drafter = asked_speculation(load_model(asked.model).name, asked.speculate, asked.acceptance)
-    at = setup(asked.model, asked.system, asked.precision, asked.profile, asked.engine or None, drafter)
+    if not asked.system:
+        raise InputError("a design by hand needs --system, too")
+    model, system = load_model(asked.model), load_system(asked.system)
+    drafter = asked_speculation(model.name, asked.speculate, asked.acceptance)
+    precision = asked.precision or usual_precision(model, system)
+    at = setup(model, system, precision, asked.profile, asked.engine or None, drafter)
     attention = Sharding(tp_attn=asked.tp, dp_attn=asked.dp, pp=asked.pp, dcp=asked.dcp, pcp=asked.pcp)
     mapping = mapping_by_hand(at, attention, asked.ep)
     reuse = asked_reuse(asked.cached, asked.tiers)
@@ -211,6 +213,8 @@ def _scored(asked: ExplainQuestion, at: Setup, mapping: Sharding, law: Lengths) 
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
     if phase != ServingMode.COLOCATED and asked.hold_prompts != NO_DELAY:
         raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
+    if phase == "prefill" and asked.rank_imbalance != EVEN_RANKS:
+        raise InputError("--rank-imbalance is of sequences that decode, and --phase is prefill")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, law, batch=[asked.batch])

@@ -185,14 +185,23 @@ def test_a_design_by_hand_is_explained_in_its_phases(phase, latencies, pools, ca
     assert "llama_3_1_70b on h100_sxm, fp8 (measured)" in capsys.readouterr().out
 
 
+def test_a_design_by_hand_has_the_precision_of_plans(capsys):
+    assert run(["explain", "--model", "llama_3_1_8b", "--system", "h100_sxm"]) == 0
+    assert "llama_3_1_8b on h100_sxm, fp8 (measured)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name either a table of results, or a design by --model, --system and --precision"),
+        ([], "name either a table of results, or a design by --model and --system"),
         (["--model", "llama_3_1_70b"], "a design by hand needs --system"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--phase", "decoed"], "did you mean 'decode'"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--ep", "3"], "--ep 3 does not divide the 4 GPUs of a stage"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--tp", "3"], "tp_attn does not divide 64 query heads"),
+        (
+            ["--model", "llama_3_1_70b", *BY_HAND, "--phase", "prefill", "--rank-imbalance", "random"],
+            "--rank-imbalance is of sequences that decode",
+        ),
     ],
 )
 def test_a_wrong_design_by_hand_is_one_line(arguments, said, capsys):
