@@ -8,7 +8,7 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import MissingExtraError
 from disagg_sim.planning.answer import answer
-from disagg_sim.planning.prove import DRAWS, checked, prove, resized
+from disagg_sim.planning.prove import DRAWS, RATE_STEP, ProofRun, _holding, checked, prove, resized
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,26 @@ def test_what_no_counts_hold_is_not_told(found):
     planned = flattered(found)
     strict = replace(planned.work, tpot=replace(planned.work.tpot, seconds=planned.work.tpot.seconds / 100))
     assert checked(found, replace(planned, work=strict, simulated=None), {}) is None
+
+
+def test_with_gpus_given_the_rate_gives_way_and_not_the_counts():
+    """Of two instances that hold up to 8 requests/s: asked for 10, they serve nearly 8; asked for 6, 6."""
+
+    class Runs:
+        done = 0
+
+        def at(self, counts, rate):
+            self.done += 1
+            times = dict.fromkeys(("p50", "p90", "p99"), 1.0)
+            return ProofRun(
+                counts=counts, rate=rate, requests=1000, ttft=times, tpot=times, hand_over=0.0, lost=0,
+                holds_ttft=rate <= 4.0 * counts[0], holds_tpot=True,
+            )  # fmt: skip
+
+    found = _holding(Runs(), (2,), 10.0, by_rate=False)
+    assert found.counts == (2,)
+    assert 8.0 / (1.0 + RATE_STEP) <= found.rate <= 8.0
+    assert _holding(Runs(), (2,), 6.0, by_rate=False).rate == 6.0
 
 
 def test_the_capacity_of_a_simulated_design_is_that_of_one_instance_more(found):

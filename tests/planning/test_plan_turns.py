@@ -7,8 +7,9 @@ import disagg_sim as ds
 from disagg_sim.cli.main import app
 from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.turns import _met, plan_turns
+from disagg_sim.planning.turns import _alike, _met, plan_turns
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.turns import mean_turns, turn_lengths
 
@@ -74,3 +75,13 @@ def test_sessions_of_a_traffic_are_told_what_plays_them():
     ]
     with pytest.raises(InputError, match=r"'disagg-sim simulate FILE' does, with trace: \{kind: sessions, "):
         CliRunner().invoke(app, [*asked, "hbm=20 GB,dram"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("hbm", "settled"), [(0.5, True), (0.515, True), (0.6, False)])
+def test_turns_settle_where_they_find_as_much_in_the_same_tiers(hbm, settled):
+    def law(share):
+        found = Reuse(share=ConstantShare(share=0.5), tiers=(("hbm", share), ("dram", 1.0 - share)))
+        return ds.lengths(4096, 256, cached=found)
+
+    assert _alike(law(hbm), law(0.5)) is settled
+    assert not _alike(ds.lengths(4096, 256), law(0.5))
