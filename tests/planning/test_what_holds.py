@@ -272,6 +272,8 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(two), 40.0, 1.0, 0.9)[1] == pytest.approx(600 / 400)
     assert unevenness(trace_of(two), 40.0, 1.0, 0.2)[1] == pytest.approx(1.0)  # 0.5 of the mean, and never below it
     assert unevenness(trace_of(two), 40.0, 2.0, 0.9)[1] == pytest.approx(1.0)  # one surge: ten limits are 800 requests
+    silent = np.concatenate([np.arange(0.0, 20.0, 0.025), np.arange(60.0, 80.0, 0.025)])  # 800, none, none, 800
+    assert unevenness(trace_of(silent), 20.0, 1.0, 0.9) == pytest.approx((1.0, 800 / 400))
 
 
 @pytest.mark.long
