@@ -150,14 +150,9 @@ REQUESTS = (
 )
 ARGUMENTS = {
     "engine_kwargs": {
-        "model": "meta-llama/Llama-3.1-8B",
-        "tensor_parallel_size": 1,
-        "data_parallel_size": 1,
-        "enable_expert_parallel": False,
-        "max_num_seqs": 128,
-        "max_num_batched_tokens": 2048,
-        "dtype": "bfloat16",
-        "kv_cache_dtype": "auto",
+        **{"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 1, "data_parallel_size": 1},
+        **{"enable_expert_parallel": False, "max_num_seqs": 128, "max_num_batched_tokens": 2048, "dtype": "bfloat16"},
+        **{"kv_cache_dtype": "auto"},
     }
 }
 

@@ -22,14 +22,9 @@ from disagg_sim.launch.weights import Weights
 from tests.launch.deployments import CASES, CHAT, PAIRS, R1_ON_H200, workers
 
 OUTSIDE = {
-    "NODE_RANK": "1",
-    "HEAD": "10.0.0.1",
-    "HOST": "10.0.0.2",
-    "SLOT": "1",
-    "TRUSTED_NETWORK": "1",
-    "PREFILL_URLS": "http://10.0.0.3:8100 http://10.0.0.3:8101",
-    "DECODE_URLS": "http://10.0.0.4:8100",
-    "WORKER_URLS": "http://10.0.0.5:8100 http://10.0.0.6:8100",
+    **{"NODE_RANK": "1", "HEAD": "10.0.0.1", "HOST": "10.0.0.2", "SLOT": "1", "TRUSTED_NETWORK": "1"},
+    **{"PREFILL_URLS": "http://10.0.0.3:8100 http://10.0.0.3:8101", "DECODE_URLS": "http://10.0.0.4:8100"},
+    **{"WORKER_URLS": "http://10.0.0.5:8100 http://10.0.0.6:8100"},
 }
 
 

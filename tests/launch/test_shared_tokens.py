@@ -9,6 +9,8 @@ from tests.launch.deployments import R1_ON_H200, workers
 
 SHARED = ds.Sharding(tp_attn=8, ep=8, dcp=8)
 PROMPTS = ds.Sharding(tp_attn=4, ep=8, pcp=2)
+ALONE, BY_FOUR, BY_TWO = (ds.Sharding(tp_attn=8, ep=8, dcp=n) for n in (1, 4, 2))
+PAIR = ds.Sharding(tp_attn=4, ep=4, dcp=2)
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 
@@ -49,14 +51,8 @@ def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp():
         ("deepseek_r1", "colocated", PROMPTS, "vllm", "PCP outside of prefill pools"),
         ("qwen3_235b_a22b", "prefill", PROMPTS, "vllm", "PCP of gqa attention"),
         ("qwen3_235b_a22b", "prefill", PROMPTS, "sglang", ""),
-        ("qwen3_next_80b_a3b", "decode", ds.Sharding(tp_attn=4, ep=4, dcp=2), "sglang", ""),
-        (
-            "qwen3_next_80b_a3b",
-            "decode",
-            ds.Sharding(tp_attn=4, ep=4, dcp=2),
-            "vllm",
-            "DCP beside layers that keep all",
-        ),
+        ("qwen3_next_80b_a3b", "decode", PAIR, "sglang", ""),
+        ("qwen3_next_80b_a3b", "decode", PAIR, "vllm", "DCP beside layers that keep all"),
     ],
 )
 def test_rules_of_engines(model, role, mapping, engine, rule):
@@ -68,24 +64,12 @@ def test_rules_of_engines(model, role, mapping, engine, rule):
 @pytest.mark.parametrize(
     ("model", "prefill", "decode", "engine", "reason"),
     [
-        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8), SHARED, "vllm", ""),
-        (
-            "deepseek_r1",
-            ds.Sharding(tp_attn=8, ep=8),
-            ds.Sharding(tp_attn=8, ep=8, dcp=4),
-            "vllm",
-            "DCP4 of TP8; allowed",
-        ),
-        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, dcp=4), "sglang", ""),
-        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8, dcp=2), SHARED, "sglang", "DCP2 and DCP8; allowed: 1 in prefill"),
+        ("deepseek_r1", ALONE, SHARED, "vllm", ""),
+        ("deepseek_r1", ALONE, BY_FOUR, "vllm", "DCP4 of TP8; allowed"),
+        ("deepseek_r1", ALONE, BY_FOUR, "sglang", ""),
+        ("deepseek_r1", BY_TWO, SHARED, "sglang", "DCP2 and DCP8; allowed: 1 in prefill"),
         ("deepseek_r1", PROMPTS, SHARED, "sglang", "PCP2 in prefill beside DCP in decode"),
-        (
-            "qwen3_235b_a22b",
-            ds.Sharding(tp_attn=8, ep=8),
-            ds.Sharding(tp_attn=8, ep=8, dcp=2),
-            "sglang",
-            "shared caches",
-        ),
+        ("qwen3_235b_a22b", ALONE, BY_TWO, "sglang", "shared caches"),
     ],
 )
 def test_rules_on_what_pools_can_send_each_other(model, prefill, decode, engine, reason):

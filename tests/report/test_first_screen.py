@@ -1,6 +1,5 @@
 """The first screen of a sweep: which mode is better where, by how much, and how sure."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -39,58 +38,31 @@ def bars(low: float, high: float, probability: float) -> CaseFidelity:
     return CaseFidelity(case="one", outside=nothing, bands=nothing, gain=pd.DataFrame(row))
 
 
-@pytest.mark.parametrize(
-    ("modes", "sure", "text", "taken"),
-    [
-        ((300.0, 90.0, 100.0), None, "**disaggregated** 3.0×", "disaggregated"),
-        ((300.0, 90.0, 100.0), (1.68, 3.2, 0.999), "**disaggregated** 3.0× (1.68–3.2), > 99 % sure", "disaggregated"),
-        (
-            (120.0, 100.0, 90.0),
-            (0.9, 1.5, 0.89),
-            "not sure: disaggregated 1.20× (0.90–1.50), 89 % sure to be ahead",
-            "colocated",
-        ),
-        (
-            (109.0, 100.0, 90.0),
-            (1.01, 1.5, 0.95),
-            "either will do: disaggregated 1.09× (1.01–1.50), 95 % sure to be ahead",
-            "colocated",
-        ),
-        (
-            (109.6, 100.0, 90.0),
-            (0.9, 1.5, 0.398),
-            "either will do: disaggregated 1.09× (0.90–1.50), 39 % sure to be ahead",
-            "colocated",
-        ),
-        (
-            (120.0, 100.0, 90.0),
-            (0.9, 1.5, 0.896),
-            "not sure: disaggregated 1.20× (0.90–1.50), 89 % sure to be ahead",
-            "colocated",
-        ),
-        ((80.0, 90.0, 100.0), (0.5, 0.8, 0.04), "**co-located** 1.25× (1.25–2.0), 96 % sure", "piggyback"),
-        (
-            (80.0, 90.0, 100.0),
-            (0.5, 1.6, 0.4),
-            "not sure: co-located 1.25× (0.62–2.0), 60 % sure to be ahead",
-            "piggyback",
-        ),
-        ((80.0, None, None), (1.0, math.inf, 0.91), "**disaggregated** alone reaches it, 91 % sure", "disaggregated"),
-        (
-            (80.0, None, None),
-            (0.0, math.inf, 0.6),
-            "not sure: disaggregated alone reaches it, 60 % sure to be ahead",
-            "disaggregated",
-        ),
-        ((None, None, 70.0), None, "**co-located** alone reaches it", "piggyback"),
-        ((None, None, None), None, "–", None),
-    ],
-)
-def test_a_mode_is_better_where_the_gain_is_large_and_sure(modes, sure, text, taken):
-    item = case(**dict(zip(("disaggregated", "colocated", "piggyback"), modes, strict=True)))
-    found = verdict_of(item, bars(*sure) if sure else None, 50.0)
+#: Throughput of disaggregated, co-located, piggybacking; ends and likelihood of the gain; what is said; what is taken.
+VERDICTS = """
+300 90 100 | | **disaggregated** 3.0× | disaggregated
+300 90 100 | 1.68 3.2 0.999 | **disaggregated** 3.0× (1.68–3.2), > 99 % sure | disaggregated
+120 100 90 | 0.9 1.5 0.89 | not sure: disaggregated 1.20× (0.90–1.50), 89 % sure to be ahead | colocated
+109 100 90 | 1.01 1.5 0.95 | either will do: disaggregated 1.09× (1.01–1.50), 95 % sure to be ahead | colocated
+109.6 100 90 | 0.9 1.5 0.398 | either will do: disaggregated 1.09× (0.90–1.50), 39 % sure to be ahead | colocated
+120 100 90 | 0.9 1.5 0.896 | not sure: disaggregated 1.20× (0.90–1.50), 89 % sure to be ahead | colocated
+80 90 100 | 0.5 0.8 0.04 | **co-located** 1.25× (1.25–2.0), 96 % sure | piggyback
+80 90 100 | 0.5 1.6 0.4 | not sure: co-located 1.25× (0.62–2.0), 60 % sure to be ahead | piggyback
+80 - - | 1 inf 0.91 | **disaggregated** alone reaches it, 91 % sure | disaggregated
+80 - - | 0 inf 0.6 | not sure: disaggregated alone reaches it, 60 % sure to be ahead | disaggregated
+- - 70 | | **co-located** alone reaches it | piggyback
+- - - | | – | -
+"""
+
+
+@pytest.mark.parametrize("line", VERDICTS.strip().splitlines())
+def test_a_mode_is_better_where_the_gain_is_large_and_sure(line):
+    modes, sure, text, taken = (part.strip() for part in line.split("|"))
+    speeds = [None if each == "-" else float(each) for each in modes.split()]
+    item = case(**dict(zip(("disaggregated", "colocated", "piggyback"), speeds, strict=True)))
+    found = verdict_of(item, bars(*map(float, sure.split())) if sure else None, 50.0)
     assert found.text == text
-    assert (found.take or {"mode": None})["mode"] == taken
+    assert (found.take or {"mode": "-"})["mode"] == taken
 
 
 def test_error_bars_of_another_speed_say_nothing():

@@ -53,15 +53,6 @@ def test_every_product_of_a_moe_stage():
     assert found == by_hand
 
 
-def test_named_schemes_of_r1_on_eight_gpus():
-    found = rows("deepseek_r1", "h100_sxm", max_gpus=8)
-    assert (8, 1, 8, 1, 1) in found  # TP
-    assert (8, 1, 1, 8, 1) in found  # TEP
-    assert (1, 8, 1, 8, 1) in found  # DEP
-    assert (1, 8, 8, 1, 1) in found  # DP attention and expert TP
-    assert (2, 4, 4, 2, 1) in found  # a mixture
-
-
 @pytest.mark.parametrize("model", ["deepseek_r1", "glm_4_5", "gpt_oss_120b", "llama_3_1_405b"])
 @pytest.mark.parametrize("system", ["h100_sxm", "gb200_nvl72"])
 def test_rules_of_every_mapping(model, system):
@@ -117,7 +108,7 @@ def test_a_domain_of_72_may_be_used_whole():
     assert max(m.gpus for m in small if m.pp == 1) == 64
 
 
-@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_405b", "gpt_oss_120b"])
+@pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_405b", "gpt_oss_120b", "glm_4_5"])
 def test_mappings_of_a_smaller_domain_are_among_those_of_a_larger_one(model):
     spec, machine = load_model(model), load_system("gb200_nvl72")
     tables = [
@@ -136,17 +127,6 @@ def test_tp_stays_inside_the_domain_and_the_rest_may_leave_it():
     assert (1, 64, 1, 64, 1) in found
     assert (8, 8, 1, 64, 1) in found
     assert any(tp == 8 and pp == 16 for tp, _, _, _, pp in found)
-
-
-def test_a_larger_domain_loses_no_mapping():
-    for model in ("deepseek_r1", "llama_3_1_70b", "glm_4_5"):
-        spec, large = load_model(model), load_system("gb200_nvl72")
-        small = replace(large, nvlink_domain=8)
-        assert set(enumerate_mappings(at(spec, small))) <= set(enumerate_mappings(at(spec, large)))
-
-
-def test_more_gpus_lose_no_mapping():
-    assert rows("deepseek_r1", "gb200_nvl72", max_gpus=16) < rows("deepseek_r1", "gb200_nvl72", max_gpus=32)
 
 
 def test_refusals_have_reasons():

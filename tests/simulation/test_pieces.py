@@ -39,22 +39,11 @@ def sessions(n: int = 400) -> Sessions:
     return Sessions(session=np.arange(n) // 2 % 100, think_s=np.full(n, 0.5))
 
 
+LOST = tuple(FailureEvent(at_s=at, kind="instance", number=each) for at, each in ((3.0, 0), (6.0, 3), (9.0, 1)))
+FAILING = {"failures": Failures(restart_s=4.0, migration_limit=2, events=LOST)}
 CASES = {
     "short of memory": ("vllm", {}, {"batch": 6, "token_budget": 512}, {}),
-    "three instances fail": (
-        "disaggregated",
-        {
-            "failures": Failures(
-                restart_s=4.0,
-                migration_limit=2,
-                events=tuple(
-                    FailureEvent(at_s=at, kind="instance", number=each) for at, each in ((3.0, 0), (6.0, 3), (9.0, 1))
-                ),
-            )
-        },
-        {},
-        {},
-    ),
+    "three instances fail": ("disaggregated", FAILING, {}, {}),
     "sessions": ("disaggregated", {}, {}, {"sessions": sessions()}),
     "closed loop": ("arrow", {"concurrency": 40}, {}, {}),
     "batches of a policy": ("dopd", {}, {}, {}),

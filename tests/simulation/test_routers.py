@@ -18,12 +18,8 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
 COLUMNS = (
-    "queued_requests",
-    "running_requests",
-    "queued_prompt_tokens",
-    "queued_context_tokens",
-    "running_tokens",
-    "coming_tokens",
+    *("queued_requests", "running_requests", "queued_prompt_tokens"),
+    *("queued_context_tokens", "running_tokens", "coming_tokens"),
 )
 
 

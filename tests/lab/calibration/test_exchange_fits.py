@@ -141,38 +141,17 @@ def fit_of(backend: str, phase: str, link: str, volume: str, **numbers):
     )
 
 
+IN_NODES = {"latency": 20 * US, "step": 6 * US, "e_bandwidth": 0.9, "token_bandwidth": 40 * GB}
+A_TOKEN = {"latency": 11 * US, "step": US, "seconds_per_token": 6e-9}
+
+
 @pytest.mark.parametrize(
     ("truth", "groups", "sms"),
     [
         (fit_of("deepep_ll", "dispatch", "nvlink", PER_PICK, latency=15 * US, e_bandwidth=0.55), (8,), (0,)),
         (fit_of("deepep_normal", "combine", "nvlink", PER_RANK, latency=40 * US, e_bandwidth=0.6), (8,), (20,)),
-        (
-            fit_of(
-                "deepep_normal",
-                "dispatch",
-                "nic",
-                PER_NODE,
-                latency=20 * US,
-                step=6 * US,
-                e_bandwidth=0.9,
-                token_bandwidth=40 * GB,
-            ),
-            (16, 32, 64),
-            (4, 8, 24),
-        ),
-        (
-            fit_of(
-                "deepep_ll",
-                "prepare",
-                "nvlink",
-                "T (seconds per token)",
-                latency=11 * US,
-                step=US,
-                seconds_per_token=6e-9,
-            ),
-            (2, 4, 8),
-            (0,),
-        ),
+        (fit_of("deepep_normal", "dispatch", "nic", PER_NODE, **IN_NODES), (16, 32, 64), (4, 8, 24)),
+        (fit_of("deepep_ll", "prepare", "nvlink", "T (seconds per token)", **A_TOKEN), (2, 4, 8), (0,)),
     ],
 )
 def test_numbers_of_an_exchange_come_back(truth, groups, sms):

@@ -19,22 +19,10 @@ from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.forward_pass import ADMISSION, CAPTURED, COLUMNS, judge_passes, judge_steps, pass_cells
 
 LINE = {
-    "engine": "vllm",
-    "backend_version": "0.25.1",
-    "model_path": "MiniMaxAI/MiniMax-M2.7",
-    "system": "h200_sxm",
-    "weight_quantization": "fp8_block",
-    "kv_cache_dtype": "fp8",
-    "tp": 4,
-    "dp": 1,
-    "moe_tp": 4,
-    "moe_ep": 1,
-    "workload_kind": "prefill",
-    "batch_size": 2,
-    "total_prefill_tokens": 2048,
-    "total_kv_read_tokens": 0,
-    "latency_ms": 60.0,
-    "flag": "",
+    **{"engine": "vllm", "backend_version": "0.25.1", "model_path": "MiniMaxAI/MiniMax-M2.7", "system": "h200_sxm"},
+    **{"weight_quantization": "fp8_block", "kv_cache_dtype": "fp8", "tp": 4, "dp": 1, "moe_tp": 4, "moe_ep": 1},
+    **{"workload_kind": "prefill", "batch_size": 2, "total_prefill_tokens": 2048, "total_kv_read_tokens": 0},
+    **{"latency_ms": 60.0, "flag": ""},
 }
 
 

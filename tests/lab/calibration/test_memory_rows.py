@@ -13,22 +13,10 @@ from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.memory import TERMS, judge_memory, memory_errors
 
 SERVER = {
-    "model": "meta-llama/Llama-3.1-8B-Instruct",
-    "gpu": "H100-80GB (79.19 GiB visible)",
-    "tp": 1,
-    "pp": 1,
-    "dp": 1,
-    "dtype": "bf16",
-    "quantisation": "none",
-    "kv_cache_dtype": "auto",
-    "gpu_memory_utilization": 0.95,
-    "max_num_batched_tokens": 8192,
-    "weights_gib": 14.99,
-    "weights_how": "printed",
-    "activation_gib": 1.89,
-    "non_torch_gib": 0.25,
-    "kv_gib": 58.11,
-    "kv_tokens": 476_016,
+    **{"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100-80GB (79.19 GiB visible)", "tp": 1, "pp": 1, "dp": 1},
+    **{"dtype": "bf16", "quantisation": "none", "kv_cache_dtype": "auto", "gpu_memory_utilization": 0.95},
+    **{"max_num_batched_tokens": 8192, "weights_gib": 14.99, "weights_how": "printed", "activation_gib": 1.89},
+    **{"non_torch_gib": 0.25, "kv_gib": 58.11, "kv_tokens": 476_016},
 }
 
 

@@ -18,14 +18,8 @@ PREFILL = PrefillAttentionFit(**BASE, kind="mla", compute="bf16", cache="bf16", 
 
 def block(phase: str, new: int, past: int, **changes: object) -> pd.DataFrame:
     row = {
-        "framework": "trtllm",
-        "phase": phase,
-        "kv_dtype": "bfloat16",
-        "gemm_dtype": "bfloat16",
-        "batch": 1,
-        "q_len": new,
-        "past_len": past,
-        "heads": 16,
+        **{"framework": "trtllm", "phase": phase, "kv_dtype": "bfloat16", "gemm_dtype": "bfloat16", "batch": 1},
+        **{"q_len": new, "past_len": past, "heads": 16},
     }
     return pd.DataFrame([row | changes])
 

@@ -13,23 +13,10 @@ from lab.calibration.served.spreads import evidence_of, served_spreads
 
 KERNELS = 0.06
 SAME = {
-    "evaluated": True,
-    "saturated": False,
-    "held_out": False,
-    "part": "fitted",
-    "load": "closed_loop",
-    "engine": "vllm",
-    "version": "",
-    "family": "dense",
-    "layout": "TP",
-    "prefill_layout": "TP",
-    "mode": "aggregated",
-    "concurrency": 64.0,
-    "workers": "TP4",
-    "system": "h100_sxm",
-    "recipe": "fp8",
-    "kernel_sigma": KERNELS,
-    "predicted": 1.0,
+    **{"evaluated": True, "saturated": False, "held_out": False, "part": "fitted", "load": "closed_loop"},
+    **{"engine": "vllm", "version": "", "family": "dense", "layout": "TP", "prefill_layout": "TP"},
+    **{"mode": "aggregated", "concurrency": 64.0, "workers": "TP4", "system": "h100_sxm", "recipe": "fp8"},
+    **{"kernel_sigma": KERNELS, "predicted": 1.0},
 }
 
 

@@ -142,27 +142,11 @@ def test_what_cannot_be_played_is_a_reason_of_one_line():
 
 
 LINE = {
-    "row_id": "one",
-    "hardware": "h100",
-    "gpu_family": "H100",
-    "model": "meta-llama/Llama-3.1-70B-Instruct",
-    "precision": "fp8",
-    "framework": "vllm",
-    "spec_decode": "none",
-    "mode": "aggregated",
-    "tp": 4,
-    "ep": 1,
-    "dp_attention": False,
-    "gpus_total": 4,
-    "isl": 1024,
-    "osl": 256,
-    "concurrency": 4,
-    "ttft_mean_ms": 150.0,
-    "tpot_mean_ms": 15.0,
-    "ttft_p99_ms": 400.0,
-    "tput_total_tok_s_gpu": 300.0,
-    "inferencex_config_id": 1,
-    "qa_flag": "",
+    **{"row_id": "one", "hardware": "h100", "gpu_family": "H100", "model": "meta-llama/Llama-3.1-70B-Instruct"},
+    **{"precision": "fp8", "framework": "vllm", "spec_decode": "none", "mode": "aggregated", "tp": 4, "ep": 1},
+    **{"dp_attention": False, "gpus_total": 4, "isl": 1024, "osl": 256, "concurrency": 4, "ttft_mean_ms": 150.0},
+    **{"tpot_mean_ms": 15.0, "ttft_p99_ms": 400.0, "tput_total_tok_s_gpu": 300.0, "inferencex_config_id": 1},
+    **{"qa_flag": ""},
 }
 
 
