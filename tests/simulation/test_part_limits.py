@@ -134,31 +134,19 @@ def test_entries_of_one_part_batch_each_in_its_own_way():
 
 
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("limits", "text"),
     [
-        (lambda: Replicas(mapping=ONE, instances=1, batch=0), "batch 0 is out of range; allowed: whole numbers from 1"),
-        (
-            lambda: Replicas(mapping=ONE, instances=1, batch=10**9),
-            "batch 1000000000 is out of range; allowed: whole numbers from 1 to 65536$",
-        ),
-        (lambda: Replicas(mapping=ONE, instances=1, token_budget=1.5), "token_budget 1.5 is out of range"),
-        (
-            lambda: Replicas(mapping=ONE, instances=1, batch=64, token_budget=63),
-            "token_budget 63 is below batch 64; allowed: from the batch up",
-        ),
-        (
-            lambda: ServedDeployment(
-                name="twice",
-                gpus=2,
-                decode=(Replicas(mapping=ONE, instances=1, batch=5), Replicas(mapping=ONE, instances=1)),
-            ),
-            "deployment 'twice': two entries of decode have one mapping and batch differently .batch 5 and None",
-        ),
+        ({"batch": 0}, "batch 0 is out of range; allowed: whole numbers from 1"),
+        ({"batch": 10**9}, "batch 1000000000 is out of range; allowed: whole numbers from 1 to 65536$"),
+        ({"token_budget": 1.5}, "token_budget 1.5 is out of range"),
+        ({"batch": 64, "token_budget": 63}, "token_budget 63 is below batch 64; allowed: from the batch up"),
+        ({"batch": 5}, "'twice': two entries of decode have one mapping and batch differently .batch 5 and None"),
     ],
 )
-def test_limits_that_cannot_be_are_refused_in_one_line(make, text):
+def test_limits_that_cannot_be_are_refused_in_one_line(limits, text):
+    given = ({"mapping": ONE, "instances": 1} | each for each in (limits, {}))
     with pytest.raises(InputError, match=text) as caught:
-        make()
+        ServedDeployment(name="twice", gpus=2, decode=tuple(Replicas(**each) for each in given))
     assert "\n" not in str(caught.value)
 
 
