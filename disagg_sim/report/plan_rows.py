@@ -75,19 +75,15 @@ def question_line(plan: Plan) -> str:
 
 
 def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> str:
-    """Write what requests are like: lengths, cached share and tiers, drafts, ranks.
-
-    Of a model with recurrent states only whole pieces of a prompt are cached, one for each state that is saved.
-    """
+    """Write what requests are like: lengths, cached share, its tiers and pieces, drafts, ranks."""
     means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
     if law.cached is not None:
         means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if 0 < share < 1]
         tiers = tiers or [f"in {name}" for name in law.cached.reuse.below]
         piece = 1 if at is None else checkpoint_tokens(at.model, at.precision)
-        tiers += (
-            [f"in pieces of {piece:,} tokens, as states are saved"] if piece > law.cached.reuse.block_tokens else []
-        )
+        if piece > law.cached.reuse.block_tokens:  # a recurrent model reuses a prompt up to a saved state
+            tiers.append(f"in pieces of {piece:,} tokens, as states are saved")
         means += f" ({', '.join(tiers)})" if tiers else ""
     if drafter is not None:
         means += f", drafts of {drafter.name}"
