@@ -15,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.laboratory import import_lab
-from disagg_sim.sweep.backends import local
+from disagg_sim.sweep.backends import run as backend
 from disagg_sim.sweep.backends.workers import Engine
 
 import_lab("")  # tests import its modules: those beside the package
@@ -76,7 +76,7 @@ def in_one_process(monkeypatch):
     def here(jobs: int) -> Iterator[Engine]:
         yield lambda call, tasks: ((number, call(task)) for number, task in tasks.items())
 
-    monkeypatch.setattr(local, "in_processes", here)
+    monkeypatch.setattr(backend, "in_processes", here)
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def main() -> None:
     """Run the console script."""
     for stream in (each for each in (sys.stdout, sys.stderr) if isinstance(each, TextIOWrapper)):
         stream.reconfigure(errors="backslashreplace")  # where the locale lacks a character
-    gc.disable()  # until the command is imported (``lazy``)
+    gc.disable()  # until the command is imported (``commands``)
     try:
         code = run(sys.argv[1:])
     except Exception as error:

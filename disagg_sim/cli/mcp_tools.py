@@ -16,8 +16,7 @@ from typing_extensions import TypedDict
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.evaluate import evaluation_of
 from disagg_sim.cli.explain import explained, mapping_by_hand
-from disagg_sim.cli.plan import plan_answer
-from disagg_sim.cli.plan_pools import of_more_pools, pools_answer
+from disagg_sim.cli.plan import of_more_pools, plan_answer, pools_answer
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, check_word, quoted

@@ -16,9 +16,7 @@ from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.lines import not_completed
-from disagg_sim.report.perfetto import write_perfetto
-from disagg_sim.report.run_energy import ENERGY_HEADER, write_run_energy
-from disagg_sim.report.simulation import draw_simulation
+from disagg_sim.report.simulation import ENERGY_HEADER, draw_simulation, write_perfetto, write_run_energy
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, encode_use, require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.choices import MOST_SEED
-from disagg_sim.cli.asked import parser_of
+from disagg_sim.cli.commands import parser_of
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import InputError
 from disagg_sim.question import Ask

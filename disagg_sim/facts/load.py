@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 
 from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
-from disagg_sim.facts.engine import EngineSpec, engine_of
+from disagg_sim.facts.engine import EngineSpec, SchedulerSpec, engine_of, scheduler_of
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
@@ -28,7 +28,6 @@ from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.precision_recipe import PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
-from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
 from disagg_sim.facts.schema import sourced_spec, spec_of
 from disagg_sim.facts.speculation import Speculation, speculation_in_words
 from disagg_sim.facts.traffic import TrafficSpec

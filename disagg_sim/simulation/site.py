@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.domain import Sharding, Slo
+from disagg_sim.facts.engine import SchedulerSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.drafting import cached_layers, handed_bytes
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from disagg_sim.cli.lazy import CommandEntry, LazyGroup
+from disagg_sim.cli.commands import CommandEntry, LazyGroup
 
 
 class CalibrateCommands(LazyGroup):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from disagg_sim.cli.commands import Commands
+from disagg_sim.cli.commands import Commands, LazyGroup, _load
 from disagg_sim.cli.completion import POLICIES, VALUES, outline
-from disagg_sim.cli.lazy import LazyGroup, _load
 from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.policies.registry import BUILT_IN, policies

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.atomic import write_text
-from disagg_sim.cli import lazy
+from disagg_sim.cli import commands
 from disagg_sim.cli.main import run
 from disagg_sim.errors import StoreError
 
@@ -286,10 +286,10 @@ def test_a_missing_directory_of_specs_stops_every_command(arguments, tmp_path, m
 def test_the_garbage_collector_works_again_once_a_command_is_imported():
     assert gc.isenabled()
     gc.unfreeze()  # what commands of other tests froze, which may die
-    lazy._imported("policies", "specs")
+    commands._imported("policies", "specs")
     assert gc.get_freeze_count() == 0  # in a process of somebody else it never rested
     gc.disable()
-    lazy._imported("policies", "specs")
+    commands._imported("policies", "specs")
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
@@ -300,6 +300,6 @@ def test_ctrl_c_is_a_line_while_a_command_is_imported(words, monkeypatch, capsys
     def interrupted(*_: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lazy, "_imported", interrupted)
+    monkeypatch.setattr(commands, "_imported", interrupted)
     assert run(words) == 130
     assert capsys.readouterr() == ("", "interrupted\n")

@@ -17,7 +17,6 @@ import jsonschema
 import pytest
 from command_lines import arguments, json_of
 
-from disagg_sim.cli import confined
 from disagg_sim.cli import mcp as mcp_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp import server
@@ -216,7 +215,7 @@ def root(tmp_path, monkeypatch):
     (tmp_path / "inside" / "link.yaml").symlink_to(tmp_path / "outside" / "small.yaml")
     (tmp_path / "inside" / "door").symlink_to(tmp_path / "outside")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "outside"))  # the library's own, not an agent's
-    monkeypatch.setattr(confined, "_caches", confined._caches.__wrapped__)
+    monkeypatch.setattr(mcp_room, "_caches", mcp_room._caches.__wrapped__)
     monkeypatch.chdir(tmp_path / "inside")
     return tmp_path / "inside"
 

@@ -10,7 +10,6 @@ import pytest
 from command_lines import arguments, at, json_of, words
 
 from disagg_sim.cli import plan as plan_room
-from disagg_sim.cli import plan_pools
 from disagg_sim.cli.main import run
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
@@ -69,7 +68,7 @@ def reached(monkeypatch):
         raise InputError("caught")
 
     monkeypatch.setattr(plan_room, "planned", caught)
-    monkeypatch.setattr(plan_pools, "plan_more_pools", caught)
+    monkeypatch.setattr(plan_room, "plan_more_pools", caught)
     return found
 
 

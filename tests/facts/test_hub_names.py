@@ -30,7 +30,7 @@ FILES = {"/own/Small-8B/resolve/main/config.json": CONFIG}
 COMMAND = """
 import sys
 from pathlib import Path
-from disagg_sim.cli.confined import confined
+from disagg_sim.cli.mcp import confined
 from disagg_sim.cli.main import run
 for name in sys.argv[1:]:
     with confined(Path()):  # as an agent asks for it; the library has its cache all the same

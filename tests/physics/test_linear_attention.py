@@ -30,7 +30,7 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.simulation.prefix_cache import Checkpointed
 
 BASE = load_model("llama_3_1_8b")

@@ -24,7 +24,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.simulation.run_options import RunOptions
 
 BOUND = 0.02

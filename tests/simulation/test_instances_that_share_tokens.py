@@ -7,7 +7,7 @@ import disagg_sim as ds
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.simulation.kernel.step_physics import StepPhysics
-from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import kv_blocks
 
 R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang")
 LLAMA = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", engine="vllm")

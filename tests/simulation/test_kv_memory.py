@@ -10,7 +10,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.workload.lengths import lengths
 
 CASES = {

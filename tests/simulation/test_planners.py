@@ -16,9 +16,8 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
 from disagg_sim.simulation.policies.dopd.batches import greedy
-from disagg_sim.simulation.policies.dynamo import load_2025
-from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, stepping
-from disagg_sim.simulation.policies.dynamo.load_2025 import Planner2025
+from disagg_sim.simulation.policies.dynamo import load
+from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, Planner2025, stepping
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
@@ -330,7 +329,7 @@ def test_what_waits_for_decode_counts_as_a_fiftieth_of_its_memory():
         queued_requests=np.array([0, 5, 1]),
         shared_requests=7,
     )
-    assert load_2025._look(view) == (7, pytest.approx((0.6 + 0.1 + 0.1 + 0.02) / 2), Sizes(1, 2))
+    assert load._look(view) == (7, pytest.approx((0.6 + 0.1 + 0.1 + 0.02) / 2), Sizes(1, 2))
 
 
 def test_without_projection_sizes_swing_more():

@@ -18,8 +18,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, serve
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.physical_site import tables_of
+from disagg_sim.simulation.physical_site import kv_blocks, tables_of
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts

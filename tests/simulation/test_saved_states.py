@@ -20,8 +20,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.physical_site import physical_site
+from disagg_sim.simulation.physical_site import kv_blocks, physical_site
 from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits

@@ -7,8 +7,8 @@ from sites import SIMPLE, deployment, site, trace
 
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import SpecError
+from disagg_sim.facts.engine import scheduler_of
 from disagg_sim.facts.load import list_specs, load_scheduler, load_system
-from disagg_sim.facts.scheduler import scheduler_of
 from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment

@@ -373,7 +373,7 @@ def test_workers_never_see_ctrl_c():
     # In a process of its own: the helpers whose start would let the signal through start once a process.
     program = """
 import signal
-from disagg_sim.sweep.backends.local import in_processes
+from disagg_sim.sweep.backends.run import in_processes
 from disagg_sim.sweep.backends.workers import TaskOutcome
 
 def held(task):
@@ -390,7 +390,7 @@ def test_workers_end_with_a_parent_that_was_killed():
     """Those without a task, too: each holds the output open as long as it lives."""
     program = """
 import os, signal, time
-from disagg_sim.sweep.backends.local import in_processes
+from disagg_sim.sweep.backends.run import in_processes
 
 def killing(task):
     time.sleep(0.5)  # the other worker waits for a task by then

@@ -2,15 +2,107 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from joblib import Parallel, delayed
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
+
 from disagg_sim.errors import DisaggSimError
+from disagg_sim.extras import safe_path
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Call, Engine, TaskOutcome, Workers, attempt, own_code
+
+#: How often a worker looks whether its parent lives. [s]
+WATCH_INTERVAL = 0.5
+KILLED = "its worker process was killed (out of memory?)"
+
+
+@contextmanager
+def in_processes(jobs: int) -> Iterator[Engine]:
+    """Attempt tasks in worker processes of this machine.
+
+    A process that dies takes all processes of the pool with it, and nothing says whose task it was. So after a death
+    tasks go in groups of ``jobs``, and those of a group with a death one by one: who is alone is to blame.
+    """
+    wary = False
+
+    def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
+        nonlocal wary
+        size = jobs if wary else len(tasks)
+        numbers = list(tasks)
+        for group in (numbers[at : at + size] for at in range(0, len(numbers), size)):
+            found = set()
+            try:
+                for number, outcome in _in_one_pool(call, {number: tasks[number] for number in group}, jobs):
+                    found.add(number)
+                    yield number, outcome
+            except BrokenProcessPool:
+                if not wary:
+                    wary = True
+                    return  # what is left is asked for again
+                for number in set(group) - found:
+                    yield from _alone(call, number, tasks[number], jobs)
+
+    with safe_path():
+        yield engine
+
+
+def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
+    try:
+        yield from _in_one_pool(call, {number: task}, jobs)
+    except BrokenProcessPool:
+        yield number, TaskOutcome(lost=KILLED)
+
+
+def _in_one_pool(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
+    """Outcomes of tasks that share a pool of processes."""
+    watching: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}  # those without a task, too
+    parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1, **watching)
+    for tracker in (resource_tracker, loky_tracker):
+        tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
+    # a worker of long sweeps that has grown is replaced, and its tasks go to the next: no news to a user
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
+    with _interrupt_deferred():
+        found = parallel(delayed(_work)(call, number, task) for number, task in tasks.items())
+    yield from found
+
+
+def _work(call: Call, number: int, task: Any) -> tuple[int, TaskOutcome]:
+    """Attempt a task in a worker process."""
+    return number, call(task)
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent is gone: killed, it could not tell its workers."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_INTERVAL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Hold Ctrl-C back: processes started meanwhile never see it, this one answers it when the time is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -79,6 +171,6 @@ def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
         return on_dask(where) if where.backend == "dask" else on_ray(where)
     if where.backend == "serial" or where.jobs == 1 or tasks < 2:
         return nullcontext(lambda call, tasks: ((number, call(task)) for number, task in tasks.items()))
-    from disagg_sim.sweep.backends.local import in_processes
+    from disagg_sim.sweep.backends.run import in_processes
 
     return in_processes(where.jobs)

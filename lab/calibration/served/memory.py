@@ -1,8 +1,8 @@
 """Judge the memory of servers: what start-up logs tell of weights, activations, libraries and the KV cache.
 
 A row is one server. It is predicted by the memory that grids, plans and simulations count with
-(``physics.memory.instance_parts``, ``simulation.kv_memory.kv_blocks``), at the step, the share of the memory and the
-formats of the row. The log of a pipeline tells of its first stage, which does not sample.
+(``physics.memory.instance_parts``, ``simulation.physical_site.kv_blocks``), at the step, the share of the memory and
+the formats of the row. The log of a pipeline tells of its first stage, which does not sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.units import GIB
 from lab.calibration.kernels.tables import TableError, read_measured
 from lab.calibration.names import derived_from, system_named

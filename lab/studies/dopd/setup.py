@@ -22,8 +22,8 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.simulation.policies.dopd.policy import Dopd
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
