@@ -92,7 +92,7 @@ def schema(command: Annotated[str, typer.Argument(help=f"{', '.join(SCHEMAS)}.")
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML files; default: all shipped ones")] = None,
 ) -> None:
-    """Check spec files and report every fault. Runs nothing: policy files of a scenario are read as text."""
+    """Check spec files and report every fault. Runs nothing, so policies of files are not checked."""
     rows, faulty = [], []
     notes: dict[str, None] = {}
     for path in files or [path for kind in DIRECTORIES for path in spec_files(kind).values()]:

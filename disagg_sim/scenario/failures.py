@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.faults import SeveralFaultsError
-from disagg_sim.scenario.option_values import Form, read_options
+from disagg_sim.scenario.option_values import read_options
 from disagg_sim.simulation.failures import KINDS, OF_EVENT, FailureEvent, Failures
 from disagg_sim.simulation.options import options_of
 
@@ -31,8 +31,7 @@ def read_failures(value: object) -> Failures:
         faults.append((("events",), f"{quoted(given)} is not a list of events such as {{at_s: 60, instance: 1}}"))
         given = ()
     try:
-        form = Form(name="failures", needs=(), options=options_of(Failures))
-        said = read_options(form, {key: each for key, each in value.items() if key != "events"})
+        said = read_options(options_of(Failures), {key: each for key, each in value.items() if key != "events"})
     except SeveralFaultsError as error:
         faults += error.found
     for number, each in enumerate(given):
@@ -72,7 +71,7 @@ def _event(value: object) -> FailureEvent:
     """One event of the list."""
     if not isinstance(value, Mapping):
         _refuse((), f"{quoted(value)} is not an event such as {{at_s: 60, instance: 1}}")
-    said = read_options(Form(name="event", needs=(), options=OF_EVENT), value)
+    said = read_options(OF_EVENT, value)
     kinds = [kind for kind in KINDS if kind in said]
     if len(kinds) != 1 or "at_s" not in said:
         _refuse((), f"{quoted(dict(value))} says not what fails when; allowed: at_s and one of {', '.join(KINDS)}")

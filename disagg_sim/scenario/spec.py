@@ -35,7 +35,7 @@ from disagg_sim.memory import require_memory
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
 from disagg_sim.scenario.failures import read_failures
-from disagg_sim.scenario.option_values import Form, read_options
+from disagg_sim.scenario.option_values import read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
@@ -167,19 +167,17 @@ def _admission(value: object) -> AdmissionKind:
     name = given["kind"]
     if name not in ADMISSIONS:
         raise ValueError(unknown_word(name, tuple(ADMISSIONS)))
-    form = Form(name=name, needs=(), options=options_of(ADMISSIONS[name]))
-    options = read_options(form, {key: each for key, each in given.items() if key != "kind"})
+    options = read_options(options_of(ADMISSIONS[name]), {key: each for key, each in given.items() if key != "kind"})
     return expected(lambda: ADMISSIONS[name](**options))
 
 
 def _run_options(value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"{quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
-    form = Form(name="run", needs=(), options=options_of(RunOptions))
     options = {key: each for key, each in value.items() if key not in ("failures", "tiers")}
     failures = read_failures(value["failures"]) if "failures" in value else None
     tiers = _tiers(value.get("tiers", ()))
-    return expected(lambda: RunOptions(**read_options(form, options), failures=failures, tiers=tiers))
+    return expected(lambda: RunOptions(**read_options(options_of(RunOptions), options), failures=failures, tiers=tiers))
 
 
 def _tiers(value: object) -> tuple[str, ...]:
@@ -222,8 +220,8 @@ def _choice(value: object, info: Any) -> PolicyChoice:
     label, options = given.get("label", kind), {}
     if not isinstance(label, str):
         raise SeveralFaultsError([(("label",), f"{quoted(label)} is no plain name")])
-    if (form := expected(known.form, kind)) is not None:
-        options = read_options(form, {key: each for key, each in given.items() if key not in OF_CHOICE})
+    if (there := expected(known.options, kind)) is not None:
+        options = read_options(there, {key: each for key, each in given.items() if key not in OF_CHOICE})
         if known.run:
             expected(lambda: policy_named(kind, **options))
     try:

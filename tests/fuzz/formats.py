@@ -36,7 +36,6 @@ from disagg_sim.memory import VARIABLE
 from disagg_sim.parquet import write_parquet
 from disagg_sim.report.page.assemble import read_block
 from disagg_sim.report.page.write import plan_content
-from disagg_sim.scenario.policy_text import read_policies
 from disagg_sim.scenario.spec import check_scenario
 from disagg_sim.sweep.compare import FRONTIER, read_frontier
 from disagg_sim.sweep.index import read_index
@@ -70,7 +69,6 @@ _MANIFEST = {
 }
 _INDEX = {"schema": 1, "holds": "sweep", "blocks": {"points/demo": {"colocated-000": "0" * 16}}}
 _PLAN = {"schema": "disagg-sim/plan/2", "status": "OK", "best": None, "runners_up": [], "question": {"model": "x"}}
-_POLICY = "from disagg_sim.simulation.policy import Policy\n\n\nclass Mine(Policy):\n    kind = 'mine'\n"
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,6 @@ def _formats() -> list[Format]:
         Format("passes.csv", PASSES.encode(), _csv, judge_passes),
         Format("servers.csv", SERVERS.encode(), _csv, lambda path: judge_memory(path, load_engine("vllm"))),
         Format("x.csv", REQUESTS.encode(), _csv, lambda path: judge_requests(path, "h100_sxm"), (*text.items(),)),
-        Format("mine.py", _POLICY.encode(), _words, read_policies),
     ]
 
 
