@@ -81,17 +81,12 @@ class CsvTable(Protocol):
 
 
 def write_csv(path: Path, table: CsvTable, *, digits: int = 0) -> None:
-    """Write a table as CSV so that it is there whole or not at all.
-
-    Takes ``digits`` (0 = all).
-    """
+    """Write a table as CSV so that it is there whole or not at all."""
     write_text(path, csv_text(table, digits=digits))
 
 
 def csv_text(table: CsvTable, *, digits: int = 0) -> str:
     """Return the text that ``write_csv`` writes of a table.
-
-    Takes ``digits`` (0 = all).
 
     >>> import pandas as pd
     >>> csv_text(pd.DataFrame({"ttl_s": [0.0123456, 2]}), digits=3)

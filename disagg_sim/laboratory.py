@@ -37,10 +37,7 @@ def lab_folder(what: str = "this") -> Path:
 
 
 def import_lab(module: str, what: str = "this") -> ModuleType:
-    """Import a module of the laboratory.
-
-    Takes ``module`` (its name below ``lab``; empty for ``lab`` itself).
-    """
+    """Import a module of the laboratory."""
     folder = lab_folder(what)
     if LAB not in sys.modules:
         spec = spec_from_file_location(LAB, folder / "__init__.py", submodule_search_locations=[str(folder)])
@@ -74,8 +71,5 @@ class LabFunction:
 
 
 def in_workers(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Make a function of the laboratory one that worker processes find, too.
-
-    Takes ``function`` (at the top of a module below ``lab``).
-    """
+    """Make a function of the laboratory one that worker processes find, too."""
     return LabFunction(function.__module__.removeprefix(f"{LAB}."), function.__name__)

@@ -45,10 +45,7 @@ def allowed_memory() -> float:
 
 
 def require_memory(what: str, needed: float) -> None:
-    """Refuse what needs more than the allowed memory.
-
-    Takes ``needed`` [B].
-    """
+    """Refuse what needs more than the allowed memory."""
     if needed > (allowed := allowed_memory()):
         amounts = f"needs about {_shown(needed)} GB of memory; allowed: up to {_shown(allowed)} GB"
         raise InputError(f"{what} {amounts} (--memory)")

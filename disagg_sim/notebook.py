@@ -14,8 +14,6 @@ _renderer: list[Callable[[object], str]] = []
 def show_with(renderer: Callable[[object], str]) -> None:
     """Let a function turn every ``Shown`` value into HTML; it takes the place of the one before.
 
-    Takes ``renderer`` (from a value to HTML; text of files must be escaped).
-
     >>> before = _renderer[:]
     >>> show_with(lambda value: f"<b>{type(value).__name__}</b>")
     >>> Shown()._repr_html_()

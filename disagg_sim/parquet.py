@@ -57,11 +57,7 @@ def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str]
 def read_parquet(
     path: str | PathLike[str], columns: Sequence[str] | None = None, *, rows: tuple[int, int] | None = None
 ) -> pd.DataFrame:
-    """Read the table of a Parquet file, of this program or another.
-
-    Takes ``rows`` (only those from the first number on, before the second [1]). Returns categories as they were
-    written.
-    """
+    """Read the table of a Parquet file of this or another program, or its ``rows`` from one to before another."""
     of, texts = _kinds(parquet_metadata(path))
     enums = {name: f"{_name(name)}::ENUM({', '.join(map(_text, values))})" for name, values in of.items()}
     casts = {name: f"{enum} AS {_name(name)}" for name, enum in enums.items()}

@@ -49,10 +49,7 @@ _LAST: list[str] = []
 
 
 def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file, a pipe or ``/dev/stdin``; ``OSError`` says in ``strerror`` why not, ``last_read`` of what.
-
-    Takes ``most`` [B].
-    """
+    """Read a file, a pipe or ``/dev/stdin`` up to ``most`` B; ``OSError`` says in ``strerror`` why not."""
     told = os.stat(heard(path))
     _LAST[:] = [str(path)]
     if stat.S_ISREG(told.st_mode) and told.st_size > most:
@@ -119,10 +116,7 @@ def is_readable(path: str | Path) -> bool:
 
 
 def unpacked(content: bytes, most: int = MOST_BYTES) -> bytes:
-    """Unpack the content of a gzip file; any other stays as it is.
-
-    Takes ``most`` [B].
-    """
+    """Unpack the content of a gzip file; any other stays as it is."""
     if not content.startswith(GZIP_MAGIC):
         return content
     try:
@@ -181,10 +175,7 @@ def require_lines(content: bytes) -> None:
 
 
 def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
-    """Read a JSON file.
-
-    Takes ``most`` [B].
-    """
+    """Read a JSON file."""
     return json_of(read_file(path, most).decode("utf-8"))
 
 

@@ -77,10 +77,9 @@ BARE: Mapping[str, Bare] = {
 
 
 def parse_quantity(text: object, dimension: str) -> float:
-    """Read ``"3.35 TB/s"`` as 3.35e12 when ``dimension`` is ``"B/s"``.
+    """Read ``"3.35 TB/s"`` as 3.35e12 when ``dimension``, an SI unit or ``"1"`` of a share, is ``"B/s"``.
 
-    Takes ``dimension`` (SI unit of the result: ``"B"``, ``"B/s"``, ``"FLOP/s"``, ``"s"``, ``"W"``, ``"1/s"``, or
-    ``"1"`` of a share). The result is in the unit of ``dimension``; GB is 1e9 B, GiB is 2**30 B.
+    GB is 1e9 B, GiB is 2**30 B.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:

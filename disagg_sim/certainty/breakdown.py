@@ -128,15 +128,7 @@ class Breakdown(Shown):
     elasticities: pd.DataFrame
 
     def latency(self, row: Any, name: str) -> pd.DataFrame:
-        """Parts of one latency of one design, the longest first.
-
-        Parameters
-        ----------
-        row
-            Index of the design.
-        name
-            "ttl" or "ftl".
-        """
+        """Parts of one latency, "ttl" or "ftl", of the design of a row, the longest first."""
         mine: pd.DataFrame = self.operators[(self.operators["row"] == row) & (self.operators["latency"] == name)]
         return mine.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
 

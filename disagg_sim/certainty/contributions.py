@@ -166,8 +166,7 @@ def place_of_prompt(prompts: Sequence[Prompt], prompt: Prompt | None) -> int:
 def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:
     r"""Find every operator that takes time where ``timed`` times passes of one phase under a setup.
 
-    Takes ``phase`` ("decode" or "prefill") and ``timed`` (arrays of shape (rows,) [s]). ``seconds`` are
-    :math:`t_o\,\partial T/\partial t_o`, shape (rows,); with the host's they make the passes [s].
+    ``seconds`` are :math:`t_o\,\partial T/\partial t_o`, shape (rows,); with the host's they make the passes [s].
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.designs import times_of

@@ -138,9 +138,8 @@ class Designs:
 def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[Prompt, ...]:
     """Prompts whose passes, weighted, give the means that the search of a mode takes over the lengths.
 
-    One where the input has one length. Takes ``ftl_quantile`` (None = FTL is the mean). The result is in a prefill
-    pool, and in co-located passes, a pass counts with the share of its prompts; where a row's TTL is its largest gap, a
-    long prompt (``Lengths.long_prompt``) follows.
+    One where the input has one length. In a prefill pool, and in co-located passes, a pass counts with the share of its
+    prompts; where a row's TTL is its largest gap, a long prompt (``Lengths.long_prompt``) follows.
 
     A third of the prompts has 1000 tokens, and 1000 of every 5000 tokens are theirs:
 

@@ -271,10 +271,7 @@ def _pools(designs: Designs) -> list[tuple[Setup, Floats]]:
 
 
 def energy_of(designs: Designs, rate: Floats) -> Energy:
-    """Compute what designs of a deployment draw at the rate of their rows.
-
-    Takes ``rate`` [request/s] of shape (rows,).
-    """
+    """Compute what designs of a deployment draw at the ``rate`` of their rows [request/s]."""
     if designs.mode not in MODES:
         raise InputError(f"energy of a request needs designs of both phases, not of {designs.mode} alone")
     steps, passes = step_and_pass(designs)

@@ -27,8 +27,6 @@ factors.
 the same pipeline stage is slowest. So the contributions of its operators (``timed_contributions``) times the factors
 give its time in every sample; the mode then gives latencies and throughput. Designs stay as chosen at nominal values,
 except the counts of instances, which are matched anew unless ``rematch`` is off.
-
-Past 400 lines: the model above, its spreads, draws and bands.
 """
 
 from __future__ import annotations
@@ -106,16 +104,8 @@ class Uncertainty:
     def frontier(self, at: ArrayLike | None = None) -> pd.DataFrame:
         """Compute the band of the frontier of each mode: the best throughput at an interactivity in every sample.
 
-        Parameters
-        ----------
-        at : array_like, optional
-            Interactivities; by default those of the nominal frontier. [token/s]
-
-        Returns
-        -------
-        DataFrame
-            ``mode``, ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` (nominal) and its ``_p10``, ``_p50``, ``_p90``
-            [token/s]; 0 in samples without a design as fast.
+        Columns ``mode``, ``tokens_per_s_per_user``, ``tokens_per_s_per_gpu`` (nominal) and its ``_p10``, ``_p50``,
+        ``_p90`` [token/s]; 0 in samples without a design as fast.
         """
         parts = []
         for mode in self.modes:
@@ -130,25 +120,11 @@ class Uncertainty:
         return pd.concat(parts, ignore_index=True)
 
     def gain(self, at: ArrayLike) -> pd.DataFrame:
-        """Divide disaggregated by the best co-located throughput; give the probability of a gain above 1.
+        """Divide disaggregated by the best co-located throughput at interactivities [token/s].
 
-        Both modes have the same factors in a sample, so that common errors cancel.
-
-        Parameters
-        ----------
-        at : array_like
-            Interactivities. [token/s]
-
-        Returns
-        -------
-        DataFrame
-            ``tokens_per_s_per_user`` [token/s], ``gain`` (nominal), ``gain_p10``, ``gain_p50``, ``gain_p90`` [1] and
-            ``probability`` of a gain above 1 [1]; infinite where only disaggregation is as fast, NaN where neither is.
-
-        Raises
-        ------
-        InputError
-            When one of both modes is missing.
+        Both modes have the same factors in a sample, so that common errors cancel. ``gain`` (nominal), ``gain_p10``,
+        ``gain_p50``, ``gain_p90`` and ``probability`` of a gain above 1 [1] are infinite where only disaggregation is
+        as fast, NaN where neither is; ``InputError`` where one of both modes is missing.
         """
         shared = tuple(mode for mode in self.modes if mode != MODES[0])
         if MODES[0] not in self.modes or not shared:

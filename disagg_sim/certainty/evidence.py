@@ -47,11 +47,7 @@ def layout_kinds(mapping: Sharding) -> NDArray[np.str_]:
 
 
 def served_sigma(spread: ServedSpread, told: Table[str, Sequence[str]]) -> Floats:
-    """Multiply the s.d. of the logarithm of what an engine adds by a factor for each kind of evidence.
-
-    Takes ``told`` (kinds of evidence (``facts.uncertainty.EVIDENCE``) and the level of each row; "" is not stated). The
-    result has shape (rows,).
-    """
+    """Multiply the s.d. of the logarithm of what an engine adds by a factor for each kind of evidence; (rows,). [1]"""
     rows = len(next(iter(told.values())))
     found = np.full(rows, spread.base)
     for kind, levels in told.items():

@@ -163,11 +163,7 @@ def doubtful(operator: Contribution) -> bool:
 
 
 def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
-    """Describe where designs leave the range of their fits, from operators and times that are known.
-
-    Takes ``parts`` (operators with sizes, fits and ``seconds`` of shape (rows,) [s]) and ``times`` (what the passes of
-    the designs take, shape (rows,) [s]). The result is in row order, as in ``outside_calibration``.
-    """
+    """Describe where designs leave the range of their fits, row by row, from operators and times [s] that are known."""
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}
     inherited: dict[str, dict[str, Mask]] = {}

@@ -24,8 +24,6 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
 def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[Designs]:
     """Read design points of a grid of one phase, those together that share form, drafter and kind of chunks.
 
-    Takes ``grid``, ``rows`` and ``columns`` of shape (points,).
-
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(1024, 128), batch=[8, 16])

@@ -67,10 +67,7 @@ class EncodeParts:
 
 
 def split_parts(at: Setup, split: Split, lengths: Lengths, sequences: float, ffn: Setup | None = None) -> SplitParts:
-    """Take a decode step over attention and feed-forward ranks apart.
-
-    Takes ``ffn`` (None = ``at``). Returns times of halves and operators [s], memory [B].
-    """
+    """Take a decode step over attention and feed-forward ranks apart: times of halves and operators [s], memory [B]."""
     theirs, context = at if ffn is None else ffn, lengths.context
 
     def both(adjusted: Setup, *, own: bool) -> tuple[Setup, Setup]:
@@ -157,10 +154,7 @@ def _source(each: Contribution, at: Setup) -> str:
 
 
 def encode_parts(step: EncodeStep, height: int, width: int) -> EncodeParts:
-    """Take the encoding of the images of a request apart.
-
-    Takes ``height`` and ``width`` [pixel]. Returns times of operators, which add up to that of the step [s].
-    """
+    """Take the encoding of a request's images, ``height`` x ``width`` pixels, apart by operators. [s]"""
     at, encoder = step.setup, step.setup.model.encoder
     if encoder is None or step.images * encoder.tokens(height, width) != step.tokens:
         raise InputError(f"images of {height} x {width} are not those of the step, which has {step.tokens} tokens")

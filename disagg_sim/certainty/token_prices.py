@@ -111,11 +111,7 @@ def check_utilisation(utilisation: float) -> None:
 
 
 def token_prices(designs: Designs, prefill: Floats, decode: Floats, rate: Floats) -> TokenPrices:
-    """Compute the prices of a million tokens of designs.
-
-    Takes ``prefill`` and ``decode`` (what the GPUs cost that work on prompts and on output tokens, (rows,) [USD/h]) and
-    ``rate`` [request/s] of shape (rows,). The result has arrays of shape (rows,) [USD].
-    """
+    """Compute the prices of a million tokens [USD] of designs of which the GPUs of both phases cost so much [USD/h]."""
     lengths, cached = designs.lengths, designs.lengths.cached
     per_million = MILLION / HOUR / rate
     output = decode * per_million / lengths.mean_osl

@@ -104,8 +104,6 @@ def _places(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
 def trust_of_entry(place: str, entry: str) -> Trust:
     """Label a number of a spec file that no kernel fit made.
 
-    Takes ``place`` (file and line: ``hw_specs/engines/vllm.yaml:7``).
-
     >>> [trust_of_entry(f"hw_specs/{place}.yaml:9", entry).value for place, entry in (
     ...     ("engines/vllm", "step_host"), ("profiles/measured", "host"), ("h100_sxm", "hbm_bandwidth"),
     ...     ("rtx_pro_6000", "nic_bandwidth"))]

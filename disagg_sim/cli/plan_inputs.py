@@ -113,11 +113,7 @@ def memory_of(work: Lengths | Trace | TrafficCase, traffic: str, share: float, t
 
 
 def asked_reuse(share: float, tiers: str, *, others: str = "") -> Reuse | None:
-    """Read a share of the prompts that is cached, and in which tiers.
-
-    Takes ``share`` (0 = nothing is cached) and ``tiers`` (``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM). Returns None
-    where nothing is cached.
-    """
+    """Read the cached share of prompts [1], and its tiers (``dram``, or ``hbm=0.5,dram=0.5``); None where it is 0."""
     if tiers and not share:
         raise InputError(f"--tiers says where prompts are cached; give --cached, too{others}")
     return replace(reuse_of(share), tiers=_tiers(tiers)) if share else None

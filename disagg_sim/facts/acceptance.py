@@ -48,11 +48,7 @@ def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
 
 
 def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculation | None:
-    """Find the speculation that a command asks for.
-
-    Takes ``asked`` (``off``, ``auto`` (every number of drafts is tried), or a number of drafts; 0 is off) and
-    ``acceptance`` (name of a curve, or a method and an acceptance; "" = the one curve measured on the model). None
-    means off.
+    """Find the speculation that a command asks for: ``off``, ``auto`` (every number of drafts is tried), or a number.
 
     >>> asked_speculation("deepseek_r1", "1").choices, asked_speculation("llama_3_1_8b", "auto", "mtp 0.7 0.5").choices
     ((1,), (0, 1, 2))

@@ -400,8 +400,6 @@ class Assumptions(Inherited):
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
     """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
 
-    Takes ``load`` (gives the fits of another system by its name). Returns rates as shares of the peaks [1], times [s].
-
     A system without measurements takes over those of one with the same die:
 
     >>> from disagg_sim.facts.load import load_efficiency

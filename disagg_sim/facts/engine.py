@@ -147,11 +147,10 @@ PREFILL_EXCHANGES = ("all_gather", "ring")
 
 
 def hold_settings(engine: str, steps: int) -> dict[str, Any]:
-    """Find what tells an engine to hold prompts back until every rank of attention DP can take one.
+    """Find what tells an engine to hold prompts back until every rank of attention DP can take one, by flag or key.
 
-    What plans, files of `launch` and their notes on what an engine cannot do go by. Takes ``engine`` (name of its
-    kernels: "vllm", "sglang" or "trtllm"). Returns flag -> value, or key of the configuration file -> value; nothing
-    where prompts do not wait, or where no setting of the engine that is written says so.
+    What plans, files of `launch` and their notes on what an engine cannot do go by; nothing where prompts do not wait,
+    or where no setting of the engine that is written says so.
 
     >>> hold_settings("sglang", 7)["--prefill-delayer-max-delay-passes"], hold_settings("vllm", 7)
     (8, {})

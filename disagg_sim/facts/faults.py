@@ -46,8 +46,6 @@ def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
 def require_few(key: str, *sizes: int) -> None:
     """Refuse axes that make more combinations than can be listed.
 
-    Takes ``key`` (of the file, in front of the message; "" = none).
-
     >>> require_few("runs", 100, 100, 100)
     Traceback (most recent call last):
     ValueError: runs: 1000000 combinations; allowed: up to 100000

@@ -67,10 +67,7 @@ class PowerSpec(Shown):
 
 
 def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpec]) -> PowerSpec:
-    """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit.
-
-    Takes ``load`` (gives the laws of another system by its name). Returns shares of the limit [1], times [s], the limit
-    [W].
+    """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit [W].
 
     >>> from disagg_sim.facts.load import load_power
     >>> file = {"system": "mine", "inherits": "h200_sxm", "reason": "same generation"}

@@ -50,11 +50,7 @@ def place_of_fit(fit: Fit, system: str) -> SpecLine:
 
 
 def place_of_key(kind: str, name: str, key: str) -> SpecLine:
-    """Find the line of a key of a spec file.
-
-    Takes ``kind`` (kind of the file: "hardware", "profile", "engine", ). Returns file, line from 1 and key; line 0
-    where there is no such key, or no such file.
-    """
+    """Find the file and the line, from 1, of a key of a spec file; line 0 where there is none."""
     try:
         path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)
     except UnknownNameError:  # made by hand

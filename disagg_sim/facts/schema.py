@@ -263,8 +263,6 @@ def _not_empty(value: object) -> object:
 def one_spelling(value: object, handler: Callable[[object], dict[Any, Any]]) -> dict[Any, Any]:
     """Read a mapping in which no two keys are spellings of one name.
 
-    Takes ``handler`` (reads it, and brings names into their canonical spelling).
-
     >>> one_spelling({"H200-SXM": 3, "h200_sxm": 4}, lambda value: {"h200_sxm": 4})
     Traceback (most recent call last):
     ValueError: 'H200-SXM', 'h200_sxm': two of these are one name
@@ -346,11 +344,7 @@ def _dimension(hint: Any) -> str:
 
 
 def one_of(by: Callable[[Any], str | None], wanted: str) -> Any:
-    """Mark a union whose forms have no key ``kind``.
-
-    Takes ``by`` (gives the tag of a value, None for one of no form) and ``wanted`` (what is allowed, in words behind
-    "is").
-    """
+    """Mark a union whose forms have no key ``kind``: ``by`` gives the tag of a value, ``wanted`` stands behind "is"."""
     return Discriminator(by, custom_error_type=NEITHER, custom_error_message=wanted)
 
 

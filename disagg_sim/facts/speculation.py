@@ -134,8 +134,6 @@ class Speculation(Shown):
 def speculation_in_words(word: str, load_model: Callable[[str], ModelSpec]) -> Speculation:
     """Read a method and its acceptance from one line, the name of ``stated_speculation``.
 
-    Takes ``load_model`` (finds the draft model of a name).
-
     >>> from disagg_sim.facts.load import load_model
     >>> speculation_in_words("mtp 0.8 0.6", load_model).acceptance
     (0.8, 0.6)

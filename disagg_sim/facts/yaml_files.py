@@ -127,11 +127,7 @@ def spec_files(kind: str) -> dict[str, Path]:
 
 
 def list_specs(kind: str) -> tuple[str, ...]:
-    """List the names that ``load_*`` knows of a kind.
-
-    Takes ``kind`` ("hardware", "model", "traffic", "precision", "profile", ... (``DIRECTORIES``)). Returns canonical
-    names, sorted.
-    """
+    """List the canonical names that ``load_*`` knows of a kind (a key of ``DIRECTORIES``), sorted."""
     if kind not in DIRECTORIES:
         known = ", ".join(DIRECTORIES)
         raise UnknownNameError(f"unknown kind {quoted(kind)}{nearest(kind, DIRECTORIES)}; known: {known}")
@@ -148,11 +144,7 @@ def is_path(name: str | Path) -> bool:
 
 
 def find_file(kind: str, name: str | Path) -> Path:
-    """Find the file that a name or a path means.
-
-    Takes ``kind`` ("hardware", "model", "engine", ... (``DIRECTORIES``)). The result is of the first file of that name
-    in ``spec_roots``.
-    """
+    """Find the file that a path, or a name in the first of the ``spec_roots`` that has it, means."""
     if is_path(name):
         return Path(name)
     key, roots = canonical_name(str(name)), spec_roots()
@@ -168,10 +160,7 @@ def find_file(kind: str, name: str | Path) -> Path:
 
 
 def find_document(kind: str, name: str) -> Path:
-    """Find the file of a sweep or a scenario: the name of a shipped one, or a path.
-
-    Takes ``kind`` ("sweep" or "scenario").
-    """
+    """Find the file of a sweep or a scenario: the name of a shipped one, or a path."""
     path, shipped = Path(name), spec_files(kind)
     if name in shipped:  # before a file of that name in the working directory, which may be of others
         return shipped[name]

@@ -134,10 +134,7 @@ def part_cost(work: Work, shape: AttentionShape, rate: PartRate) -> Cost:
 
 
 def part_rate(fit: AttentionPartFit, system: SystemSpec, cache: str = "") -> PartRate:
-    """Find what a fitted kernel of linear or sparse attention reaches on a system; a share of None does not bind.
-
-    Takes ``cache`` (its arithmetic; kernels for few heads are those of an fp8 cache).
-    """
+    """Find what a fitted kernel of linear or sparse attention reaches on a system; a share of None does not bind."""
     return PartRate(
         flops=np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops["bf16"],
         bandwidth=np.inf if fit.e_memory is None else fit.e_memory * system.hbm_bandwidth,

@@ -259,8 +259,6 @@ def flat_curve(bandwidth: float, latency: float) -> LinkCurve:
 def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
     """Read the algorithm that a fitted row describes, on links of ``link`` B/s.
 
-    Takes ``link`` [B/s].
-
     8 MB over 8 ranks in a ring move 2*7/8*8 = 14 MB over each link, at 0.8 of 450 GB/s:
 
     >>> row = {"engine": "nccl", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0}
@@ -275,10 +273,7 @@ def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
 
 
 def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: float | None, step: float) -> LinkCurve:
-    """Fits of one collective, rank count by rank count or by algorithm, to a curve.
-
-    Takes ``link`` [B/s], ``latency`` [s] (None = as fitted) and ``step`` [s].
-    """
+    """Fits of one collective, rank count by rank count or by algorithm, to a curve over links of ``link`` B/s. [s]"""
     counted = [row for row in rows if not row.algorithm]
     laws = [row for row in rows if row.algorithm and row.algorithm != EAGER]
     points = {float(row.gpus): (row.latency, row.e_bandwidth * link) for row in counted}
@@ -351,10 +346,7 @@ def pick_backend(rows: Sequence[AllToAllFit], backends: tuple[str, ...], wire: s
 
 
 def exchange_curve(rows: Sequence[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
-    """Curve of one direction of the exchange, from fits by group size or from one equation for all sizes.
-
-    Takes ``link`` [B/s] and ``floor`` [s] (None = as fitted).
-    """
+    """Curve of one direction of the exchange over links of ``link`` B/s, by group size or from one equation. [s]"""
     points: dict[float, tuple[float, float]] = {}
     for row in rows:
         bandwidth = (row.e_bandwidth or 1.0) * link

@@ -45,11 +45,7 @@ _SENT = Work(0.0, 0.0)
 
 
 def shared_decode(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
-    """Time scores and values of decodes whose cached tokens ``tokens.dcp`` GPUs share, and the exchange.
-
-    Takes ``tokens`` (decodes of one rank [token]). The result is of one layer, as in the head of this file; plain TP
-    where ``dcp`` is 1 [s].
-    """
+    """Time scores and values of decodes whose cached tokens ``tokens.dcp`` GPUs share, and a layer's exchange. [s]"""
     dcp = tokens.dcp
     scores = cheapest(total_cost(ops, at) for ops in block.decode_share(at.precision, tp, dcp, tokens, form))
     rows, how = block.spec.shared_rows, at.sharing

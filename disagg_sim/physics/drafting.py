@@ -186,8 +186,7 @@ def handed_bytes(at: Setup, isl: float) -> float:
 
     A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3, of none for a
     draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
-    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others). Takes ``at`` and ``isl`` (setup,
-    and length of the prompt [token]).
+    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others).
     """
     cache = cached_layers(at).kv_bytes(isl, at.precision)
     if at.speculation is None or at.speculation.drafter is not None:

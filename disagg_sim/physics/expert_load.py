@@ -126,7 +126,7 @@ def packed(share: NDArray[np.float64], slots: int, ranks: int) -> Placement:
     """Place copies of experts as the engines' EPLB does.
 
     Each spare slot takes a copy of the expert with the most picks a copy, one after the other; then each copy goes to
-    the emptiest rank with room, the heaviest first. Takes ``share`` of shape (experts,).
+    the emptiest rank with room, the heaviest first.
     """
     copies = np.ones(share.size)
     for _ in range(slots - share.size):

@@ -69,10 +69,7 @@ def _heads_apart(model: ModelSpec, mapping: Sharding) -> Numeric:
 
 
 def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:
-    """Count the blocks of a cache on a GPU that holds a share of every one: of each tensor of each layer, or of all.
-
-    Takes ``model`` and ``tokens`` (layers, and cached tokens, rounded up [token]).
-    """
+    """Count the blocks of a cache on a GPU that holds a share of every one: of each tensor of each layer, or of all."""
     whole = math.ceil(tokens)
     return -(-whole // layout.block_tokens) if layout.cross_layer else descriptors(model, whole, layout.block_tokens)
 
@@ -117,27 +114,19 @@ class KvHandOver:
         return self.latency + self.post + self.wire
 
     def exposed(self, prefill: float, pieces: int) -> Any:
-        """What is left of it after a prefill that it starts in, piece by piece as these become ready. [s]
+        """What is left of it after a prefill that it starts in, in ``pieces`` (layers, chunks) as these are ready. [s]
 
         ``max(t/n, t - t_prefill*(n-1)/n)``: the last of n pieces leaves when all is computed. One piece: all of it, as
         where the receiver pulls when prefill is done (NIXL in vLLM).
-
-        Parameters
-        ----------
-        prefill
-            Time of the prefill. [s]
-        pieces
-            n: layers, chunks, or both. [1]
         """
         whole_number("pieces", pieces)
         return np.maximum(self.time / pieces, self.time - prefill * (pieces - 1) / pieces)
 
 
 def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) -> str:
-    """Find the class of path that two GPUs of a deployment of ``gpus`` may need.
+    """Find the class of path, of ``PATHS``, that two GPUs of a deployment of ``gpus`` may need.
 
-    Takes ``system`` and ``other`` (None = the same). The result is of ``PATHS``; never "host", as no system says how
-    many GPUs one has.
+    Never "host", as no system says how many GPUs one has.
     """
     if gpus <= system.nvlink_domain and (other is None or other == system):
         return "domain"
@@ -185,11 +174,7 @@ def hand_over(
     descriptor_s: float | None,
     threads: int,
 ) -> KvHandOver:
-    """Time the transfer of a cache between instances, of many pairs at once; as ``kv_hand_over``.
-
-    Takes ``ends`` (setups of sender and receiver; the slower link counts) and ``path`` (of ``PATHS``; "" = the wire
-    takes no time). Returns counts, and times [s], of the shape of the mappings.
-    """
+    """Time the transfer of a cache between instances as ``kv_hand_over``, of many pairs, over the slower link."""
     at, model = ends[0], ends[0].model
     count = load.blocks * posted_share(model, sender, receiver, layout)
     # a request lives on one DP rank of each instance, whose GPUs with distinct parts carry it

@@ -48,10 +48,7 @@ def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier
 
 
 def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
-    """Size what is loaded of a past, each element once. [B]
-
-    Takes ``at`` and ``past`` (setup, and tokens of the past [token]) and ``held`` [token].
-    """
+    """Size what is loaded of a past, each element once. [B]"""
     model, precision = cached_layers(at), at.precision
     there = kv_bytes_per_request(model, precision, held) - model.state_bytes if held else 0.0
     return kv_bytes_per_request(model, precision, past) - there
@@ -72,9 +69,7 @@ def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> N
 
 
 def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: float) -> float:
-    """Count the tokens that the share of an instance in a tier holds. [token]
-
-    Takes ``capacity`` [B] (None = as much as is needed).
+    """Count the tokens that the share of an instance in a tier holds, of ``capacity`` B; None = all it needs. [token]
 
     Eight shares of 250 GB hold 12 million tokens of 164 kB:
 
@@ -90,9 +85,7 @@ def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: fl
 
 
 def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: float) -> float:
-    """Count the tokens of prompts that some memory holds, each once. [token]
-
-    Takes ``room`` [B].
+    """Count the tokens of prompts that ``room`` B of memory hold, each once. [token]
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
@@ -105,7 +98,6 @@ def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: flo
 def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numeric:
     """Find the bandwidth above which an instance loads a prefix sooner than it computes it again. [B/s]
 
-    ``R* = K(C)/t``: it falls as the prefix grows, as attention is quadratic in it. Takes ``at`` and ``past`` (setup,
-    and tokens of the prefix [token]).
+    ``R* = K(C)/t``: it falls as the prefix grows, as attention is quadratic in it.
     """
     return kv_bytes_per_request(cached_layers(at), at.precision, past) / recomputed_s

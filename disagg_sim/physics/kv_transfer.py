@@ -73,9 +73,8 @@ def unique_gpus(
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of attention
     differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the bytes ``e_i`` of the kinds at
-    ``tokens`` cached tokens, each on ``n_i`` GPUs. Under DCP each of the GPUs that share the tokens of a KV head has
-    its own; copies over PCP ranks count once. Takes ``tokens`` (None = the longest context) and ``precision`` (None =
-    bf16). The result is of the shape of the mapping.
+    ``tokens`` cached tokens (None = the longest context), each on ``n_i`` GPUs. Under DCP each of the GPUs that share
+    the tokens of a KV head has its own; copies over PCP ranks count once.
     """
     length, tp = model.max_context if tokens is None else tokens, mapping.tp_attn
     apart = {n for kind in model.kinds for n in kind.attention.distinct_parts}

@@ -134,13 +134,12 @@ def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
 
 
 def clock_under(cap: Numeric, *, drawn: Numeric, idle: Numeric) -> Numeric:
-    r"""Clock that a power cap leaves, as a share of the clock without it.
+    r"""Clock that a power cap leaves, as a share of the clock without it, of powers in W. [1]
 
     .. math:: f = \left(\frac{P_{cap} - P_0}{P - P_0}\right)^{1/3}
 
     Above the idle :math:`P_0` the power is in proportion to the clock and to the square of the voltage, which falls
     with the clock. Where the voltage can fall no further (below some 0.7 of the limit) clocks fall faster than this.
-    Takes ``cap``, ``drawn`` and ``idle`` [W]. Returns a share of at most 1.
     """
     return np.cbrt((cap - idle) / np.maximum(drawn - idle, cap - idle))
 

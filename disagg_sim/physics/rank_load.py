@@ -74,20 +74,13 @@ class ChunkLoad(NamedTuple):
 
 
 def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
-    """Spread requests over ranks as evenly as whole numbers allow.
-
-    Takes ``batch`` and ``ranks`` (requests over all ranks, and ranks [request], [1]). Returns requests of a rank, and
-    ranks with so many, the fuller ones first; none without requests.
-    """
+    """Spread requests over ranks as evenly as whole numbers allow: pairs (requests of a rank, ranks), fuller first."""
     least, more = divmod(int(batch), ranks)
     return tuple(each for each in ((least + 1.0, more), (float(least), ranks - more)) if all(each))
 
 
 def at_each(function: Callable[..., tuple[float, ...]], batch: Numeric, ranks: Numeric, *more: Numeric) -> list[Floats]:
-    """Evaluate a function of requests and ranks, and maybe more, once for every combination that there is.
-
-    Takes ``function`` (of two values or more) and ``batch`` and ``ranks`` (requests over all ranks, and ranks; arrays
-    that broadcast [request], [1]). Returns what the function returns, each of the broadcast shape.
+    """Evaluate a function of requests over all ranks, ranks, and maybe more, once for every combination that there is.
 
     >>> [found.tolist() for found in at_each(lambda held, ranks: (held, held / ranks), np.array([[2.0, 4.0]]), 2.0)]
     [[[2.0, 4.0]], [[1.0, 2.0]]]
@@ -106,8 +99,7 @@ def chunks_of(
     Its n prompts count as fewer equal ones with as many query-key pairs, each of X tokens, where :math:`X =
     \frac{T}{n}\,\frac{1+v}{1+v/n}`, T the largest of the ranks' sums and v the ``spread``. Of chunks of c tokens they
     make :math:`m = E\lceil X/c \rceil`, all but the last of :math:`E\min(X, c)`: what is affine in the tokens of a
-    chunk has its mean. Takes ``batch`` and ``ranks`` (prompts of a pass over all ranks, and ranks [request], [1]). The
-    result is of the broadcast shape.
+    chunk has its mean.
 
     Of two ranks with a prompt of 100 or 300 tokens one has 300 in three cases of four: three chunks of 100, or one.
 
@@ -132,7 +124,7 @@ def chunks_of(
 
 @dataclass(frozen=True, eq=False)
 class RestLoads:
-    r"""Unequal ranks of passes that take prompts up behind cached pasts.
+    r"""Unequal ranks of passes that take prompts up behind cached pasts (tokens, probabilities).
 
     New tokens S of a rank's prompts, their query-key pairs and their pasts C are sums, of which the largest over the
     ranks count: :math:`T = E[\max \sum S]`, :math:`P = E[\max \sum (S C + S^2/2)]`, :math:`Q = E[\max \sum C]`. The n
@@ -141,11 +133,6 @@ class RestLoads:
     .. math:: s = \frac{P}{Q + T/2}, \quad n = \frac{T}{s}, \quad c = \frac{P}{T} - \frac{s}{2}
 
     which with Q = 0 are those of ``RankLoads.prefill``.
-
-    Parameters
-    ----------
-    new, past, weight
-        Of prompts, and their probabilities; arrays of shape (prompts,). [token], [1]
     """
 
     new: Floats
@@ -278,11 +265,6 @@ class PieceLoads:
     .. math:: x = \frac{\int 1 - (1 - \varphi (1 - F))^R}{1 - (1 - \varphi)^R}
 
     Scores and values are affine in the past, so their time there lies on the line through those of two prompts.
-
-    Parameters
-    ----------
-    new, past, weight
-        Of prompts, and their probabilities; arrays of shape (prompts,). [token], [1]
     """
 
     new: Floats

@@ -47,11 +47,7 @@ class RankSum:
     _known: dict[float, Complex] = field(default_factory=dict, repr=False)  # psi, by the distance of the values
 
     def largest(self, groups: tuple[tuple[float, int], ...]) -> float:
-        """Find the expected largest sum of independent ranks.
-
-        Takes ``groups`` (requests of a rank, and ranks that have so many on average; those with the most first
-        [request], [1]). The result is in the unit of ``mean``.
-        """
+        """Find the expected largest sum of independent ranks, in the unit of ``mean``."""
         first, step, below = self._largest(groups)
         return float(first + step * np.sum(1.0 - below))
 
@@ -142,10 +138,7 @@ def _shares(weights: Floats) -> Floats:
 
 
 def request_law(isl: Floats, osl: Floats) -> RequestLaw:
-    """Make the empirical law of requests; of more than ``POINTS`` those at even distances.
-
-    Takes ``isl`` and ``osl`` (lengths of every request; arrays of shape (requests,) [token]).
-    """
+    """Make the empirical law of requests by their lengths [token]; of more than ``POINTS`` those at even distances."""
     some = slice(None, None, -(-osl.size // POINTS))
     isl, osl = isl[some], osl[some]
     weight = np.full(osl.size, 1.0 / osl.size)
@@ -225,8 +218,6 @@ def prompt_sum(law: RequestLaw, power: int) -> RankSum:
 
 def sum_of(values: Floats, weights: Floats) -> RankSum:
     """Describe the sum of a quantity over the requests of a rank, each request's drawn alike.
-
-    Takes ``values`` and ``weights`` of shape (values,).
 
     >>> one = sum_of(np.array([100.0, 300.0]), np.array([0.5, 0.5]))
     >>> f"{one.mean:.0f}, of two ranks {one.largest(((1.0, 2),)):.0f}"

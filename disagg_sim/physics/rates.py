@@ -127,10 +127,7 @@ class Rates:
 
 
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
-    """Find what a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it.
-
-    Takes ``fit`` (shares of the peaks [1], times [s], in one weight format). Returns [FLOP/s], [B/s] and [s].
-    """
+    """Find what a fitted GEMM reaches, in FLOP/s, B/s and s, quantising of A included where the fit's rows hold it."""
     form = FORMATS[fit.format]
     flops, bandwidth = fit.e_compute * system.peak_flops[form.arithmetic], fit.e_memory * system.hbm_bandwidth
     if not fit.tiled:
@@ -154,9 +151,7 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
 
 
 def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, reads_past_at: float) -> AttentionRate:
-    """Find what a fitted prefill attention reaches on a system.
-
-    Takes ``fit`` (shares of the peaks [1], times [s]) and ``reads_past_at`` [B/s]. Returns [FLOP/s], [B/s] and [s].
+    """Find what a fitted prefill attention reaches on a system, in FLOP/s, B/s and s.
 
     Whatever the format, the share is one of the BF16 peak, 989 TFLOP/s:
 
@@ -184,9 +179,7 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
 
 
 def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, resident: float = 0.0) -> AttentionRate:
-    """Find what a fitted decode attention reaches on a system.
-
-    Takes ``fit`` (shares of the peaks [1], times [s]) and ``resident`` [B]. Returns [FLOP/s], [B/s] and [s].
+    """Find what a fitted decode attention reaches on a system, in FLOP/s, B/s and s.
 
     Where memory was always the limit the fit leaves the arithmetic open, and the peak counts:
 
@@ -221,11 +214,7 @@ def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:
 
 
 def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
-    """Find what a fitted grouped GEMM reaches on a system; a fit without ``e_compute`` has no limit of arithmetic.
-
-    Takes ``fit`` (shares of the peaks [1], times [s], of one kernel in one weight format). Returns [FLOP/s], [B/s] and
-    [s].
-    """
+    """Find what a fitted grouped GEMM reaches, in FLOP/s, B/s and s; without ``e_compute`` arithmetic has no limit."""
     form = FORMATS[fit.format]
     flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops[form.arithmetic]
     return MoeRate(
@@ -431,11 +420,10 @@ def resolve_rates(
     engine: str = "",
     expert_kernel: str = "",
 ) -> Rates:
-    """Rates of every operator of ``model`` on ``system``.
+    """Rates of every operator of ``model`` on ``system``, in FLOP/s, B/s and s, with every fit that was taken.
 
-    Takes ``engine`` ("trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order)
-    and ``expert_kernel`` (kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those
-    that were timed). Returns [FLOP/s], [B/s] and [s], with every fit that was taken.
+    Fits of ``engine`` come first, those of others where it has none; ``expert_kernel`` multiplies experts wherever the
+    engine has a row of it.
     """
     if engine:
         check_word("engine", engine, ENGINES)

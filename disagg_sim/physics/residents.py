@@ -80,10 +80,7 @@ class Prefilling:
 def prefilling_in_passes(
     mapping: Sharding, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Prefilling:
-    """Prompts that are prefilled in passes of their own, decode waiting.
-
-    Takes ``chunk_tokens`` (0 = whole prompts). Returns prompts and their tokens, not mixed with decodes; of the
-    broadcast shape.
+    """Prompts that are prefilled in passes of their own, decode waiting, and their tokens.
 
     Each of two DP ranks takes two of four prompts of 1000 tokens, whole or 256 tokens of each at a time:
 
@@ -100,10 +97,7 @@ def prefilling_in_passes(
 def prefilling_in_pieces(
     mapping: Sharding, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
 ) -> Prefilling:
-    """Size prompts that are prefilled in pieces, in the steps of ``batch`` decodes.
-
-    Takes ``prompt`` (length of each [token]). Returns prompts and their tokens, in one pass with the decodes; of the
-    broadcast shape.
+    """Size prompts that are prefilled in pieces, in the steps of ``batch`` decodes. [token]
 
     >>> float(prefilling_in_pieces(Sharding(dp_attn=8, ep=8), 8, prompt_residents(1000), 2048, 64).new)
     256.0
@@ -143,10 +137,7 @@ def decode_live(mapping: Sharding, batch: Numeric) -> Live:
 def prefill_live(
     mapping: Sharding, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Live:
-    """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
-
-    Takes ``chunk_tokens`` (0 = whole prompts). Returns tokens of the fullest rank and of all ranks, of the broadcast
-    shape [token].
+    """Tokens of a micro-batch of whole prompts of a pass, or, with CPP, of a chunk of every prompt of a rank. [token]
 
     Four prompts of 1000 tokens on two stages go two at a time; with CPP 256 tokens of each do:
 

@@ -95,19 +95,12 @@ def picked(values: Numeric, points: Points) -> Numeric:
 
 
 def sums_at(sums: AnySums, points: Points) -> Sums:
-    """Sums at points of a grid.
-
-    Takes ``sums`` (of the grid, of the broadcast shape (rows, columns) [s]) and ``points`` of shape (points,) (None =
-    all). Returns numbers, or arrays of shape (points,) [s].
-    """
+    """Sums at points of a grid, None = all. [s]"""
     return sums.at(points) if isinstance(sums, GridSums) else Sums(*(picked(part, points) for part in sums))
 
 
 def at_columns(sums: AnySums, place: Any) -> GridSums:
-    """Lay sums of some columns out over a grid.
-
-    Takes ``sums`` (of the broadcast shape (rows, columns) [s]) and ``place`` of shape (grid columns,). The result is of
-    the broadcast shape (rows, grid columns) [s].
+    """Lay sums of some columns out over a grid of shape (rows, columns). [s]
 
     >>> at_columns(Sums(compute=np.array([[1.0, 2.0]])), np.array([1, 0, 1])).compute.tolist()
     [[2.0, 1.0, 2.0]]
@@ -125,10 +118,7 @@ def at_columns(sums: AnySums, place: Any) -> GridSums:
 
 
 def chosen_sums(first: Numeric, yes: AnySums, no: AnySums) -> AnySums:
-    """Choose between the sums of two ways to do the same, point by point.
-
-    Takes ``yes`` and ``no`` (sums of both ways [s]). The result is of the taken ways [s].
-    """
+    """Choose between the sums of two ways to do the same, point by point. [s]"""
 
     def at(points: Points) -> Sums:
         here = picked(first, points)

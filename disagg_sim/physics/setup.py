@@ -119,9 +119,6 @@ def engine_names() -> tuple[str, ...]:
 def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
     """Name of the engine asked for, or of the system's where the profile counts one; "" = none.
 
-    Takes ``engine`` (name asked for, which comes first. None or "" = the system's). Returns name of an engine, not
-    checked against ``engine_names``; "" = none.
-
     >>> from disagg_sim.facts.load import load_profile, load_system
     >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
     >>> engine_name(load_profile("measured"), h200), engine_name(ideal, h200), engine_name(ideal, h200, "vllm")

@@ -51,8 +51,6 @@ def distinct(numbers: Numeric) -> tuple[Any, Any]:
 def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
     """Evaluate a function of a degree once for each of its distinct values.
 
-    Takes ``function`` (of an array; returns an array of its shape, or a tuple of them).
-
     >>> of_distinct(np.log2, np.array([[8.0, 2.0], [2.0, 8.0]])).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
@@ -67,8 +65,7 @@ def of_column(function: Callable[[Any], Any], numbers: Numeric) -> Any:
     """Evaluate a function of a column at each of its distinct values as at a number.
 
     Powers of arrays may differ from those of numbers in their last digit, so a column of what rows of mappings or cases
-    have by themselves gets the digits that each row has alone. Takes ``function`` (of a number or an array) and
-    ``numbers`` of shape (rows, 1). The result is of the shape of ``numbers``.
+    have by themselves gets the digits that each row has alone.
 
     >>> of_column(lambda keys: keys**0.5, np.array([[4.0], [9.0], [4.0]])).tolist()
     [[2.0], [3.0], [2.0]]
@@ -110,8 +107,7 @@ def _rows_of_bytes(columns: tuple[tuple[str, bytes], ...]) -> tuple[Any, Any]:
 def alike_rows(degrees: Sequence[Numeric], *batches: Numeric) -> tuple[Any, Any] | None:
     """Find the rows of a grid whose token counts are the same, as they share degrees and batches.
 
-    Takes ``degrees`` of shape (rows, 1), and ``batches`` of all rows or of each. Returns first position of every
-    distinct row, and the number of the distinct row at each position; None without columns.
+    The first position of every distinct row, and the number of the distinct row at each; None without columns.
 
     >>> first, number = alike_rows([np.array([[8.0], [2.0], [8.0]]), 1.0], np.array([[1.0, 2.0, 4.0]]))
     >>> first.tolist(), number.tolist()
@@ -188,12 +184,10 @@ class DistinctCounts:
 def tabulate(
     function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts, *others: Numeric
 ) -> Result:
-    """Evaluate ``function(*degrees, *tokens, *others)`` at every point, computed once per distinct point.
+    """Evaluate ``function(*degrees, *tokens, *others)`` at every point, (rows, batches), once per distinct point.
 
-    Takes ``function`` (it broadcasts, and returns a tuple of arrays or of such tuples), ``degrees`` of shape (rows, 1),
-    ``levels`` of shape (rows, batches) [token], and ``others``: numbers, which the function gets as they are, columns
-    of shape (rows, 1), or points of shape (rows, batches). Returns what the function does, each array of shape
-    (rows, batches).
+    The function broadcasts; ``levels`` of tokens have shape (rows, batches). Of ``others`` it gets numbers as they are,
+    columns (rows, 1) and points (rows, batches).
     """
     if not levels.gathers:
         return function(*degrees, *levels.arguments, *others)

@@ -113,10 +113,7 @@ def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
 
 
 def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
-    """List the parts of a latency, the longest first; small ones are added up in the last line.
-
-    Takes ``latency`` ("ttl" or "ftl"). Returns parts of ``WORTH_TELLING`` of the latency and more, times in s.
-    """
+    """List the parts of a latency ("ttl" or "ftl"), the longest first, small ones added up in the last line. [s]"""
     parts = found.latency(row, latency)
     several = len(parts["step"].unique()) > 1
     told = parts[parts["share"] >= WORTH_TELLING]
@@ -157,10 +154,7 @@ def time_text(seconds: float) -> str:
 
 
 def latency_title(found: Breakdown, row: Any, latency: str) -> str:
-    """Title a latency: its value, its meaning for users, and its distance from the speed of light.
-
-    Takes ``latency`` ("ttl" or "ftl").
-    """
+    """Title a latency: its value, its meaning for users, and its distance from the speed of light."""
     parts = found.latency(row, latency)
     seconds, ideal = parts["seconds"].sum(), parts["ideal_s"].sum()
     rate = f" = {1.0 / seconds:,.4g} tokens/s/user" if latency == "ttl" else ""
@@ -169,20 +163,14 @@ def latency_title(found: Breakdown, row: Any, latency: str) -> str:
 
 
 def trust_shares(found: Breakdown, row: Any, latency: str) -> dict[Trust, float]:
-    """Share out a latency by what its parts rest on; waiting, which is time of the other parts, is left out.
-
-    Takes ``latency`` ("ttl" or "ftl"). Returns shares, best label first; together 1 [1].
-    """
+    """Share out a latency by what its parts rest on, best label first; waiting is left out. [1]"""
     parts = found.latency(row, latency)
     told = parts[parts["trust"] != ""]
     return added([(part["seconds"], {Trust(part["trust"]): 1.0}) for part in records(told)])
 
 
 def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float]:
-    """Compute the share of each resource in a latency.
-
-    Takes ``latency`` ("ttl" or "ftl"). Returns shares of ``RESOURCES``, the largest first; they add up to 1 [1].
-    """
+    """Compute the share of each of ``RESOURCES`` in a latency, the largest first. [1]"""
     parts = found.latency(row, latency)
     shares = {name: float(parts[f"{name}_s"].sum() / parts["seconds"].sum()) for name in RESOURCES}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
@@ -243,10 +231,7 @@ ROUNDING = 1e-9
 
 
 def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
-    """Say what does not fit, in one line.
-
-    Takes ``pools`` ("both" and "" need no name [B]). The result is empty where all fits.
-    """
+    """Say what does not fit, in one line; empty where all fits."""
     said = [
         f"one {'' if name in ('', 'both') else f'{name} '}GPU would hold {held / GB:.1f} of {limit / GB:.1f} GB "
         f"({held / limit:.0%}), {(held - limit) / GB:.1f} GB too much"

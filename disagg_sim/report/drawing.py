@@ -48,10 +48,7 @@ def plain(name: str) -> str:
 def place_labels(
     figure: Any, axes: Any, points: Sequence[tuple[float, float, str]], *, others: Sequence[np.ndarray[Any, Any]] = ()
 ) -> int:
-    """Annotate up to ``MOST`` of the points, evenly spread along the curve that they form. [1]
-
-    Takes ``others`` of shape (n, 2).
-    """
+    """Annotate up to ``MOST`` of the points, evenly spread along the curve that they form. [1]"""
     if not points:
         return 0
     renderer = figure.canvas.get_renderer()

@@ -232,10 +232,7 @@ def _title(task: CaseFigures, subject: str) -> str:
 
 
 def blank_figure(size: tuple[float, float] | None = None) -> Any:
-    """Make an empty picture that needs no display.
-
-    Takes ``size`` (width and height [in]; that of the style in use by default).
-    """
+    """Make an empty picture that needs no display."""
     figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)
     return figure

@@ -52,10 +52,9 @@ class ModeVerdict:
 
 
 def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) -> ModeVerdict:
-    """Compare the modes of a case at a speed.
+    """Compare the modes of a case at a ``speed`` [token/s].
 
-    Takes ``speed`` [token/s]. Returns one mode is the better one from ``LEAST_GAIN`` on, and, where there are error
-    bars, with ``LEAST_PROBABILITY``.
+    One mode is the better one from ``LEAST_GAIN`` on, and, where there are error bars, with ``LEAST_PROBABILITY``.
     """
     column = item.plan.case.throughput
 

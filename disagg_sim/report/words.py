@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
-    """Write the mapping of one phase of a point in short.
-
-    Takes ``phase`` (``"prefill"`` or ``"decode"``). Returns such as ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``; ``1 GPU``
-    where nothing is sharded.
-    """
+    """Write the mapping of one phase of a point in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``, ``1 GPU``."""
     named = {name: point.get(f"{phase}_{name}", UNSAID.get(name)) for name in SHARDING}
     return degrees_text(**{name: int(value) for name, value in named.items()})
 
@@ -70,10 +66,7 @@ MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggy
 
 
 def beside_text(chunk_tokens: int, draft_tokens: int) -> str:
-    """Write what stands behind the degrees of a mapping; nothing where there is neither.
-
-    Takes ``chunk_tokens`` and ``draft_tokens`` (0 = none).
-    """
+    """Write what stands behind the degrees of a mapping; nothing where there is neither."""
     chunk = f", chunks of {chunk_tokens}" if chunk_tokens else ""
     return chunk + (f", draft tokens {draft_tokens}" if draft_tokens else "")
 
@@ -116,10 +109,7 @@ NOT_REACHED = "–"
 
 
 def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
-    """Write the throughput of a point to three digits, or that a frontier has none.
-
-    Takes ``point`` (None = not reached) and ``column`` (of its throughput [token/s, token/USD or token/J]).
-    """
+    """Write the throughput of a point to three digits, or that a frontier has none."""
     if point is None:
         return NOT_REACHED
     value = float(point[column])

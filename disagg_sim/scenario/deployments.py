@@ -42,10 +42,7 @@ _Degree = Annotated[int, Range(1, 1024)]
 
 @lru_cache(maxsize=32)
 def setup_named(model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "") -> Setup:
-    """Make the setup of some names, the same object each time.
-
-    Takes ``engine`` (name of an engine; "" = the system's own) and ``speculation`` (name of a curve, or a method and
-    its acceptance; "" and "none" = no speculative decoding).
+    """Make the setup of some names, the same object each time; ``engine`` "" is the system's, ``speculation`` "" none.
 
     >>> names = ("llama_3_1_8b", "h100_sxm", "fp8", "measured", "")
     >>> setup_named(*names) is setup_named(*names)

@@ -134,10 +134,7 @@ def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths,
 
 
 def batch_axes(at: Setup, table: Sharding, lengths: Lengths, kinds: Ints) -> list[Ints]:
-    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
-
-    Takes ``kinds`` of shape (rows,). Returns those of each kind that there is, in the order of the numbers, each as
-    ``batch_axis`` finds it [request].
+    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings. [request]
 
     Four GPUs have room for more than four times the requests of one, as they hold the weights once:
 
@@ -180,9 +177,7 @@ def _batch_axes(at: Setup, table: Sharding, held: CachedTokens, phase: str, kind
 
 
 def with_chunks(table: Sharding, isl: float, chunk_tokens: Any) -> Sharding:
-    """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size.
-
-    Takes ``chunk_tokens`` (none leaves the mappings as they are [token]). Returns one row a (mapping, chunk size).
+    """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size [token].
 
     >>> rows = with_chunks(Sharding.stack([Sharding(), Sharding(pp=2)]), 2048, [512, 1024])
     >>> list(zip(rows.pp.tolist(), rows.chunk_tokens.tolist()))

@@ -35,10 +35,7 @@ def row_blocks(rows: int, columns: int) -> list[slice]:
 
 
 def bound_codes(sums: AnySums) -> Any:
-    """Find the index of the largest of the four sums (order of ``BOUNDS``).
-
-    Takes ``sums`` (time by resource, arrays that broadcast [s]). The result is of the broadcast shape; of equal sums
-    the first [1].
+    """Find the index of the largest of the four sums (order of ``BOUNDS``), of equal ones the first.
 
     Memory binds the small batch and compute the large one:
 
@@ -87,11 +84,7 @@ def is_constant_uncached(lengths: Lengths) -> bool:
 
 
 def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) -> Iterator[list[int]]:
-    """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis.
-
-    Takes ``rows`` and ``axes`` (rows and batch sizes of each grid [1], [request]). Yields places of grids, the one with
-    the longest axis first.
-    """
+    """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis."""
 
     held: list[int] = []
     points = 0
@@ -118,11 +111,7 @@ class StackedCases:
     rows: tuple[int, ...]  # [1]
 
     def number(self, of: Callable[[Lengths], float], rows: Ints | None = None) -> Numeric:
-        """Find what each row has of its case.
-
-        Takes ``of`` (a number of a case) and ``rows`` (None = all). Returns the number that all cases have, or a column
-        of shape (rows, 1).
-        """
+        """Find what each row has of its case: the number that all cases have, or a column of shape (rows, 1)."""
         values = [of(each) for each in self.cases]
         if len(set(values)) == 1:
             return values[0]

@@ -306,11 +306,7 @@ def _axes(
 def prefill_points(
     at: Setup, several: StackedCases, table: Sharding, axis: Any, mla_form: str, quantile: float | None
 ) -> GridPoints:
-    """Time and size the points of one case, or of several plain ones, one after the other.
-
-    Takes ``axis`` (prompts of a pass, (1, batches) [request]) and ``quantile`` (None = the mean). The result has arrays
-    of shape (rows, batches).
-    """
+    """Time and size the points, (rows, batches), of one case, or of several plain ones, one after the other."""
     shape = (len(table), axis.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     below = any(lengths.cached is not None and lengths.cached.reuse.below for lengths in several.cases)

@@ -24,8 +24,7 @@ def pareto_mask(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """Which points no other point beats: none has both x and y at least as large and one of them larger.
 
     Exact, O(n log n). Of equal points the first is kept; a point with a NaN is never kept. Of many points, those that
-    the front of a few thousand beats are left out before the rest is sorted: 10 million take a second. Takes ``x`` and
-    ``y`` of shape (n,). The result has shape (n,).
+    the front of a few thousand beats are left out before the rest is sorted: 10 million take a second.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     known = np.flatnonzero(~(np.isnan(xs) | np.isnan(ys)))
@@ -68,11 +67,7 @@ AXES = ("linear", "log")  # how the x axis is measured where an area is taken
 
 
 def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
-    """The largest ``y`` among points whose ``x`` is ``at`` or more; 0 where no point reaches so far.
-
-    Takes ``x`` and ``y`` of shape (n,) and ``at`` [unit of x]. Returns a function that never rises with ``at`` [unit of
-    y].
-    """
+    """The largest ``y`` among points whose ``x`` is ``at`` or more; 0 where no point reaches so far."""
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     order = np.argsort(xs)
     best = np.append(np.maximum.accumulate(ys[order][::-1])[::-1], 0.0)
@@ -80,11 +75,7 @@ def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
 
 
 def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> float:
-    """Area below the step function of the points from ``low`` to ``high``, exactly.
-
-    Takes ``x`` and ``y`` of shape (n,) and ``low`` and ``high`` [unit of x]. Returns [unit of y times unit of x], or
-    [unit of y] on a log axis.
-    """
+    """Area below the step function of the points from ``low`` to ``high``, exactly; on a log axis in the unit of y."""
     xs = np.asarray(x, dtype=float)
     edges = np.unique(np.concatenate([[low, high], xs[(xs > low) & (xs < high)]]))
     widths = np.diff(np.log(edges) if axis == "log" else edges)

@@ -98,8 +98,6 @@ class PhaseGrid(Shown):
     def part(self, rows: Any, batches: Any = slice(None)) -> PhaseGrid:
         """Take some of the rows, at some of the batches.
 
-        Takes ``rows`` and ``batches`` (places, masks or slices).
-
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
         >>> ds.decode_grid(at, ds.Sharding(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
@@ -111,9 +109,6 @@ class PhaseGrid(Shown):
     @staticmethod
     def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Sharding, batches: int) -> PhaseGrid:
         """Join rows of grids of one setup, at their first batches.
-
-        Takes ``grids`` (of one phase and one distribution of lengths, with the same first batches), ``rows`` (places in
-        their rows, one grid after the other, (rows,)) and the ``mappings`` of these rows.
 
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)

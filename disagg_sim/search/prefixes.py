@@ -142,10 +142,7 @@ class GpuCaches:
         sessions_per_s: float,
         tpot_s: float = 0.0,
     ) -> TurnCaches:
-        """Count the caches in tokens.
-
-        Takes ``sessions_per_s`` [1/s].
-        """
+        """Count the caches in tokens, of ``sessions_per_s`` [1/s]."""
         tiers = {name: tier for name in self.tiers if (tier := tier_of(system, name)) is not None}
         pooled = tuple(name for name, tier in tiers.items() if tier.shared)
 

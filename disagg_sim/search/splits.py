@@ -274,10 +274,7 @@ def _ffn(at: Setup, limit: int) -> Iterator[Sharding]:
 
 
 def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Sharding:
-    """Shard the feed-forward part of a model over GPUs of its own.
-
-    Takes ``tp`` (0 = all).
-    """
+    """Shard the feed-forward part of a model over GPUs of its own; ``tp`` 0 = all."""
     whole_number("GPUs of the feed-forward part", gpus)
     if at.model.is_moe:
         if tp:

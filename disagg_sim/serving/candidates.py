@@ -23,8 +23,7 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     """Index of the fastest entry of every size, by rising size; among equal rates the lowest ``order``.
 
     Only these can be part of a best pool or pair: put a faster instance of the same size in the place of a slower one
-    and the GPUs stay, no pool gets slower and no pool gets more varied. Takes ``gpus``, ``rate`` and ``order`` (GPUs of
-    an instance [1]; its request rate [request/s]; rank that settles ties [1]).
+    and the GPUs stay, no pool gets slower and no pool gets more varied.
 
     >>> best_per_size(np.array([1, 2, 1]), np.array([5.0, 9.0, 6.0]), np.arange(3)).tolist()
     [2, 1]
@@ -41,9 +40,6 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
 
 def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, Ints]:
     """Find the fastest usable point of every instance size, by rising size; ties go to the lexicographic order.
-
-    Takes ``rates`` and ``usable`` (request rate of each point [request/s], and which points may be taken). Returns
-    places in the grid; shape (sizes,).
 
     Of the two instances of two GPUs, the tensor parallel one is faster:
 
@@ -199,11 +195,10 @@ _SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRA
 def prefill_candidates(
     prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float | None = None, after: Floats | None = None
 ) -> PrefillCandidates:
-    """Find the fastest prefill configuration of every instance size within the limits.
+    """Find the fastest prefill configuration of every instance size within the limits [s], [B/s], by rising GPUs.
 
     Ties go to the lexicographic order of mapping, then batch. The best configuration by rate per GPU, which the paper's
-    Algorithm 1 picks, is among them. Takes ``ftl_limit`` [s], ``nic_limit`` [B/s] and ``after`` [s] of shape (rows,).
-    Returns one entry for every size that meets the limits, by rising GPUs; perhaps none.
+    Algorithm 1 picks, is among them.
     """
     if prefill.phase != "prefill":
         raise InputError(f"expected a prefill grid, got a {prefill.phase} grid")

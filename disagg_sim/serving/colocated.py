@@ -345,10 +345,9 @@ class _Scored:
 
 
 def pass_bytes(case: ColocatedCase, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
-    """Find the bytes on the fullest GPU under each cut; residents and prompts are the same under all.
+    """Find the bytes on the fullest GPU under each cut (rows, sizes); residents and prompts are the same under all. [B]
 
-    Takes ``cuts`` (0 = whole prompts). The result is of each cut (rows, sizes); ``passes.sized`` says which size a
-    column has [B].
+    ``passes.sized`` says which size a column has.
     """
     mapping, first = group.mapping.narrowed(), np.unique(passes.sized, return_index=True)[1]
     batch, prompts = (each[first].astype(float)[None, :] for each in (group.batch[passes.batch_index], passes.together))

@@ -18,10 +18,7 @@ PER = tuple(COST_COLUMNS)
 
 
 def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | None = None) -> float:
-    """Find the price of one GPU: the given one, else the middle of the market's range. [USD/h]
-
-    Takes ``prices`` (price by name of the system [USD/h]).
-    """
+    """Find the price of one GPU: the given one, else the middle of the market's range. [USD/h]"""
     name, given = _name(system), prices or {}
     if name in given:
         return float(given[name])

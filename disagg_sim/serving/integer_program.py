@@ -57,10 +57,7 @@ class Filling:
 
 
 def most_rate(pools: Sequence[Choices], *, gpu_budget: int, kinds: int | None, time_limit: float) -> Filling:
-    """Pools of the highest matched request rate within a GPU budget; ``bound`` in [request/s].
-
-    Takes ``time_limit`` [s].
-    """
+    """Pools of the highest matched request rate within a GPU budget; ``bound`` in [request/s]."""
     best = reduce(lambda p, r: p * r / (p + r), (pool.best_per_gpu for pool in pools))
     scale = gpu_budget * best  # real-valued counts reach no more, so X/scale stays within [0, 1]
     limits = tuple(np.minimum(gpu_budget // pool.gpus, exchange_limits(pool, kinds)) for pool in pools)
@@ -80,10 +77,7 @@ def least_cost(
     time_limit: float,
     gpu_budget: int | None = None,
 ) -> Filling:
-    """Cheapest pools that all reach a request rate; ``bound`` in the unit of the prices.
-
-    Takes ``required_rate`` [request/s].
-    """
+    """Cheapest pools that all reach a request rate; ``bound`` in the unit of the prices."""
     limits = tuple(
         np.minimum(np.ceil(required_rate / pool.rate).astype(np.int64), exchange_limits(pool, kinds, price))
         for pool, price in zip(pools, prices, strict=True)

@@ -45,10 +45,7 @@ class PassColumns(NamedTuple):
     sized: Ints  # (columns,) number of the batch and prompts of a pass; those that differ in the wait alone share it
 
     def mean(self, times: Floats) -> tuple[Floats, Floats]:
-        """Find what a prompt costs, and what the pass takes that it is in.
-
-        Takes ``times`` [s] of shape (rows, passes). The result has shape (rows, columns) [s].
-        """
+        """What a prompt costs, and what the pass takes that it is in, (rows, columns). [s]"""
         alone = times[:, times.shape[1] - self.lone.size :][:, ::-1]
         times = np.concatenate([times[:, : self.sizes.size], alone], axis=1)
         # not by ``@``: the order in which BLAS sums, and so the last digit, depends on the number of its threads

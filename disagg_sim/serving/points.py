@@ -151,13 +151,6 @@ def slot_wait(group: Any, request_rate: Any) -> Any:
     At the rate X of a full deployment prompts start in groups of b every b/X seconds: a prefill pool starts passes of b
     prompts, those of a co-located instance have the mean b. A request that comes at a random moment meets half of such
     an interval, ``b/(2*X)``. A queue, which any load near X brings, comes on top.
-
-    Parameters
-    ----------
-    group : array_like
-        Prompts that start together, b. [request]
-    request_rate : array_like
-        Rate X of the deployment. [request/s]
     """
     return group / (2.0 * request_rate)
 

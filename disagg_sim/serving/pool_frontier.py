@@ -42,10 +42,9 @@ def pools_front(
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill and encode instances, and keep what no other beats.
 
-    Takes ``encode`` (None = no images, no encode pool) and ``ttl_limit`` [s]. Returns columns ``COLUMNS``, one row a
-    point, interactivity rising; ``decode_*`` are the degrees of whole instances or of attention ranks; ``ffn_*`` those
-    of feed-forward ranks, 0 for whole instances; GPUs are those of whole pools; empty where nothing fits [s, request/s,
-    token/s].
+    Columns ``COLUMNS``, one row a point, interactivity rising; ``decode_*`` are the degrees of whole instances or of
+    attention ranks; ``ffn_*`` those of feed-forward ranks, 0 for whole instances; GPUs are those of whole pools [s,
+    request/s, token/s].
     """
     prefill.require()
     systems: list[SystemSpec | str] = [prefill.system, *(at.system for grid in decode for at in setups_of(grid))]

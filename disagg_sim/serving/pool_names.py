@@ -34,8 +34,6 @@ def pool_faults(
 ) -> Iterator[str]:
     """Say which pools do not serve a request, and which keys do not go with them.
 
-    Takes ``models`` and ``shortest`` (models or their names, and the shortest prompt [token]).
-
     >>> list(pool_faults(("prefill", "attention"), None, ["llama_3_1_8b"], 1024, {}))
     ['pools: attention and ffn decode together; give both or neither']
     """

@@ -140,10 +140,9 @@ def refill_passes(
 
 
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
-    """Tell where a pass needs room for several prompts of a rank.
+    """Tell where a pass needs room for several prompts of a rank, (columns, sizes).
 
-    Takes ``together`` (prompts of a rank in a pass [request]). Returns whether more than one in a hundred of the steps
-    that free a seat frees more than half of ``together`` on some rank, (columns, sizes).
+    Where more than one in a hundred of the steps that free a seat frees more than half of ``together`` on some rank.
     """
     ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
     found = np.zeros((batch.size, together.size), dtype=bool)

@@ -69,10 +69,7 @@ def attains(share: float = 0.9) -> Aim:
 
 
 def p99_inside(slo: Slo) -> Aim:
-    """Ask that the 99th percentiles of TTFT and TPOT are inside the SLO, and that no request was lost.
-
-    Takes ``slo`` (limits of TTFT and TPOT, inclusive [s]).
-    """
+    """Ask that the 99th percentiles of TTFT and TPOT are inside the SLO, and that no request was lost."""
     return lambda row: row.completed == row.requests and row.ttft_p99_s <= slo.ttft and row.tpot_p99_s <= slo.tpot
 
 
@@ -85,15 +82,13 @@ def serving_capacity(
     tolerance: float = TOLERANCE,
     checked: bool = True,
 ) -> Capacity:
-    """Search the largest rate scale up to which every rate that is tried meets an aim.
+    """Search the largest rate scale [1] up to which every rate that is tried meets an aim.
 
     From ``start`` the scale doubles while the aim is met, or halves until it is; the bracket is then bisected in
     proportion. That takes about 6 runs from a start within a factor of two, one more for each doubling. A half and a
     quarter of the answer and twice the first rate above it are tried, too, unless they were: three more runs at most
     where all agree. A lower rate that misses the aim takes the place of the upper end, and the search goes on below it,
-    up to 5 runs more and one for each halving. Takes ``run`` (rate scale [1] to the summary of a run at it) and
-    ``rate`` [request/s]. Returns ``rate_scale`` [1], ``requests_per_s`` [request/s], the ends of the bracket, and the
-    summary of every run.
+    up to 5 runs more and one for each halving.
     """
     seen: dict[float, Summary] = {}
 
@@ -129,8 +124,7 @@ def bracket(
 ) -> tuple[float, float]:
     """Bracket the largest scale that is met: double or halve from ``start``, then bisect in proportion.
 
-    Takes ``met`` (scale [1] to whether it is met). Returns largest scale that was met and smallest that was not; 0 and
-    inf where there is none.
+    The largest scale that was met and the smallest that was not; 0 and inf where there is none [1].
     """
     low, high = 0.0, above
     scale = start

@@ -79,10 +79,7 @@ class RequestLimits:
 
 
 def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceClass]) -> RequestLimits:
-    """Look up the limits of every request.
-
-    Takes ``slo`` (of requests whose class and model are not among ``classes`` [s]). The result has shape (requests,).
-    """
+    """Look up the limits of every request; ``slo`` holds where neither class nor model is among ``classes``. [s]"""
     size = 1 if isinstance(trace, TraceStream) else len(trace)  # which every request of a stream shares
     ttft, tpot, priority = np.full(size, slo.ttft), np.full(size, slo.tpot), np.zeros(size, dtype=np.int64)
     for kind, labels in ((MODEL, trace.models), (CLASS, trace.classes)):  # what a class is promised comes first
@@ -102,10 +99,7 @@ def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceCla
 
 
 def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
-    """Look up what the requests of a model are promised where their class is promised nothing.
-
-    Takes ``slo`` (of models that are not among ``classes`` [s]). The result is by which the policy of the model steers,
-    too [s].
+    """Look up what the requests of a model are promised where their class is promised nothing; its policy steers by it.
 
     >>> small = ServiceClass(name="llama_3_1_8b", slo=Slo(ttft=0.5, tpot=0.02), of=MODEL)
     >>> [slo_of(name, Slo(ttft=2.0, tpot=0.1), [small]).ttft for name in ("llama_3_1_8b", "llama_3_1_70b")]

@@ -42,10 +42,7 @@ class Encoders:
         return self.step.time * (1.0 - self.step.cached)
 
     def sent(self, arrival: Floats) -> Floats:
-        """Find when the embeddings of requests are with prefill.
-
-        Takes ``arrival`` [s] of shape (requests,). The result is ascending, (requests,) [s].
-        """
+        """Find when the embeddings of requests are with prefill, ascending. [s]"""
         each, count = self.each_s, self.instances
         rounds = -(-arrival.size // count)
         turns = np.full(rounds * count, np.inf)
@@ -55,10 +52,7 @@ class Encoders:
         return np.asarray(begun.ravel()[: arrival.size] + each + self.step.transfer)
 
     def check(self, trace: Trace, at: Setup, concurrency: int, records: str) -> None:
-        """Raise where it cannot stand before prefill.
-
-        Takes ``concurrency`` (0 = the arrivals count).
-        """
+        """Raise where it cannot stand before prefill."""
         if records != FULL:
             raise InputError(f"encode: needs the records of all requests, not {records!r}; allowed: {FULL!r}")
         if self.step.setup.model.name != at.model.name:

@@ -151,11 +151,10 @@ def gpus_of_instances(
     fits: Sequence[NDArray[np.bool_]] = (),
     dead: Sequence[GpuOutage] = (),
 ) -> list[Ints]:
-    """Say which GPUs each instance of a run holds or held.
+    """Say which GPUs each instance of a run holds or held, ascending.
 
     Each takes the first node that has room for all of it, or, where it is larger than a node or none has room, the
-    first free GPUs; none takes dead ones. Takes ``start_s`` and ``stop_s`` of shape (instances,) and ``fits`` of shape
-    (GPUs,). Returns numbers of the GPUs of each instance, ascending.
+    first free GPUs; none takes dead ones.
     """
     free = np.ones(node_of.size, dtype=bool)
     held: list[Ints] = []

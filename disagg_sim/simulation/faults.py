@@ -28,8 +28,7 @@ def is_own(module: str) -> bool:
 def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -> Iterator[None]:
     """Turn whatever a user's own code raises inside into a ``PolicyError`` of one line.
 
-    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised. Takes ``what`` (whose
-    code, to begin the line with: ``policy 'mine'``) and ``now`` (gives the simulated time [s]).
+    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised.
 
     >>> with own_faults("policy 'mine'", "my_policies", now=lambda: 12.5):
     ...     [].pop()

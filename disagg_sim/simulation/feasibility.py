@@ -104,10 +104,7 @@ def require_possible(
     slo: Slo,
     classes: Sequence[ServiceClass] = (),
 ) -> None:
-    """Raise when not even the shortest request of a trace, or of one of its models, meets the SLO alone.
-
-    Takes ``slo`` (limits of TTFT and TPOT [s]).
-    """
+    """Raise when not even the shortest request of a trace, or of one of its models, meets the SLO alone."""
     for share in shares_of(trace, deployment, parts, at):
         _require_possible(share, parts, slo_of(share.model, slo, classes))
 

@@ -46,10 +46,7 @@ class PlacedMapping(Sharding):
 
 
 def placed(mapping: Sharding, at: Setup | None, ffn: FfnPool | None = None) -> Sharding:
-    """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs.
-
-    Takes ``at`` (None = as the deployment) and ``ffn`` (None = none of its own).
-    """
+    """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs."""
     degrees = {name: getattr(mapping, name) for name in MAPPING_FIELDS}
     if at is None and ffn is None:
         return Sharding(**degrees)

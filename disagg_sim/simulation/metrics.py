@@ -92,7 +92,7 @@ MEASURED = ("wall_s", "requests_per_cpu_s")
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
     """Estimate a percentile of values that were counted in bins: in proportion inside the bin that holds it.
 
-    Takes ``edges`` [unit of the result]. Returns a value at most one bin's width off; NaN without values.
+    At most one bin's width off; NaN without values.
     """
     total = int(np.sum(counts))
     if not total:
@@ -110,11 +110,7 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
 
 
 def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: RequestLimits | None = None) -> Summary:
-    """Summarise a run: latencies, attainment, goodput and use of the GPUs.
-
-    Takes ``slo`` (limits of TTFT and TPOT, inclusive [s]). Returns times in s, rates per s, shares [1]; NaN for what a
-    run without a completed request does not have.
-    """
+    """Summarise a run: latencies [s], attainment [1], goodput and use of the GPUs; NaN for what a run does not have."""
     if result.totals is None:
         found = totals_of(result.requests, slo, limits)
     elif result.judged_by == slo:

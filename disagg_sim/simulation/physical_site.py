@@ -52,11 +52,10 @@ def kv_blocks(
 ) -> int:
     """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
 
-    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding window
-    keeps at most a window of each of ``max_sequences``. Takes ``max_sequences`` and ``max_tokens`` (sequences that the
-    instance holds, and tokens of its largest step, over all DP ranks; a step of no more tokens than sequences has
-    decodes alone, which a pipeline works off in micro-batches; drafts count among the tokens of a sequence [1],
-    [token]), ``prompts`` (0 = steps of chunks) and ``saved_states`` [1/token] (0 = none).
+    The blocks of all DP ranks form one pool, as if requests were spread evenly over them, and so do ``max_sequences``
+    and ``max_tokens`` (of the largest step, drafts included). A layer with a sliding window keeps at most a window of
+    each sequence. A step of no more tokens than sequences has decodes alone, which a pipeline works off in
+    micro-batches; ``prompts`` 0 are steps of chunks.
 
     A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
 
@@ -120,10 +119,7 @@ Tables = Callable[[Sharding, int], StepTable]
 def physical_site(
     trace: Trace | TraceStream, deployment: ServedDeployment, *, at: Setup, slo: Slo, seed: int, options: RunOptions
 ) -> Site:
-    """Make the site at which a deployment serves a trace.
-
-    Takes ``slo`` (limits of requests from their arrival [s]).
-    """
+    """Make the site at which a deployment serves a trace."""
     traffic = expected_of(at, trace)
     wire = options.link.wire(at, deployment.link_gpus, shared_spine=True)
     return Site(
@@ -216,10 +212,7 @@ def _kept(at: Setup) -> dict[Any, StepTable]:
 
 
 def tables_of(usual: Setup, request: int, prompt: int) -> Tables:
-    """Find step tables by mapping and sequences, each built once, for requests up to such lengths.
-
-    Takes ``request`` and ``prompt`` [token]. Returns table of a mapping and its most sequences [1].
-    """
+    """Find step tables by mapping and most sequences, each built once, for requests up to such lengths [token]."""
     known: dict[int, dict[Any, StepTable]] = {}  # by setup, each of which a mapping holds
 
     def table(mapping: Sharding, max_sequences: int) -> StepTable:

@@ -35,10 +35,7 @@ class Sink(Protocol):
 
 
 class Pieces:
-    """What has left a run so far.
-
-    Takes ``slo`` (limits of all requests, inclusive [s]).
-    """
+    """What has left a run so far."""
 
     def __init__(self, slo: Slo, limits: RequestLimits | None = None, sink: Sink | None = None) -> None:
         self.slo, self.limits, self.sink = slo, limits, sink

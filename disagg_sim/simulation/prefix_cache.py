@@ -258,7 +258,6 @@ class FreeMemory:
     (``SchedulerSpec.prefix_found``), or have come from another instance. Free ones keep what they held until they are
     taken, in the order in which they became free. What is asked here is what a router knows when a request comes. Of
     several attention ranks each has its own memory, and the rank that a request gets is chosen without regard to it.
-    Takes ``step`` [token].
     """
 
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet, step: int = BLOCK_TOKENS) -> None:

@@ -89,10 +89,7 @@ class Loader:
 
 
 class Stores:
-    """Blocks in the tiers below HBM of all instances, the least recently used of each first.
-
-    Takes ``tokens`` (by instance: what its share of each tier holds [token]).
-    """
+    """Blocks in the tiers below HBM of all instances, the least recently used of each first."""
 
     def __init__(
         self, shared: Sequence[bool], tokens: Callable[[int], Sequence[float]], *, block_tokens: int, back: bool
@@ -157,11 +154,7 @@ class Stores:
 
 
 class Tiers:
-    """A memory of prompts in HBM, and tiers below it.
-
-    Takes ``loaders`` (of each instance) and ``begun`` (instances and prompts that they have taken up since the last
-    call: stored from then on; None = when they come).
-    """
+    """A memory of prompts in HBM, and tiers below it."""
 
     def __init__(
         self,
@@ -181,10 +174,7 @@ class Tiers:
         self.found_everywhere = memory.found_everywhere
 
     def load(self, instance: int, request: int, prompt: int, now: float) -> float:
-        """Begin to load what lies below HBM of a prompt, if that is sooner than to compute it.
-
-        Takes ``now`` [s]. When it is in HBM; ``now`` where nothing is loaded [s].
-        """
+        """Begin to load what lies below HBM of a prompt, if that is sooner than to compute it; when it is there. [s]"""
         for begun, other in () if self._begun is None else self._begun():  # since the last look
             self._stores.used(begun, self.blocks_of(other))
         held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
@@ -265,11 +255,7 @@ def tiered(
     roster: Roster,
     tables: Callable[[Sharding], StepTable],
 ) -> Tiers:
-    """Put the tiers of a run below what its instances remember in HBM.
-
-    Takes ``memory`` and ``block_tokens`` (what they remember, in blocks of so many tokens [token]) and ``tables`` (step
-    times of the instances of a mapping).
-    """
+    """Put the tiers of a run below what its instances remember in HBM."""
     inner = memory.memory if isinstance(memory, Checkpointed) else memory
     back = options.tier_writes == "back"
     if back and not isinstance(inner, PrefixCache):

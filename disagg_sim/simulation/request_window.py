@@ -21,10 +21,7 @@ WIDTH = 8
 
 
 class SparseColumn:
-    """Numbers of all requests, of which some are held; 0 where they are not.
-
-    Takes ``count`` [request].
-    """
+    """Numbers of all requests, of which some are held; 0 where they are not."""
 
     def __init__(self, count: int, kind: type[np.generic]) -> None:
         self._begin, self._kind = 0, kind  # bytes before it are given back
@@ -50,11 +47,7 @@ class SparseColumn:
 
 
 class RequestWindow:
-    """Requests of a stream.
-
-    Takes ``arrival_s``, ``placed_s``, ``input_tokens``, ``output_tokens`` and ``tokens`` (columns of all requests;
-    ``tokens`` are those of prompt and output [s], [token]).
-    """
+    """Requests of a stream, in columns of all requests. [s], [token]"""
 
     def __init__(self, stream: TraceStream, host_s: float) -> None:
         self._count, self._host, self._windows = len(stream), host_s, stream.windows()

@@ -155,8 +155,6 @@ def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
     """Serve a trace at a site that is there already; ``run`` makes one from the physics.
 
-    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``). Returns times as ``run`` does [s].
-
     A step takes 10 ms and 1 ms a token of prefill: 100 tokens and 4 more outputs are done after 0.110 + 4 * 0.010 s:
 
     >>> import disagg_sim as ds

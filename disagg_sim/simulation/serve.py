@@ -88,10 +88,7 @@ def serve_models(
     options: RunOptions,
     pieces: Pieces | None = None,
 ) -> RunResult:
-    """Serve a trace in a cluster of several models, each at a site of its own, on one clock.
-
-    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``; each model has one by itself). The
-    result is as of ``run`` [s].
+    """Serve a trace in a cluster of several models, each at a site and with a policy of its own, on one clock.
 
     Two models with one GPU each, and a request for each:
 

@@ -222,15 +222,7 @@ class SimulationResult(Shown):
     def loss(self, slo: Slo | None = None) -> pd.DataFrame:
         """Tabulate the steps from planned to simulated throughput; simulates two closed loops, see ``loss``.
 
-        Parameters
-        ----------
-        slo : Slo, optional
-            In place of the run's own, for the last step.
-
-        Raises
-        ------
-        InputError
-            When the deployment was not planned by ``plan_pools``, so that nothing was planned.
+        ``InputError`` where the deployment was not planned by ``plan_pools``, so that nothing was planned.
         """
         if self.plan is None:
             raise InputError("a deployment that plan_pools did not plan has no planned throughput to compare with")

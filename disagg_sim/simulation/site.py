@@ -149,8 +149,8 @@ class Site:
 def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, ranks: int) -> Limits:
     """Fill in what a policy leaves to the scheduler of its engine: a budget of 0 tokens, 0 sequences.
 
-    Takes ``limits`` (of one attention rank) and ``ranks`` (of the instance; some schedulers share a budget among them).
-    The result is of one attention rank, with no more sequences by default than tokens.
+    Limits are of one attention rank (some schedulers share a budget among ``ranks``), with no more sequences by default
+    than tokens.
 
     >>> from disagg_sim.facts.load import load_system
     >>> mine, h200 = Limits(token_budget=0, max_sequences=0), load_system("h200_sxm")

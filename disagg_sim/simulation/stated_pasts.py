@@ -22,10 +22,7 @@ from disagg_sim.workload.trace import Trace
 
 
 class StatedPasts:
-    """What every instance finds of each prompt, as ``prefix_cache.PrefixMemory`` says it.
-
-    Takes ``step`` [token].
-    """
+    """What every instance finds of each prompt, as ``prefix_cache.PrefixMemory`` says it."""
 
     def __init__(
         self, trace: Trace, reuse: Reuse, tiers: Sequence[str], *, fleet: Fleet, step: int, rng: np.random.Generator

@@ -133,10 +133,7 @@ class Totals:
 
 
 def totals_of(records: Requests, slo: Slo, limits: RequestLimits | None = None) -> Totals:
-    """Add up records, whose latencies are kept.
-
-    Takes ``slo`` (limits of all, inclusive [s]).
-    """
+    """Add up records, whose latencies are kept."""
     found, done = latencies(records), records.status == Outcome.COMPLETED
     inside = found.inside(slo) if limits is None else found.within(limits.ttft[done], limits.tpot[done])
     moved = records.transferred_tokens > 0

@@ -131,10 +131,7 @@ class ModeResult:
         return self.plan.mode
 
     def at(self, interactivity: float) -> dict[str, Any] | None:
-        """The point of highest throughput with at least this interactivity, by column name; None where none has it.
-
-        Takes ``interactivity`` [token/s] (inf = the point of highest interactivity).
-        """
+        """The point of highest throughput with at least this interactivity [token/s]; None where none has it."""
         if not len(self.frontier):
             return None
         reached = self._reached

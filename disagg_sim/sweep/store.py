@@ -247,10 +247,7 @@ class Own:
 
 @contextmanager
 def opened(root: Path, listener: RunListener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
-    """Open the store of a directory, locked, without the blocks that are not planned.
-
-    Takes ``noun`` (what is run, "sweep" or "scenario").
-    """
+    """Open the store of a directory, locked, without the blocks that are not planned; ``noun`` is what is run."""
     store = Store(root)
     store.prepare()
     with locked(root, own.tables):
@@ -279,11 +276,7 @@ def _require_no_others(store: Store, tables: tuple[str, ...]) -> None:
 def missing(
     items: Sequence[Item], keys: Callable[[Item], Sequence[Key]], store: Store, listener: RunListener, *, noun: str
 ) -> list[Item]:
-    """List the items with a block that is missing, stale or corrupt; the listener hears why.
-
-    Takes ``keys`` (blocks of an item) and ``noun`` (what an item is, "blocks" or "runs"). The result is in order of
-    ``items``.
-    """
+    """List the items, in order, with a block that is missing, stale or corrupt; the listener hears why."""
     states = {item: {key: store.state(key) for key in keys(item)} for item in items}
     for key, state in (pair for blocks in states.values() for pair in blocks.items()):
         if state is BlockState.CORRUPT:

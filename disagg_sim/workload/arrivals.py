@@ -196,10 +196,7 @@ class Mmpp:
 def arrivals(
     process: ArrivalProcess, rng: np.random.Generator, rate: float, *, requests: int = 0, duration: float = 0.0
 ) -> Floats:
-    """Draw arrival times of a process.
-
-    Takes ``rate`` (the mean [request/s]), ``requests`` (0 = all before ``duration`` [s]). The result ascends [s].
-    """
+    """Draw ascending times of a process at a mean rate [request/s]; 0 requests = all before ``duration``. [s]"""
     expected = requests or rate * duration
     if 0 < rate < math.inf and MOST_REQUESTS < expected < math.inf:
         where = f"rate {rate:g}/s" if requests else f"duration {duration:g} s at {rate:g} requests/s"
@@ -223,9 +220,7 @@ def arrivals_in_pieces(
     duration: float = 0.0,
     most: int,
 ) -> Iterator[Floats]:
-    """Draw the times of ``arrivals`` piece by piece, so that they need not be held together.
-
-    Takes ``most`` [request]. Yields one or more times, ascending [s].
+    """Draw the times of ``arrivals`` piece by piece, so that they need not be held together. [s]
 
     >>> pieces = arrivals_in_pieces(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5, most=2)
     >>> whole = arrivals(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5)

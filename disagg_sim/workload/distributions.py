@@ -142,10 +142,7 @@ class Empirical(EmpiricalLength):
 
 
 def length_distribution(spec: LengthSpec) -> LengthDistribution:
-    """Make the distribution that a traffic file describes.
-
-    Takes ``spec`` (input or output length of a case of ``load_traffic`` [token]).
-    """
+    """Make the distribution that a traffic file describes. [token]"""
     match spec:
         case ConstantLength():
             return Constant(**asdict(spec))
@@ -167,15 +164,13 @@ NO_SPREAD = 1e-9
 
 
 def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats, Floats]:
-    """Find few lengths that stand for a distribution.
+    """Find few lengths [token], rising, with weights [1], that stand for a distribution; one where there is one length.
 
     Of a smooth function (``step`` 0) by Gauss quadrature of the law of the logarithm with ``NODES`` points: exact for
     polynomials of degree 2*NODES - 1 in it. A function with stairs jumps or bends at the multiples of ``step``. Up to
     3*step each stair is a stratum of its own with ``STAIR_NODES`` Gauss points. Beyond, where the law spreads over many
     stairs, a point stands for its whole stair: it is shared between the two nearest mid-stair lengths, which keeps the
-    mean and gives a stair its mean height. Takes ``lengths`` and ``weight`` (points of the distribution above 0, and
-    their probabilities, sum 1; arrays of shape (points,) [token], [1]) and ``step`` [token] (0 = it has none). Returns
-    lengths, rising, and weights, sum 1; one node where there is one length; shape (nodes,) [token], [1].
+    mean and gives a stair its mean height.
 
     >>> lengths, weights = nodes_of(np.array([1.0, 2.0, 4.0]), np.full(3, 1 / 3))
     >>> lengths.round(6).tolist(), weights.round(6).tolist()
@@ -203,11 +198,9 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
 
 
 def gauss(lengths: Floats, weight: Floats, count: int, *, log: bool = True) -> tuple[Floats, Floats]:
-    """Gauss quadrature of a discrete distribution of lengths (Stieltjes, Golub and Welsch).
+    """Gauss quadrature of a discrete distribution of lengths (Stieltjes, Golub and Welsch): rising lengths and weights.
 
-    The recurrence of orthonormal polynomials stops early where fewer points carry the law. Takes ``lengths`` and
-    ``weight`` (as in ``nodes_of`` [token], [1]). Returns lengths, rising, and weights, sum 1; shape (nodes,) [token],
-    [1].
+    The recurrence of orthonormal polynomials stops early where fewer points carry the law.
 
     >>> lengths, weight = np.arange(1.0, 101.0), np.full(100, 0.01)
     >>> nodes, weights = gauss(lengths, weight, 2, log=False)

@@ -115,22 +115,8 @@ class Lengths(ByValue, Shown):
         return RankLoads(self.requests, self.rank_imbalance)
 
     def on_ranks(self, batch: Any, ranks: Any) -> RankLoad:
-        """Find the load of the DP ranks that a decode step waits for.
+        """Find the load of the DP ranks that a decode step waits for, of ``batch`` requests [request].
 
-        Parameters
-        ----------
-        batch : array_like
-            Requests in flight of an instance. [request]
-        ranks : array_like
-            DP ranks of its attention. [1]
-
-        Returns
-        -------
-        RankLoad
-            Mean context and an even share of the requests without ``rank_imbalance``.
-
-        Examples
-        --------
         >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
         >>> load = chat.on_ranks(512.0, 8.0)
         >>> f"{load.context / chat.context:.2f}", load.batch is None
@@ -139,20 +125,8 @@ class Lengths(ByValue, Shown):
         return RankLoad(self.context) if self.rank_loads is None else self.rank_loads.decode(batch, ranks, self.context)
 
     def prompts_on_ranks(self, again: tuple[str, ...] = ()) -> RankLoads | RestLoads | None:
-        """Find the imbalance of prompts over the DP ranks of a pass.
+        """Find the imbalance of prompts over the DP ranks of a pass; None where prompts are alike, or ranks equal.
 
-        Parameters
-        ----------
-        again : tuple of str
-            Tiers whose cached tokens are recomputed, not loaded.
-
-        Returns
-        -------
-        RankLoads or RestLoads or None
-            None where ranks count as equal, or all prompts have one length and one cached part.
-
-        Examples
-        --------
         The longest of eight prompts is three times the mean:
 
         >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
@@ -208,22 +182,10 @@ class Lengths(ByValue, Shown):
         return float(self.prompt_nodes().new.max())
 
     def request_rate(self, batch: Any, ttl: Any) -> Any:
-        """Compute the rate at which ``batch`` requests in flight complete at a token-to-token latency. [request/s]
+        """Compute the rate at which ``batch`` requests in flight complete at a latency ``ttl`` [s]. [request/s]
 
-        Parameters
-        ----------
-        batch : array_like
-            Requests in flight. [request]
-        ttl : array_like
-            Mean token-to-token latency. [s]
+        ``B/(TTL*(E[OSL] - 1))``: the first token comes from prefill.
 
-        Returns
-        -------
-        number or ndarray, shape of ``batch`` and ``ttl`` broadcast
-            ``B/(TTL*(E[OSL] - 1))``: the first token comes from prefill.
-
-        Examples
-        --------
         >>> lengths(1000, 101).request_rate(20, 0.01)
         20.0
         """
@@ -237,20 +199,8 @@ class Lengths(ByValue, Shown):
         return float(weight @ np.array([of(each) for each in tokens.tolist()]))
 
     def prompt_nodes(self, step: float = 0.0) -> Prompts:
-        """Return prompts with cached parts, and weights that integrate over the joint distribution.
+        """Return prompts with cached parts, and weights that integrate over the joint distribution. [token], [1]
 
-        Parameters
-        ----------
-        step
-            Step width of a function of the new tokens, as in ``isl_nodes``. [token]
-
-        Returns
-        -------
-        Prompts
-            Arrays of shape (nodes,). [token], [1]
-
-        Examples
-        --------
         >>> nodes = lengths(65_536, 1024, cached=0.9).prompt_nodes()
         >>> nodes.new.tolist(), nodes.past.tolist()
         ([6560.0], [58976.0])

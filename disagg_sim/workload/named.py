@@ -16,11 +16,10 @@ RANKS_SUFFIX = "/ranks_"
 
 
 def lengths_named(name: str) -> Lengths:
-    """Find the lengths of one case of a shipped traffic, or of turns of its sessions.
+    """Find the lengths of a case of a shipped traffic (``NAME``, ``NAME_1``), of turns of sessions, or of ``ISL/OSL``.
 
-    Takes ``name`` (the traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that
-    may stand what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet
-    (``turns.turns_text``), and last ``RANKS_SUFFIX`` and one of ``choices.RANK_ROUTINGS``).
+    Behind that may stand what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet
+    (``turns.turns_text``), and last ``RANKS_SUFFIX`` and one of ``choices.RANK_ROUTINGS``.
     """
     plain, rank_imbalance = ranks_parted(name)
     try:

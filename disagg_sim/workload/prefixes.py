@@ -105,10 +105,7 @@ class CachedPrefixes(ByValue):
         return replace(self, past=np.floor(self.past / tokens) * tokens)
 
     def nodes(self, step: float = 0.0) -> Prompts:
-        """Find few prompts that stand for all.
-
-        Takes ``step`` [token].
-        """
+        """Find few prompts that stand for all, of blocks of ``step`` tokens."""
         found = []
         for stratum in self._strata():
             share = float(self.weight[stratum].sum())
@@ -166,11 +163,7 @@ def reuse_text(reuse: Reuse) -> str:
 
 
 def parted(traffic: str) -> tuple[str, Reuse | None]:
-    """Part the name of a traffic from what is cached.
-
-    Takes ``traffic`` (``ISL/OSL``, or the name of a shipped traffic; behind a slash what ``reuse_text`` wrote, or
-    nothing). Returns the traffic without it, and what is cached; None = nothing is said.
-    """
+    """Part the name of a traffic from what is cached, as ``reuse_text`` writes it; None = nothing is said."""
     found = _REUSE.fullmatch(traffic)
     if found is None:
         return traffic, None
@@ -192,10 +185,7 @@ def constant_named(traffic: str) -> bool:
 
 
 def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
-    """Join a distribution of prompts with a share of each that caches hold, drawn independently of its length.
-
-    Takes ``isl`` and ``weight`` (lengths of prompts, from 1 on, and their probabilities, sum 1; arrays of shape
-    (points,) [token], [1]).
+    """Join a distribution of prompts [token] with a share of each that caches hold, drawn independently of its length.
 
     Whole blocks of 16 tokens, and a prompt is never cached whole:
 
@@ -217,10 +207,7 @@ def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
 def prefixes_of(
     isl: Floats, past: ArrayLike, tiers: tuple[tuple[str, float], ...] = (), *, few: bool = False
 ) -> CachedPrefixes:
-    """Take the cached pasts of requests as they were observed.
-
-    Takes ``isl`` and ``past`` (length of every prompt, and its tokens that were found; arrays of shape (requests,)
-    [token]).
+    """Take the cached pasts of requests as they were observed. [token]
 
     >>> prefixes_of(np.array([100.0, 200.0]), [0, 150]).new.tolist()
     [100.0, 50.0]

@@ -48,10 +48,9 @@ def at_rate(
 def at_rate(
     trace: Trace | TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
 ) -> Trace | TraceStream:
-    """Scale the request rate of a trace.
+    """Scale the request rate of a trace by ``rate`` [1].
 
-    Takes ``by`` (``"time"``: the same requests, time stamps divided by ``rate``; ``"requests"``: thinned below 1,
-    superposed above it, at unchanged time).
+    By ``"time"``: the same requests, time stamps divided by it; by ``"requests"``: thinned below 1, superposed above.
     """
     factor = above_zero("rate", rate)
     if not math.isfinite(factor):

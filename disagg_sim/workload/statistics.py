@@ -104,11 +104,7 @@ def trace_statistics(trace: Trace) -> TraceStatistics:
 
 
 def per_minute(arrival: Floats, amount: Tokens | None = None) -> Floats:
-    """Count the requests of every minute, or add up an amount of theirs.
-
-    Takes ``arrival`` [s] of shape (requests,) and ``amount`` of shape (requests,). The result has shape (minutes,),
-    from time 0 to the minute of the last arrival; [request], or the unit of ``amount``.
-    """
+    """Count the requests of every minute from time 0 on, or add up an amount of theirs."""
     return np.bincount((arrival // MINUTE).astype(np.int64), amount).astype(np.float64)
 
 

@@ -271,13 +271,12 @@ def session_trace(
     seed: int = 0,
     name: str = "sessions",
 ) -> Trace:
-    """Draw sessions of a traffic.
+    """Draw sessions of a traffic, so many, or all that begin up to a time [s].
 
     A session begins with a prompt of ``session.first`` tokens, of which all sessions share ``session.shared_tokens``
     (system prompt and tools). Each later prompt is the one before and ``session.growth`` tokens: the answer, as far as
-    it stays in the context, and what a person or a tool adds. All are drawn independently. Takes ``traffic`` (answers
-    are those of its first case [token]), ``rate`` [1/s] and ``sessions`` and ``duration`` (one of them: how many
-    sessions [1], or up to which time they begin [s]).
+    it stays in the context, and what a person or a tool adds. All are drawn independently; answers are those of the
+    first case.
     """
     law = traffic.session
     if law is None:

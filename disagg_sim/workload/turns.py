@@ -43,10 +43,7 @@ HALVINGS = 60
 
 
 def characteristic_time(held: Floats, gaps: Floats, rate: float, capacity_tokens: float) -> float:
-    """Find how long an LRU cache keeps what is not used again.
-
-    Takes ``held`` and ``gaps`` (tokens of every prompt [token], and time until its session comes again, ``inf`` =
-    never; (requests,) [s]) and ``rate`` [request/s]. Returns ``inf`` where the cache never fills [s].
+    """Find how long an LRU cache keeps what is not used again; ``inf`` where it never fills. [s]
 
     20 prompts a second of 2500 tokens that nobody uses again fill a million tokens in 20 s:
 
@@ -77,11 +74,7 @@ def session_found(
     caches: ArrayLike | None = None,
     rate: float | None = None,
 ) -> Ints:
-    """Find what of every turn of sessions caches of a size hold.
-
-    Takes ``caches`` of shape (requests,) (None = one for all) and ``rate`` [request/s] (None = those of the trace).
-    Returns in whole blocks where the trace has blocks, shape (requests,) [token].
-    """
+    """Find what of every turn of sessions caches of a size hold, in whole blocks where the trace has blocks. [token]"""
     if trace.sessions is None:
         raise InputError(f"trace {trace.name} has no sessions; allowed: one whose requests are turns of sessions")
     above_zero("capacity_tokens", capacity_tokens, "tokens")
@@ -167,10 +160,7 @@ def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
 
 @lru_cache
 def turn_lengths(traffic: str, caches: TurnCaches) -> Lengths:
-    """Make the joint law of new tokens, cached past and answer of the turns of a traffic's sessions.
-
-    Takes ``traffic`` (name of a shipped traffic, or path of a file, with a ``session``).
-    """
+    """Make the joint law of new tokens, cached past and answer of the turns of a traffic's sessions."""
     trace, shared_tokens = _sample(traffic)
     trace = answered(trace, caches.tpot_s)
     found, tiers = found_by_tier(trace, caches, mean_turns(traffic) * caches.sessions_per_s, shared_tokens)
@@ -192,11 +182,7 @@ def mean_turns(traffic: str) -> float:
 
 
 def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, float], ...] = ()) -> Lengths:
-    """Take turns of sessions as one joint law, of few prompts that stand for all.
-
-    Takes ``isl``, ``osl`` and ``past`` (prompt, answer and cached start of every turn; arrays of shape (requests,)
-    [token]).
-    """
+    """Take turns of sessions as one joint law, of few prompts that stand for all."""
     found = observed_lengths(isl, osl)
     order = np.argsort(isl, kind="stable")
     parts = [part for part in np.array_split(isl[order].astype(np.float64), CLASSES) if part.size]
@@ -257,11 +243,7 @@ def trace_lengths(trace: Trace, caches: TurnCaches) -> Lengths:
 def found_by_tier(
     trace: Trace, caches: TurnCaches, rate: float, shared_tokens: int = 0
 ) -> tuple[Ints, tuple[tuple[str, float], ...]]:
-    """Find what of every turn caches hold, and in which tiers.
-
-    Takes ``rate`` [request/s]. Returns ``found`` ((requests,) in any tier. [token]); ``tiers`` (share of these tokens
-    that each tier serves; none where nothing is found. [1]).
-    """
+    """Find what of every turn caches hold, in any tier [token], and which share of it each tier serves [1]."""
     which = routed(trace, caches.caches, sticky=caches.sticky, seed=SEED)
 
     def found(room: float, pooled: bool) -> Ints:

@@ -31,10 +31,7 @@ class Parsed(NamedTuple):
 
 
 def parsed(files: ModelFiles, name: str = "", title: str = "", origin: str = "") -> Parsed:
-    """Make the spec of a model.
-
-    Takes ``name``, ``title`` and ``origin`` ("" = as the hub or the directory calls it).
-    """
+    """Make the spec of a model, under the name of the hub or the directory unless it gets one."""
     config, architecture = text_config(files)
     called = name or _name_of(files)
     whence = origin or (f"{files.hub_name} (Hugging Face)" if files.hub_name else called)
@@ -63,10 +60,7 @@ def _name_of(files: ModelFiles) -> str:
 
 
 def imported_spec(source: str | Path) -> ModelSpec:
-    """The spec of a model from its Hugging Face files, which are read once while they do not change.
-
-    Takes ``source`` (a ``config.json``, a directory with one, or ``org/name`` on the hub).
-    """
+    """The spec of a model from a ``config.json``, a directory or ``org/name`` on the hub, which is read once."""
     path = Path(source)
     file = path / CONFIG if path.is_dir() else path
     return _spec(source, file.stat().st_mtime_ns if file.is_file() else 0)

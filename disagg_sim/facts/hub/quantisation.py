@@ -93,10 +93,7 @@ class Quantisation:
 
 
 def quantisation_of(config: Config, beside: Mapping[str, Any] | None, model: ModelSpec) -> Quantisation:
-    """Read the quantisation of a checkpoint.
-
-    Takes ``beside`` (None = there is none).
-    """
+    """Read the quantisation of a checkpoint."""
     inner = beside.get("quantization") if beside else None
     own = config.find("quantization_config")[1]
     told = {**(own if isinstance(own, dict) else {}), **(inner if isinstance(inner, dict) else {})}

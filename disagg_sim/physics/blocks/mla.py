@@ -101,22 +101,14 @@ def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past
 
 
 def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
-    """Size latent attention with up-projected keys and values: every query head has its own.
-
-    Takes ``sequences``, ``new`` and ``past`` (sequences [1], query tokens of each, and cached tokens before them
-    [token]).
-    """
+    """Size latent attention with up-projected keys and values: every query head has its own. [token]"""
     size = (dims.nope + dims.rope + dims.value) / 2.0
     held = sequences * past * (dims.up_projected * dims.cache_bytes)
     return AttentionShape(sequences, new, past, dims.heads, dims.heads, size, held)
 
 
 def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
-    """Size latent attention in latent space: all query heads share one key, whose front is the value.
-
-    Takes ``sequences``, ``new`` and ``past`` (sequences [1], query tokens of each, and cached tokens before them
-    [token]).
-    """
+    """Size latent attention in latent space: all query heads share one key, whose front is the value. [token]"""
     return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
 
 

@@ -95,9 +95,7 @@ def ping_pong(
 ) -> tuple[Numeric, tuple[Numeric, Numeric, Numeric]]:
     """Time the layers of one step of all micro-batches, by the equation in the docstring of this module. [s]
 
-    Takes ``times`` (of the halves and the crossings of one micro-batch [s]). Returns ``layers`` (from the start of the
-    first micro-batch to the end of the last. [s]); ``sums`` (attention halves, feed-forward halves and crossings of one
-    micro-batch, over all layers. [s]).
+    Also sums the attention halves, feed-forward halves and crossings of one micro-batch over all layers [s].
     """
     total: Numeric = 0.0
     sums: list[Numeric] = [0.0, 0.0, 0.0]
@@ -183,12 +181,11 @@ def ffn_alone(layer: Layer) -> Layer:
 
 
 def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: Numeric) -> Numeric:
-    """Time both crossings of a micro-batch of ``total`` tokens: the exchange of experts, carried by the smaller pool.
+    """Time both crossings of a micro-batch of ``total`` tokens, there and back, carried by the smaller pool. [s]
 
     Tokens go to the ranks of their experts and back in the time of dispatch and combine with as many senders as the
     smaller pool has GPUs (``cost.exchange_cost``: across NVLink domains over the NICs, one copy a domain). One more
     copy of each token goes to the shared experts or the dense layer, over NVLink inside one domain, else over the NIC.
-    Takes ``total`` [token]. Returns the time there and back, of the broadcast shape [s].
     """
     if not layer.ffn.present:
         return 0.0

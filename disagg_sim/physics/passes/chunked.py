@@ -366,9 +366,6 @@ def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
 def most_chunks(new: Numeric, chunks: Numeric) -> Numeric:
     """Find for each prompt the most chunks that any prompt of the same length is cut into.
 
-    Takes ``new`` and ``chunks`` (tokens of the prompts and chunks of each; they broadcast [token], [1]). The result is
-    of their shape.
-
     >>> most_chunks(np.array([[1024.0], [2048.0], [1024.0]]), np.array([[2.0], [4.0], [1.0]])).tolist()
     [[2.0], [4.0], [2.0]]
     """

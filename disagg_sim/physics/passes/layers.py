@@ -126,20 +126,16 @@ def _projections(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tok
 
 
 def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """Stretch all times but scores and sums.
-
-    Takes ``times`` (of layers and ends [s]). The result is of the broadcast shape [s].
-    """
+    """Stretch all times but scores and sums. [s]"""
     layers = tuple(stretch * time for time in times.layers)
     return LayerTimes(layers, times.scores, stretch * times.embedding, stretch * times.head, times.sums)
 
 
 def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """Time a step of decodes and prefill: its decodes alone, plus ``stretch`` times what the prefill adds.
+    """Time a step of decodes and prefill: its decodes alone, plus ``stretch`` times what the prefill adds. [s]
 
-    ``t = t_own + s*max(t_both - t_same, 0)``; scores and values take no stretch. Takes ``own`` and ``same`` (its
-    decodes alone, in the kernels of decode, and in those of ``both`` [s]) and ``both`` (decodes and prefill in one pass
-    [s]). The result is of the broadcast shape, with scores and sums of ``both`` [s].
+    ``t = t_own + s*max(t_both - t_same, 0)``: decodes alone in their own kernels, both in one pass, decodes alone in
+    the kernels of that pass. Scores and values take no stretch.
 
     Decodes alone take 3 ms in their own kernels and 2 ms in those of prefill; what the prefill adds to the latter is
     4 ms and takes 5 ms:
@@ -162,10 +158,7 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
 
 
 def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
-    """Add a pass of a draft model to the last stage.
-
-    Takes ``times`` (of the model that it drafts for [s]) and ``model`` and ``drafted`` (draft model, and times of its
-    pass [s]). Returns ``times`` with a longer head and the sums of both [s].
+    """Add a pass of a draft model to the last stage: a longer head, and the sums of both. [s]
 
     A head of 1 ms, and 32 draft layers of 0.5 ms behind it:
 

@@ -27,12 +27,9 @@ def prompt_pass(
     tier: KvTier | None = None,
     mla_form: str = "auto",
 ) -> PrefillPass:
-    """Time the prefill of a batch of prompts of one length and one cached past.
+    """Time the prefill of a batch of prompts of one length and one cached past; arrays of shape (rows, batches). [s]
 
-    A past below HBM is loaded first, or computed again where that brings the first token sooner. Takes ``at`` and
-    ``mapping`` of shape (rows, 1), ``batch`` of shape (1, batches), ``isl`` and ``past`` of shape (rows,), ``tier``
-    (None = in HBM) and ``mla_form`` (as in ``prefill_pass`` and ``chunked_prefill_pass``). The result has arrays of
-    shape (rows, batches), or numbers [s].
+    A past below HBM (``tier``) is loaded first, or computed again where that brings the first token sooner.
     """
     (done,) = PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).passes(isl, past, tier)
     return done

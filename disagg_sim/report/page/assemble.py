@@ -43,10 +43,7 @@ class Packed:
 
 
 def pack(tables: Mapping[str, pd.DataFrame]) -> Packed:
-    """Pack tables: floats in single precision, integers as such, words as numbers with a list of the words.
-
-    Takes ``tables`` (by name; any columns of numbers or words; missing numbers are NaN).
-    """
+    """Pack tables: floats in single precision, integers as such, words as numbers with a list of the words."""
     described: dict[str, Any] = {}
     blocks: list[bytes] = []
     place = 0
@@ -169,10 +166,7 @@ FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, 
 
 @contextmanager
 def as_content_faults(path: Path, what: str) -> Iterator[None]:
-    """Tell faults of the content of a file as such.
-
-    Takes ``what`` (it should be, such as "the manifest of a sweep").
-    """
+    """Tell faults of the content of a file as such; ``what`` it should be, such as "the manifest of a sweep"."""
     try:
         yield
     except OSError as error:
@@ -201,9 +195,6 @@ def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] 
 def read_block(
     path: Path, columns: Sequence[str] | None = None, *, rows: tuple[int, int] | None = None
 ) -> pd.DataFrame:
-    """Read a Parquet file of results.
-
-    Takes ``columns`` (None = all). Returns these columns.
-    """
+    """Read a Parquet file of results."""
     with as_content_faults(path, "a table of results"):
         return read_parquet(path, columns, rows=rows)

@@ -76,11 +76,7 @@ WORDS = ["trust", "outside", "source"]
 
 
 def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
-    """Make the table of points that a page shows.
-
-    Takes ``points`` (columns ``NEEDED``, those of costs and evidence where they are known). Returns ``AS_THEY_ARE``,
-    and words for mode, system, mappings, layouts; ``DRAFTS`` where some point speculates.
-    """
+    """Make the table of points that a page shows."""
     drafts = DRAFTS if DRAFTS[0] in points and points[DRAFTS[0]].any() else ()
     table = points[[*AS_THEY_ARE, *(name for name in COSTS if name in points), *drafts]].reset_index(drop=True)
     words = {name: points[name].astype(str).to_numpy() for name in ("mode", "system", "prefill_system")}

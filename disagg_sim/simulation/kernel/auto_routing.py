@@ -86,9 +86,6 @@ class Supply(Protocol):
 class RoutingQueue:
     """Requests by the times at which they come, for the kernel.
 
-    Takes ``times`` [s] of shape (requests,), ``prompts`` and ``totals`` [token] of shape (requests,) and
-    ``most`` [token].
-
     >>> from disagg_sim.simulation.kernel.fleet import Fleet
     >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
     >>> from disagg_sim.simulation.kernel.ranking import REQUESTS, ranking

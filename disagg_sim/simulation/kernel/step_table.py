@@ -82,9 +82,7 @@ class StepTable:
     ) -> StepTable:
         """Tabulate the physics of ``at`` on an instance of ``mapping``; takes some tens of milliseconds.
 
-        Takes ``max_sequences`` (largest number of decodes of a step [1]), ``max_context`` (longest context and past;
-        beyond it times go on along their last cell [token]) and ``max_tokens`` (most of a step over all DP ranks,
-        likewise [token]).
+        Beyond ``max_context`` and ``max_tokens`` of a step (all DP ranks) [token] times go on along their last cell.
         """
         ffn = ffn_of(mapping)
         physics = StepPhysics(at, bare(mapping), mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
@@ -134,11 +132,8 @@ class StepTable:
     ) -> StepTable:
         """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p + per_routed*(N + P)``. [s]
 
-        With drafts a sequence counts as so many routed tokens as it verifies, and once for the rest.
-
-        Takes ``per_sequence`` (for each decode), ``per_context`` (for each cached token that decodes read) and
-        ``per_token`` (for each token of prefill), all of the fullest rank, ``per_routed`` (for each token of all ranks,
-        in routed experts [s]), ``ranks`` [1] and ``max_sequences`` (range of the table [1]).
+        n decodes, their n*c cached tokens and p tokens of prefill are those of the fullest rank, N + P the tokens of
+        all ranks. With drafts a sequence counts as so many routed tokens as it verifies, and once for the rest.
         """
         queries = 1 + len(accepted)
         most = ranks * -(-max_sequences // ranks)
@@ -190,12 +185,9 @@ class StepTable:
         return int(self.head["ranks"][0])
 
     def pass_time(self, prompt: int, past: int = 0, prompts: int = 1) -> tuple[float, float]:
-        """Latency of equal prompts in one pass, and how long they keep the instance from starting the next.
+        """Latency of equal prompts in one pass, and how long they keep the instance from starting the next. [s]
 
         Through a pipeline the prompts of each DP rank go in micro-batches, or, cut into chunks, all together.
-
-        Takes ``prompt`` and ``past`` (of each prompt: tokens to prefill, and those that are cached) and ``prompts`` (of
-        the pass, over all DP ranks [1]). Returns [s].
         """
         head = self.head[0]
         if head["pipeline"] == 1:

@@ -131,15 +131,7 @@ class Whole:
 
 
 class Handover:
-    """Routing of plain disaggregation: prefill here, then decode there.
-
-    Parameters
-    ----------
-    prefill, decode : Choice
-        Of the two instances.
-    early : bool
-        Choose the decode instance at arrival, so that the cache is pushed while the prompt is computed.
-    """
+    """Plain disaggregation: prefill here, decode there; ``early``: chosen at arrival, so that the cache is pushed."""
 
     def __init__(self, prefill: Choice, decode: Choice, *, early: bool = False) -> None:
         self._prefill, self._decode, self._early = prefill, decode, early

@@ -27,12 +27,9 @@ class Sizes(NamedTuple):
 
 
 def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
-    """The sizes wanted, or both cut in proportion until they fit a budget, each at least ``least``.
+    """The sizes wanted, or both cut in proportion until they fit a budget of GPUs, each at least ``least``.
 
     What rounding down leaves of the budget goes to the pool that was cut more.
-
-    Takes ``wanted`` (instances [1]), ``gpus`` (of one instance of each pool [1]) and ``budget`` (GPUs of both pools
-    [1]).
 
     >>> within(Sizes(6, 4), Sizes(1, 2), 8)
     Sizes(prefill=4, decode=2)
@@ -54,19 +51,7 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
 
 
 class Pools:
-    """Moves the two pools towards the sizes that a planner wants; each is on one system, which may differ.
-
-    Parameters
-    ----------
-    site : Site
-        Where the instances are.
-    drain : bool
-        Whether instances that stop finish what they have.
-    idlest : Choice
-        Of prefill instances, which stops first.
-    mappings : tuple of Sharding, optional
-        Of instances of prefill and of decode that start; by default like the first of each part.
-    """
+    """Moves the two pools towards the sizes that a planner wants; each is on one system; ``idlest`` stops first."""
 
     def __init__(
         self,

@@ -115,11 +115,10 @@ def run_tasks(
     jobs: int | Workers,
     given_up: Callable[[Task, str], None] | None = None,
 ) -> Iterator[Result]:
-    """Give the results of a function over tasks, each as soon as it is complete.
+    """Give the results of a function, importable by name, over tasks, each as soon as it is complete.
 
     A task whose worker process died is tried again in another one, and so is one that raised what the package does not
-    expect, where ``given_up`` is there to hear of it. Takes ``function`` (importable by name, as workers load it by
-    name) and ``given_up`` (told of each task that failed ``ATTEMPTS`` times, and why; the others go on).
+    expect, where ``given_up`` is there to hear of it after ``ATTEMPTS`` times; the others go on.
     """
     where = jobs if isinstance(jobs, Workers) else Workers(jobs)
     left, failures = dict(enumerate(tasks)), Counter[int]()

@@ -39,10 +39,7 @@ class Arrivals:
 
 
 def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> Arrivals:
-    """Arrivals of numbers.
-
-    Takes ``unit`` (of ``TIME_UNITS``; "" = not said, so that ``own`` holds unless the numbers speak against it).
-    """
+    """Arrivals of numbers in a ``unit``; "" = not said, so that ``own`` holds unless the numbers speak against it."""
     first = float(values.min())
     if not unit:
         require_unit(path, name, first, own)

@@ -25,9 +25,7 @@ BURST_SESSION, BURST_ELAPSED = "Session ID", "Elapsed time"
 
 
 def with_turns(table: Table, name: str, unit: str) -> tuple[Arrivals, Sessions]:
-    """Read arrivals and sessions of columns ``session``, ``think_s`` and, if there, ``turn``.
-
-    Takes ``unit`` (of numbers of both columns of time; "" = s). Returns a row each, in the order of the file.
+    """Read arrivals and sessions, a row each, of columns ``session``, ``think_s`` and, if there, ``turn``, in ``unit``.
 
     >>> from pathlib import Path
     >>> from disagg_sim.workload.readers.columns import Table
@@ -58,7 +56,7 @@ def with_turns(table: Table, name: str, unit: str) -> tuple[Arrivals, Sessions]:
 def of_burstgpt(table: Table, seconds: NDArray[np.float64]) -> Sessions | None:
     """Read the sessions of a BurstGPT trace; ``None`` where it lacks their columns, or no session has two turns.
 
-    Takes ``seconds`` of shape (rows,). A think time that would be negative, of stamps in whole seconds, is 0.
+    A think time that would be negative, of stamps in whole seconds, is 0.
 
     The answer to the first request ends at 10 + 4 s, the next of the session comes at 20:
 

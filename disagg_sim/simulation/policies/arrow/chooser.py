@@ -73,10 +73,7 @@ def _functions() -> tuple[Any, Any]:
 
 
 class ArrowChooser:
-    """Arrow's choices, and what they work on (``auto_routing.Chooser``).
-
-    Takes ``ttft`` and ``tpot`` [s].
-    """
+    """Arrow's choices, and what they work on (``auto_routing.Chooser``)."""
 
     def __init__(self, ledger: Any, kind: Ints, *, ttft: float, tpot: float) -> None:
         self._ends = SparseColumn(1, np.float64)  # see ``ends``

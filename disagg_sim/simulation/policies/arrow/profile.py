@@ -48,10 +48,7 @@ class Predictor(NamedTuple):
 
 
 def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
-    """Time a prompt alone on an instance, in chunks of the token budget. [s]
-
-    Takes ``table`` (step times of the instance [s]).
-    """
+    """Time a prompt alone on an instance, in chunks of the token budget. [s]"""
     most = max(token_budget // table.ranks, 1)
     return sum(table.step_time(0, 0.0, min(most, tokens - past), float(past)) for past in range(0, tokens, most))
 

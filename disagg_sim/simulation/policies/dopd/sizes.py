@@ -90,11 +90,10 @@ class Profile:
         rule: str = "mended",
         correction: Sequence[float] = (1.0, 1.0),
     ) -> Sizes:
-        """Instances of both pools.
+        """Instances of both pools, at mean lengths [token].
 
-        Takes ``inputs`` and ``outputs`` (mean lengths [token]), ``rule`` (of ``SIZINGS``) and ``requests``: those in
-        service at a time [1], for ``published`` those that came in a window [1], for ``little`` those that come in a
-        second [request/s].
+        ``requests`` are those in service at a time [1], for ``published`` those that came in a window [1], for
+        ``little`` those that come in a second [request/s].
 
         * ``printed`` takes t_d at all requests together and at the length (ISL + OSL)/2, and multiplies n_p by n_d.
         * ``published`` has n_d = ceil(r/cc), and n_p = ceil(cc * t_p/(OSL * t_d)) whatever n_d is, t_d at cc.
@@ -257,9 +256,7 @@ GRAPH_SHARE = 0.9
 
 
 def decode_degree(concurrency: Table[int, float], graph: int) -> int:
-    """Choose TP of decode instances, eq. (14).
-
-    Takes ``graph`` [request]. Returns TP with the concurrency nearest to 0.9 of the graph.
+    """Choose TP of decode instances, eq. (14): the concurrency nearest to 0.9 of the graph [request].
 
     Llama-70B in FP8 on H100 with 1,000/150 tokens holds 12, 231 and 667 requests; 0.9 * 256 is 230:
 
@@ -270,9 +267,7 @@ def decode_degree(concurrency: Table[int, float], graph: int) -> int:
 
 
 def prefill_degree(times: Table[int, float], limit: float) -> int:
-    """Choose TP of prefill instances, eq. (16).
-
-    Takes ``times`` [s] and ``limit`` [s].
+    """Choose TP of prefill instances, eq. (16), by times and a limit [s].
 
     >>> prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 2.0), prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 0.5)
     (2, 4)
@@ -282,10 +277,7 @@ def prefill_degree(times: Table[int, float], limit: float) -> int:
 
 
 def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tuple[tuple[Sharding, Role], ...]:
-    """Choose the first instances: as many of the chosen degrees as the GPUs of the parts hold.
-
-    Takes ``inputs`` and ``outputs`` [token].
-    """
+    """Choose the first instances: as many of the chosen degrees as the GPUs of the parts hold."""
     given = tuple(each.mapping for part in ("prefill", "decode") for each in site.deployment.part(part))
     require_one_system(f"deployment {site.deployment.name!r}: the choice of TP", given)
     times: dict[int, float] = {}

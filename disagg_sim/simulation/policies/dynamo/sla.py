@@ -148,9 +148,7 @@ def decode_instances(
 ) -> int:
     """Instances that decode ``rate`` [request/s] inside the TPOT limit, each with the largest batch that can. [1]
 
-    Takes ``rate``, ``inputs`` and ``outputs`` (load: requests [request/s] and their lengths [token]; the mean context
-    is input plus half the output) and ``tokens`` and ``most`` (what the memory of an instance holds [token], and its
-    most sequences [1]).
+    The mean context is input plus half the output; an instance holds ``tokens`` and ``most`` sequences.
     """
     context = inputs + outputs / 2
     low, high = 1, max(1, min(most, int(tokens / context)))
