@@ -70,11 +70,12 @@ class KnownPolicies:
 
     def take(self, path: str) -> None:
         """Add the policies of a policy file; ``SpecError`` for its faults, which show only where it may run."""
+        self._unread.append(path)  # a file that has faults may hold any policy
         if self.run:
             load_policies(path)
+            self._unread.pop()
         else:
             _text_of(Path(path))
-            self._unread.append(path)
 
     @property
     def _known(self) -> dict[str, type[Policy]]:
