@@ -18,7 +18,16 @@ from lab.studies.claims import Finding, Without
 from lab.studies.dopd import claims, claims_runs
 from lab.studies.dopd.claims import PRINTED_RATIO, required_ratio
 from lab.studies.dopd.claims_runs import MOST_PREFILL, ORDER, SPLITS, THROUGHPUT_FACTOR
-from lab.studies.dopd.setup import AS_ALGORITHM_2, AUTHORS_ENGINE, LOAD_2025, SHAPES, TIMES, DopdBench, steady_rate
+from lab.studies.dopd.setup import (
+    AS_ALGORITHM_2,
+    AS_CONFIGURED,
+    AUTHORS_ENGINE,
+    LOAD_2025,
+    SHAPES,
+    TIMES,
+    DopdBench,
+    steady_rate,
+)
 
 #: The engine of the published code.
 ENGINES = (AUTHORS_ENGINE,)
@@ -86,10 +95,13 @@ def bursts(bench: DopdBench) -> Finding:
         return f"{AT_TIMES}: DOPD {said}; SLA-driven {sla:.1%}, load-driven {load:.1%}", shares[0] > sla > load
 
     mended = ", ".join(f"{ours['mended', seconds]:.1%}" for seconds in TIMES)
+    published, holds = ordered("published")
+    first, second, third = (float(bench.attainments(name).mean()) for name in AS_CONFIGURED)
+    configured = f"with its budgets and periods DOPD {first:.1%}, SLA-driven {second:.1%}, load-driven {third:.1%}"
     return Finding(
         *ordered("printed"),
         f"sizes as mended: {mended}; mean of {len(bench.hours)} hours of a service four times the clip's",
-        Without("sizes as in the published code", *ordered("published")),
+        Without("sizes as in the published code", f"{published}; {configured}", holds or first > second > third),
     )
 
 
@@ -140,11 +152,16 @@ def closed_loop(bench: DopdBench) -> Finding:
 
 def resources(bench: DopdBench) -> Finding:
     """GPU-hours and attainment of algorithm 2 as printed against Dynamo's built-in planners."""
-    first, second = (
-        claims_runs.less_for_more(bench, AS_ALGORITHM_2[sizing, TIMES[0]], BUILT_IN)
-        for sizing in ("printed", "published")
+    first, second, third = (
+        claims_runs.less_for_more(bench, planner, others)
+        for planner, others in (
+            (AS_ALGORITHM_2["printed", TIMES[0]], BUILT_IN),
+            (AS_ALGORITHM_2["published", TIMES[0]], BUILT_IN),
+            (AS_CONFIGURED[0], AS_CONFIGURED[1:]),
+        )
     )
-    return first._replace(without=Without("sizes as in the published code", second.value, second.holds))
+    found = f"{second.value}; {third.value}"
+    return first._replace(without=Without("sizes as in the published code", found, second.holds or third.holds))
 
 
 def static(bench: DopdBench) -> Finding:
@@ -238,13 +255,13 @@ CLAIMS = (
         setting="BurstGPT replay from 1P + 1D within eight GPUs, against Dynamo's planners by SLA and by load",
         paper="99.4 % against 87.3 % and 80.8 %",
         inferred="T (10 s in the published code); the clip is Arrow's, drawn from its requests and c_v, with mean "
-        "lengths of BurstGPT and bursts that are ours, at four times its rate; eight GPUs for all, where the published "
-        "configurations have five for DOPD and SLA; Dynamo's load planner is that of 2025 and acts every 180 s, where "
-        "DOPD's configuration has 20, its SLA planner that of 2026",
+        "lengths of BurstGPT and bursts that are ours, at four times its rate; eight GPUs for all, and a load planner "
+        "of 2025 that acts every 180 s, where the published configurations have five for DOPD and SLA, and 20 s "
+        "(the second reading has both); the SLA planner is that of 2026",
         acceptance="strict order, algorithm 2 as printed with T = 10 s",
         judge=bursts,
-        why="DOPD is ahead of both planners at each T and by either rule of sizes; these two stand within a point of "
-        "each other, in the other order",
+        why="within eight GPUs DOPD is ahead of both planners at each T and by either rule of sizes; these two stand "
+        "within a point of each other, in the other order; with the published budgets and periods load-driven is ahead",
     ),
     AsAuthors(
         claims_runs.d15_splits,
@@ -274,8 +291,8 @@ CLAIMS = (
         acceptance="fewer GPU-hours than both built-in planners, at an attainment not below theirs; algorithm 2 as "
         "printed, T = 10 s",
         judge=resources,
-        why="by either rule of sizes what serves more requests in time holds more GPUs here: the service is four times "
-        "the clip's, and no planner reaches 99 %; in our setting load-driven holds fewer GPUs and serves more in time",
+        why="by either rule of sizes and with either budget DOPD holds more GPUs: the service is four times the "
+        "clip's, and no planner reaches 99 %; in our setting load-driven holds fewer GPUs and serves more in time",
     ),
     AsAuthors(
         claims_runs.d18_static,

@@ -143,6 +143,15 @@ AUTHORS_PLANNERS = {
 #: Dynamo's load planner as it was in 2025: thresholds on means, a decision every 180 s, prompts given out one by one.
 LOAD_2025 = "load-driven, 2025"
 AUTHORS_PLANNERS[LOAD_2025] = case_of(ROOM, "dynamo_load", mode="v2025", period_s=180.0, queue_threshold=0)
+#: DOPD, the SLA planner and the load planner as the published configurations have them: five GPUs, or every 20 s.
+AS_CONFIGURED = ("DOPD, as configured", "SLA-driven, five GPUs", "load-driven, 2025, every 20 s")
+_FIVE = pools(1, 1, gpus=5)
+_CONFIGURED = (
+    case_of(_FIVE, "dopd", sizing="published", window_s=TIMES[0], action_s=TIMES[0]),
+    case_of(_FIVE, "dynamo_sla"),
+    case_of(ROOM, "dynamo_load", mode="v2025", period_s=20.0, queue_threshold=0),
+)
+AUTHORS_PLANNERS |= zip(AS_CONFIGURED, _CONFIGURED, strict=True)
 
 
 class DopdBench(Bench):
