@@ -1,7 +1,8 @@
 """Test the claims of "Arrow" (arXiv 2505.11916) on its runs; those on its rules are in ``claims_rules``.
 
-The policy counts requests that wait for memory as load of decode, which the paper does not print. So claims on the
-rates of Arrow come with a second verdict, of the policy without that rule. Baselines have the best of five chunks.
+The policy counts requests that wait for memory as load of decode and corrects predictions by the last prompt, which
+the paper does not print. So claims on the rates of Arrow come with a second verdict, of the policy without both.
+Baselines have the best of five chunks.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def a12_slow_flips(bench: ArrowBench) -> Finding:
 def over_static(bench: ArrowBench, seconds: Sequence[int], rule: str = "") -> tuple[str, list[float]]:
     """Capacity over static instances on the hour of code by the time of a flip, in words as well; as ``rule`` has it.
 
-    Takes ``rule`` ("" with the added rule, "_printed" without it).
+    Takes ``rule``: "" with the added rules, "_printed" without them, "_read" with waiting requests as load alone.
     """
     ratios = [bench.ratio(HOUR, f"flip_{each}{rule}", "least_load") for each in seconds]
     return ", ".join(f"{each} s {ratio:.2f}" for each, ratio in zip(seconds, ratios, strict=True)), ratios
@@ -273,7 +274,9 @@ def over_static(bench: ArrowBench, seconds: Sequence[int], rule: str = "") -> tu
 
 def printed(value: str, holds: bool) -> Without:
     """What a claim comes to with Arrow as its paper prints it."""
-    return Without("requests that wait for memory are no load of decode, as printed", value, holds)
+    return Without(
+        "requests that wait for memory are no load of decode and no prediction is corrected, as printed", value, holds
+    )
 
 
 def _points(

@@ -163,6 +163,11 @@ def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float =
     return StudyCase(label, deployment, policy_named(policy, **options), MODEL, flip_s)
 
 
+#: Arrow as the paper prints it: running requests alone are load of decode, and no prediction is corrected.
+PRINTED = {"waiting_counts": False, "corrects": False}
+#: The same where a request that waits for memory is running, too.
+READ = {"corrects": False}
+
 CASES = {
     "arrow": _case("Arrow, 8 x TP1", EIGHT, "arrow"),
     "least_load": _case("least load, 4 + 4 x TP1", EIGHT, "least_load"),
@@ -174,29 +179,30 @@ CASES = {
     "arrow_4": _case("Arrow, 4 x TP1", FOUR, "arrow"),
     "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
     "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
-    "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
-    "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", waiting_counts=False),
-    "observed_printed": _case(
-        "Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", waiting_counts=False
-    ),
+    "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", **PRINTED),
+    "arrow_read": _case("Arrow as printed, waiting requests count", EIGHT, "arrow", **READ),
+    "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", **PRINTED),
+    "observed_printed": _case("Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", **PRINTED),
     "no_help": _case("Arrow, idle instances wait", EIGHT, "arrow", idle_helps=False),
-    "no_help_printed": _case(
-        "Arrow as printed, idle instances wait", EIGHT, "arrow", idle_helps=False, waiting_counts=False
+    "no_help_printed": _case("Arrow as printed, idle instances wait", EIGHT, "arrow", idle_helps=False, **PRINTED),
+    "no_help_read": _case(
+        "Arrow as printed, waiting requests count, idle instances wait", EIGHT, "arrow", idle_helps=False, **READ
     ),
     "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
 }
 for _seconds in (60, 180, 300):
     _label = f"flips of {_seconds} s"
     CASES[f"flip_{_seconds}"] = _case(f"Arrow, {_label}", EIGHT, "arrow", float(_seconds))
-    CASES[f"flip_{_seconds}_printed"] = _case(
-        f"Arrow as printed, {_label}", EIGHT, "arrow", float(_seconds), waiting_counts=False
+    CASES[f"flip_{_seconds}_printed"] = _case(f"Arrow as printed, {_label}", EIGHT, "arrow", float(_seconds), **PRINTED)
+    CASES[f"flip_{_seconds}_read"] = _case(
+        f"Arrow as printed, waiting requests count, {_label}", EIGHT, "arrow", float(_seconds), **READ
     )
 COUNTS = range(2, 9)  # of figure 9 [GPU]
 for _count in COUNTS:
     _part = ServedDeployment(
         name=f"{_count} x TP1", gpus=_count, prefill=_equal(1, _count - _count // 2), decode=_equal(1, _count // 2)
     )
-    CASES[f"arrow_of_{_count}"] = _case(f"Arrow as printed, {_part.name}", _part, "arrow", waiting_counts=False)
+    CASES[f"arrow_of_{_count}"] = _case(f"Arrow as printed, {_part.name}", _part, "arrow", **PRINTED)
     CASES[f"least_load_of_{_count}"] = _case(f"least load, {_part.name}", _part, "least_load")
 #: Cases of each baseline, named as its policy, and their chunks: that of the engine's scheduler, and others. [token]
 CHUNKED = {
