@@ -3,11 +3,13 @@
 ``python benchmarks/planned_latencies.py``: forecast over simulated at p50, p90 and p99, Poisson arrivals at shares of
 what each deployment takes. ``JUDGED`` are those that the law of TPOT (``planning.token_times``) was not found with;
 ``SEVERAL`` are instances that share requests, from which ``planning.pools.EVEN`` was chosen, with constant lengths and
-with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md.
+with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md. ``--counts`` plays
+``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes).
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -57,6 +59,14 @@ SEVERAL = (
     Case("llama_3_1_405b", "b200_sxm", TP4, 2, 64, 9000, 700),
     Case("qwen3_32b", "h200_sxm", TP2, 6, 64, 2048, 128),
 )
+COUNTED = (
+    Case("llama_3_1_70b", "b200_sxm", TP4, 1, 64, 16384, 512),
+    Case("llama_3_1_8b", "h100_sxm", Sharding(), 1, 64, 4096, 256),
+    Case("qwen3_32b", "h200_sxm", TP2, 1, 64, 2048, 128),
+    Case("mistral_small_3_1_24b", "h100_sxm", TP2, 1, 64, 6000, 400),
+    Case("gemma_3_27b", "h100_sxm", Sharding(), 1, 32, 8192, 256),
+)
+COUNTS = (1, 2, 4, 8, 16)
 LIMITS: dict[str, Any] = {"ttft": "60 s", "tpot": "2 s"}
 
 
@@ -71,9 +81,18 @@ def spread(case: Case) -> TrafficCase:
     return TrafficCase(isl=isl, osl=osl)
 
 
-def ratios(case: Case, lengths: Any, loads: tuple[float, ...]) -> Iterator[dict[str, float]]:
-    pools = {"colocated": Replicas(mapping=case.mapping, instances=case.instances, batch=case.batch)}
-    most = evaluate(case.model, case.system, pools, lengths, rate=0.1, **LIMITS).capacity
+def pools_of(case: Case) -> dict[str, Replicas]:
+    return {"colocated": Replicas(mapping=case.mapping, instances=case.instances, batch=case.batch)}
+
+
+def most_of(case: Case, lengths: Any) -> float:
+    """Rate that the pool of a case takes. [request/s]"""
+    return evaluate(case.model, case.system, pools_of(case), lengths, rate=0.1, **LIMITS).capacity
+
+
+def ratios(case: Case, lengths: Any, loads: tuple[float, ...], most: float = 0.0) -> Iterator[dict[str, float]]:
+    """Forecast over simulated at shares of a rate [request/s]; 0 = what the pool takes."""
+    pools, most = pools_of(case), most or most_of(case, lengths)
     for load in loads:
         found = evaluate(case.model, case.system, pools, lengths, rate=load * most, **LIMITS)
         run = prove(found.given, found.design, adapt=False).planned
@@ -84,8 +103,26 @@ def ratios(case: Case, lengths: Any, loads: tuple[float, ...]) -> Iterator[dict[
         }
 
 
+def by_count() -> None:
+    """Print forecast over simulated by how many instances share requests."""
+    for name, made in (("constant", constant), ("spread", spread)):
+        rows: list[dict[str, float]] = []
+        for case in COUNTED:
+            work = made(case)
+            alone = most_of(case, work)
+            for count in COUNTS:
+                found = ratios(case._replace(instances=count), work, (0.3, 0.6, 0.8), count * alone)
+                rows += [{"instances": count, **row} for row in found]
+        table = pd.DataFrame(rows).groupby(["load", "instances"])[["ttft p90", "tpot p90"]]
+        print(f"{name} lengths: forecast over simulated, {len(COUNTED)} deployments")
+        print(table.agg(["min", "median", "max"]).round(2).to_string(), end="\n\n")
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
+    if "--counts" in sys.argv[1:]:
+        by_count()
+        return
     for name, cases, made, loads in (
         ("judged", JUDGED, constant, (0.3, 0.5, 0.7, 0.8)),
         ("several instances, constant lengths", SEVERAL, constant, (0.5, 0.8)),
