@@ -85,7 +85,7 @@ def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: st
     """Claims under each profile as one table, in order of claims and, of each, in order of profiles."""
     table = pd.concat([part.assign(_claim=range(len(part))) for part in parts], ignore_index=True)
     order = table.assign(_profile=table[column].map(["", *profiles].index)).sort_values(["_claim", "_profile"])
-    kept = order.drop_duplicates(["id", column])  # what is not judged has no profile
+    kept = order.drop_duplicates(["id", column], keep="last")  # what is not judged has no profile: as under the last
     return kept.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
 
 

@@ -11,7 +11,7 @@ from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
 from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
-from lab.studies.beyond_the_buzz.reproduce import item_names, reproduce
+from lab.studies.beyond_the_buzz.reproduce import _by_claim, item_names, reproduce
 from lab.studies.beyond_the_buzz.where_it_pays import pays_cells
 from lab.studies.panels import draw_cells
 
@@ -202,6 +202,16 @@ def test_everything_is_the_figures_and_the_claims(root, tmp_path, monkeypatch, c
     monkeypatch.setattr(Frontiers, "names", ("fig05",))
     assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
     assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
+
+
+def test_a_claim_that_is_not_judged_has_the_value_of_the_last_profile():
+    """Others have a row for each profile, in order of profiles."""
+    parts = [
+        pd.DataFrame({"id": ["C1", "C28"], "engine": [profile, ""], "value": [profile, profile]})
+        for profile in ("ideal", "measured")
+    ]
+    table = _by_claim(parts, ("ideal", "measured"), "engine")
+    assert table["value"].tolist() == ["ideal", "measured", "measured"]
 
 
 def test_the_command_writes_a_figure_and_counts_design_points(out, capsys):
