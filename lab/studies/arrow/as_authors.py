@@ -314,8 +314,8 @@ CLAIMS = (
         inferred=f"{ENGINE}; trace, rate and counts: Azure at what eight serve, 2 to 8; {FITTED}",
         acceptance=f"not below minimal load at any count, R2 of a line at least {LINEAR:g} below {BELOW:.0%}",
         judge=scaling,
-        why="attainment rises steeply over a narrow range of counts, which is no line, and with seven GPUs on "
-        "conversation minimal load is ahead",
+        why="on code attainment rises steeply over a narrow range of counts, which is no line, and with five to seven "
+        "GPUs on conversation minimal load is ahead",
     ),
     AsAuthors(claims_rules.a9_both_phases, place="5.5", setting=EIGHT, paper="one instance each at least"),
     AsAuthors(claims_rules.a10_staying, place="algorithm 2", setting=EIGHT, paper="no transfer"),
@@ -379,6 +379,7 @@ CLAIMS = (
         f"bar that was set when they were known; {FITTED}",
         judge=oscillation,
         why="BurstGPT has three flips in overload and one at the capacity, but no trace has more than three in all, "
-        "fewer than one an instance; if requests that wait count, Mooncake has 19 in overload and 4 at the capacity",
+        "fewer than one an instance; in our setting, where requests that wait count, Mooncake has 19 in overload and "
+        "4 at the capacity",
     ),
 )
