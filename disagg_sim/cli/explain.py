@@ -18,7 +18,7 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
-from disagg_sim.choices import EVEN_RANKS, MORE_PHASES, NO_DELAY, PHASES
+from disagg_sim.choices import MORE_PHASES, NO_DELAY, PHASES
 from disagg_sim.cli.explain_pools import explain_pool
 from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
@@ -213,8 +213,6 @@ def _scored(asked: ExplainQuestion, at: Setup, mapping: Sharding, law: Lengths) 
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
     if phase != ServingMode.COLOCATED and asked.hold_prompts != NO_DELAY:
         raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
-    if phase == "prefill" and asked.rank_imbalance != EVEN_RANKS:
-        raise InputError("--rank-imbalance is of sequences that decode, and --phase is prefill")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, law, batch=[asked.batch])

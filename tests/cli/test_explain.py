@@ -198,10 +198,6 @@ def test_a_design_by_hand_has_the_precision_of_plans(capsys):
         (["--model", "llama_3_1_70b", *BY_HAND, "--phase", "decoed"], "did you mean 'decode'"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--ep", "3"], "--ep 3 does not divide the 4 GPUs of a stage"),
         (["--model", "llama_3_1_70b", *BY_HAND, "--tp", "3"], "tp_attn does not divide 64 query heads"),
-        (
-            ["--model", "llama_3_1_70b", *BY_HAND, "--phase", "prefill", "--rank-imbalance", "random"],
-            "--rank-imbalance is of sequences that decode",
-        ),
     ],
 )
 def test_a_wrong_design_by_hand_is_one_line(arguments, said, capsys):
