@@ -336,7 +336,9 @@ def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
     if not all(sides):
         return 0.0
     per_gpu = [best_rate(choices) for choices in sides]
-    high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
+    if not all(per_gpu):  # no instance of a pool serves anything within the limits
+        return 0.0
+    high = gpus / sum(1.0 / each for each in per_gpu)
     return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
 
 

@@ -116,6 +116,14 @@ def test_two_systems_compete_with_one_alone():
     assert found.best.pools[0].setup.precision.cache == found.best.pools[1].setup.precision.cache
 
 
+def test_a_mode_that_serves_nothing_within_the_limits_leaves_the_other_one():
+    """With 2.667 ms a token no instance of both phases serves any rate; two pools do."""
+    options = PlanOptions(max_nic=1e9)
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 64), tpot="2.667 ms", gpus=8, options=options)
+    assert found.best.mode == ServingMode.DISAGGREGATED
+    assert found.other is None
+
+
 def test_infeasible_limits_are_an_answer():
     found = asked(rate=20, tpot="1 ms")
     assert found.best is None
