@@ -37,6 +37,7 @@ QUESTIONS = {
     "gpus": f"{LLAMA} {CHAT} --gpus 16",
     "gpus_two_modes": f"{LLAMA_70B} --isl 4096 --osl 512 --gpus 32",
     "gpus_experts": f"{MIXTRAL} {CHAT} --gpus 8",
+    "nearly_as_cheap": f"{LLAMA} --isl 8192 --osl 128 --rate 400 --tpot 40ms",
     "users": f"{LLAMA} {CHAT} --users 500",
     "users_of_few_tokens": f"{LLAMA} --isl 2048 --osl 8 --users 200",
     # limits
@@ -105,7 +106,7 @@ QUESTIONS = {
     " --energy",
     "encode": f"{IMAGES} --rate 20",
     "encode_priced": f"{IMAGES}@0.5 --gpus 16 --objective usd --utilisation 0.6 --energy",
-    "encode_cached": f"{IMAGES} --rate 60 --cached 0.5 --tiers hbm=0.4,dram=0.3,remote=0.3 --ttft 3s@p99"
+    "encode_cached": f"{IMAGES} --rate 60 --cached 0.75 --tiers hbm=0.4,dram=0.3,remote=0.3 --ttft 3s@p99"
     " --headroom 0.2",
     "encode_nic": f"{IMAGES} --rate 20 --max-nic 0.3",
     "encode_two_systems": f"{IMAGES} --rate 20 --prefill-system h100_sxm",
@@ -113,17 +114,18 @@ QUESTIONS = {
     "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer
     "simulated": f"{LLAMA} {CHAT} --rate 40 --simulate",
-    "simulated_one": f"{LLAMA} --isl 128 --osl 16 --gpus 1 --simulate",
+    "simulated_one": f"{LLAMA} --isl 128 --osl 16 --gpus 1 --simulate --seed 7",
     "simulated_grown": f"{LLAMA_70B} --isl 8192 --osl 64 --rate 30 --tpot 15ms --simulate --max-nic 1.5",
     "simulated_failing": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 20ms --simulate --availability 0.99999",
     "simulated_gpus": f"{LLAMA} --traffic azure_2023_code --gpus 3 --simulate",
     "split": f"{LLAMA_70B} --isl 8192 --osl 256 --gpus 32 --tpot 20ms --max-nic 20",
     "changes": f"{LLAMA_70B} --isl 4096 --osl 512 --rate 20",
+    "changes_nic": f"{LLAMA} --isl 8192 --osl 128 --rate 20 --tpot 8ms --max-nic 0.5",
 }
 #: What every answer has alike.
 CONSTANT = ("schema", "labels")
 #: Questions whose changes are recorded; of the others they are not asked for.
-CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
+CHANGED = ("changes", "changes_nic", "split", "tight_ttft", "nic", "prices", "two_systems")
 #: Questions that take longest, each beside a shorter one of the same feature.
 LONG = {
     *("rate_high", "loose", "confidence_high", "infeasible_prefill", "rate", "short", "one_token_prompts"),

@@ -74,7 +74,7 @@ def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
 
 
 def _question(found: PlannedPools) -> str:
-    asked, law = found.question, found.lengths
+    asked, law = found.question, found.lengths if found.design is None else found.design.work.lengths
     images = ""
     if asked.images is not None:
         kept = f", {asked.images.cached:.3g} of them kept" if asked.images.cached else ""

@@ -202,6 +202,7 @@ def test_faults_say_what_is_allowed(changes, said):
 
 def test_the_command_prints_its_pools_and_keeps_its_schema(capsys, tmp_path):
     extra = ("--pools", ",".join(FIVE), "--images", "2x1120x1120", "--gpus", "32", "--out", str(tmp_path))
+    extra = (*extra, "--energy", "--utilisation", "0.6", "--price", f"{SYSTEM}=5")
     assert run([*COMMAND, *extra]) == 0
     text = capsys.readouterr().out
     assert "2 images of 1120 x 1120" in text
@@ -212,6 +213,7 @@ def test_the_command_prints_its_pools_and_keeps_its_schema(capsys, tmp_path):
     made = json.loads(capsys.readouterr().out)
     jsonschema.validate(made, json_schema("pools"))
     assert made == json.loads((tmp_path / "plan.json").read_text())
+    assert {"drawn", "usd_per_million_tokens"} <= set(made)
     assert run([*COMMAND, *extra, "--tpot", "1e-6"]) == 2
     assert "INFEASIBLE: no decode configuration meets the TTL limit" in capsys.readouterr().out
 
@@ -233,17 +235,21 @@ def test_limits_that_only_queues_miss_say_so(capsys):
 
 
 def test_what_the_rate_rests_on_is_said(capsys):
-    """Caches and drafts change the rate by multiples; the screen and JSON name them."""
-    asked = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--cached", "0.5")
+    """Caches and drafts change the rate by multiples; the screen and JSON name them.
+
+    Of the three quarters of 4,096 tokens that are cached one piece of 2,096 is taken up again, from one state.
+    """
+    asked = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--cached", "0.75")
     drafts = ("--tiers", "dram", "--speculate", "2", "--acceptance", "mtp 0.8 0.6")
     assert run([*COMMAND, *asked, *drafts]) == 0
     text = capsys.readouterr().out
-    assert "50 % of a prompt cached (in dram), drafts of" in text.replace("\n", " ")
+    cached = "51.2 % of a prompt cached (in dram, in pieces of 2,096 tokens, as states are saved), drafts of"
+    assert cached in text.replace("\n", " ")
     assert run([*COMMAND, *asked, *drafts, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     jsonschema.validate(made, json_schema("pools"))
     question = made["question"]
-    assert question["mean_cached"] == pytest.approx(question["mean_isl"] / 2, abs=16)
+    assert question["mean_cached"] == pytest.approx(0.75 * question["mean_isl"], abs=16)
     assert question["cached_tiers"] == {"dram": 1.0}
     assert {pool["draft_tokens"] for pool in made["pools"] if pool["pool"] == "decode"} == {2}
 
