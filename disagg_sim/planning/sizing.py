@@ -328,15 +328,12 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
 def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
     """Find the highest rate that a deployment of one mode serves on so many GPUs within the limits.
 
-    Returns 0 where the smallest deployment needs more GPUs [request/s].
+    Returns 0 where the smallest deployment needs more GPUs, or no instance of a pool serves anything [request/s].
     """
-
     case = replace(case, drawn=False)  # the objective changes which design is best, not which ones serve
     sides = (case.colocated,) if mode == ServingMode.COLOCATED else case.inside
-    if not all(sides):
-        return 0.0
     per_gpu = [best_rate(choices) for choices in sides]
-    if not all(per_gpu):  # no instance of a pool serves anything within the limits
+    if not all(per_gpu):
         return 0.0
     high = gpus / sum(1.0 / each for each in per_gpu)
     return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
