@@ -82,8 +82,8 @@ def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> st
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if 0 < share < 1]
         tiers = tiers or [f"in {name}" for name in law.cached.reuse.below]
         piece = 1 if at is None else checkpoint_tokens(at.model, at.precision)
-        if piece > law.cached.reuse.block_tokens:  # a recurrent model reuses a prompt up to a saved state
-            tiers.append(f"in pieces of {piece:,} tokens, as states are saved")
+        if piece > law.cached.reuse.block_tokens:  # up to a saved state, or to the end of a compressed entry
+            tiers.append(f"in whole pieces of {piece:,} tokens")
         means += f" ({', '.join(tiers)})" if tiers else ""
     if drafter is not None:
         means += f", drafts of {drafter.name}"

@@ -243,7 +243,7 @@ def test_what_the_rate_rests_on_is_said(capsys):
     drafts = ("--tiers", "dram", "--speculate", "2", "--acceptance", "mtp 0.8 0.6")
     assert run([*COMMAND, *asked, *drafts]) == 0
     text = capsys.readouterr().out
-    cached = "51.2 % of a prompt cached (in dram, in pieces of 2,096 tokens, as states are saved), drafts of"
+    cached = "51.2 % of a prompt cached (in dram, in whole pieces of 2,096 tokens), drafts of"
     assert cached in text.replace("\n", " ")
     assert run([*COMMAND, *asked, *drafts, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

@@ -53,13 +53,21 @@ def test_flips_in_words(plan):
     ]
 
 
-@pytest.mark.parametrize(("cached", "said"), [(0.5, "0"), (0.75, "51.2")])
-def test_a_recurrent_model_is_cached_in_pieces(cached, said):
-    """Its states are saved every 2,096 tokens: half a prompt of 4,096 is no whole piece, three quarters are one."""
+@pytest.mark.parametrize(
+    ("model", "cached", "said"),
+    [
+        ("qwen3_5_35b_a3b", 0.5, "0 % of a prompt cached (in whole pieces of 2,096 tokens)"),
+        ("qwen3_5_35b_a3b", 0.75, "51.2 % of a prompt cached (in whole pieces of 2,096 tokens)"),
+        ("deepseek_v4_flash", 0.3, "28.1 % of a prompt cached (in whole pieces of 128 tokens)"),
+        ("llama_3_1_70b", 0.5, "50 % of a prompt cached"),
+    ],
+)
+def test_what_is_cached_in_pieces_says_so(model, cached, said):
+    """A state is saved every 2,096 tokens, an entry of compressed attention holds 128: only whole ones are found."""
     law = ds.lengths(4096, 512, cached=cached)
-    at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
+    at = ds.setup(model, "h200_sxm", "fp8")
     found = law_words(align_to_checkpoints(at, law), None, at)
-    assert found.endswith(f"with {said} % of a prompt cached (in pieces of 2,096 tokens, as states are saved)")
+    assert found.removeprefix("4096 + 512 tokens with ") == said
 
 
 def test_a_flip_names_its_system_where_several_compete(plan):
