@@ -263,7 +263,7 @@ def carries(quantity: Callable[[Operator, Cost], Any]) -> Adjust:
     """What puts on the time of every operator a quantity times that time."""
 
     def adjust(op: Operator, cost: Cost) -> Cost:
-        return replace(cost, time=cost.time * with_derivative(1.0, quantity(op, cost)))
+        return replace(cost, time=cost.time * with_derivative(1.0, quantity(op, _real(cost))))
 
     return adjust
 

@@ -117,13 +117,13 @@ def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
     library = at.kernels
 
     def watts(op: Operator, cost: Cost) -> Numeric:
-        time = np.real(cost.time)
+        time = cost.time
         kind, form = class_of(op)
         law = power.spec.law_of(kind, form, library)
         with np.errstate(divide="ignore", invalid="ignore"):
             if op.kind in TRANSFERS:
                 compute: Numeric = 0.0
-                memory = 2.0 * system.nvlink_bandwidth * np.real(cost.sums.communication) / time / system.hbm_bandwidth
+                memory = 2.0 * system.nvlink_bandwidth * cost.sums.communication / time / system.hbm_bandwidth
             else:
                 compute = op.work.flops / time / peak_flops(op, system)
                 memory = op.work.hbm_bytes / time / system.hbm_bandwidth
@@ -141,7 +141,7 @@ def clock_under(cap: Numeric, *, drawn: Numeric, idle: Numeric) -> Numeric:
     Above the idle :math:`P_0` the power is in proportion to the clock and to the square of the voltage, which falls
     with the clock. Where the voltage can fall no further (below some 0.7 of the limit) clocks fall faster than this.
     """
-    return np.cbrt((cap - idle) / np.maximum(drawn - idle, cap - idle))
+    return ((cap - idle) / np.maximum(drawn - idle, cap - idle)) ** (1.0 / 3.0)
 
 
 def slowed(op: Operator, cost: Cost, at: Setup) -> Cost:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from design_tables import CASES, tables_of
 
 import disagg_sim as ds
+from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError
 from disagg_sim.facts.yaml_files import spec_roots
@@ -112,6 +113,18 @@ def test_resources_are_elasticities_where_nothing_waits():
         assert moved.loc[parameter, "ttl"] == pytest.approx(-share, rel=1e-4)
     assert np.allclose(moved["ftl"].drop("hbm_capacity"), exact["ftl"], rtol=1e-4, atol=1e-8)
     assert np.allclose(moved["throughput"].drop("hbm_capacity"), exact["throughput"], rtol=1e-4, atol=1e-8)
+
+
+def test_elasticities_of_a_capped_system_are_slopes():
+    """The clock that a cap leaves depends on the rates: exact derivatives equal differences of scored tables."""
+    at, eight = ds.setup("llama_3_1_70b", "h200_sxm_500w", "fp8", engine="vllm"), ds.Sharding(tp_attn=8, tp_ffn=8)
+    points = ds.colocated(at, eight, ds.lengths(8192, 512), options=ds.Colocation(batch=(8,), prefill_batch=(1,)))
+    exact = ds.breakdown(points).elasticities.set_index("parameter")
+    for parameter in ("flops", "hbm_bandwidth", "nvlink_bandwidth"):
+        more, less = (ds.rescore(points, partial(scaled, parameter=parameter, factor=f)) for f in (1.0001, 0.9999))
+        for name in ("ftl", "ttl"):
+            slope = np.log(more[f"{name}_s"] / less[f"{name}_s"])[0] / np.log(1.0001 / 0.9999)
+            assert exact.loc[parameter, name] == pytest.approx(slope, rel=1e-4)
 
 
 def test_what_hides_behind_another_operator_takes_no_time():
