@@ -17,7 +17,8 @@ from disagg_sim.notebook import Shown
 from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pools import AnyChoice, gpus_of
+from disagg_sim.planning.pool_choice import gpus_of
+from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import Candidates, candidates, cost_of, designs_at, most_of, most_rate, near_of

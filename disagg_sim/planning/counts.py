@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, PoolChoice, gpus_of
+from disagg_sim.planning.pool_choice import PoolChoice, gpus_of
+from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice
 
 #: Relative width at which the search for the most rate ends. [1]
 NARROW = 2e-3

@@ -13,7 +13,8 @@ from disagg_sim.physics.drafting import accepted_length, cached_layers
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.pool_choice import gpus_of
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid

@@ -1,8 +1,7 @@
 """Size encode pools before prefill, and instances split over attention and feed-forward GPUs, with their queues.
 
 Prefill and whole decode instances are those of every plan (``planning.pools``). A split instance is a decode choice
-whose step is that of both pools; the GPUs of an encode pool have one queue (``simulation.encoders``), and TTFT is the
-sum of the time to leave them and of the time from there to the first token, the two taken as independent.
+whose step is that of both pools.
 """
 
 from __future__ import annotations
@@ -14,65 +13,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.counts import highest, least
+from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
-from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
+from disagg_sim.planning.pool_choice import gpus_of
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.pool_options import SplitSide
 from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, placed
 
 _Choice = TypeVar("_Choice", PrefillChoice, DecodeChoice)
-#: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]
-WAITS = -np.log(1.0 - (np.arange(12) + 0.5) / 12)
-#: GPUs of an encode pool that are tried, over the fewest that keep up. [1]
-ENCODERS = (1.0, 1.1, 1.25, 1.5, 2.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodeChoice:
-    """GPUs that encode one request at a time, behind one queue."""
-
-    step: EncodeStep
-    work: Demand
-
-    @property
-    def each_s(self) -> float:
-        """Time for which a request keeps a GPU. [s]"""
-        return self.step.time * (1.0 - self.step.cached)
-
-    def delay(self, rate: float, gpus: int) -> Delay:
-        """Arrival until the embeddings are with prefill: equal times at ``gpus`` servers of one queue."""
-        used, own = rate * self.each_s / gpus, np.array([self.each_s + self.step.transfer])
-        share = share_that_waits(gpus, used)
-        wait = mean_wait(gpus, used, self.each_s, self.work.dispersion / 2)
-        return Delay(own, np.array([1.0 - share]), own, np.array([share]), wait)
-
-    def counts(self, rate: float) -> Iterator[int]:
-        """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
-        sized = self.work.sized(rate)
-        fewest = math.floor(sized * self.each_s) + 1
-        for count in sorted({fewest + 1, *(math.ceil(fewest * more) for more in ENCODERS)}):
-            yield count
-            if share_that_waits(count, sized * self.each_s / count) < (1.0 - self.work.ttft.share) / 10:
-                return
-
-
-def after(choice: PrefillChoice, encoding: Delay) -> PrefillChoice:
-    """A prefill choice whose TTFT counts from the arrival at an encode pool.
-
-    Takes ``encoding`` (arrival until the embeddings are with prefill [s]).
-    """
-    added = np.concatenate([encoding.calm, encoding.held[0] + encoding.wait * WAITS])
-    shares = np.concatenate([encoding.calm_share, np.full(WAITS.size, encoding.held_share[0] / WAITS.size)])
-    ftl = (choice.ftl[:, None, :] + added[None, :, None]).reshape(-1, choice.ftl.shape[1])
-    weights, loads = np.outer(choice.weights, shares).ravel(), choice.loads
-    if loads is not None:
-        link, latency = (np.repeat(each, added.size) for each in (loads.link, loads.latency))
-        tiers = tuple(name for name in loads.tiers for _ in added)
-        loads = replace(loads, link=link, latency=latency, tiers=tiers, weights=weights)
-    return replace(choice, ftl=ftl, weights=weights, loads=loads)
 
 
 def split_choices(grid: SplitGrid, work: Demand) -> list[DecodeChoice]:
@@ -153,16 +103,16 @@ class PoolChoices:
     ) -> Iterator[tuple[int, tuple[PrefillChoice, int]]]:
         """GPUs that encode, and the cheapest prefill pool behind them."""
         for count in (0,) if self.encode is None else self.encode.counts(rate):
-            pool = self._cheapest(self._behind(count, senders, rate), rate, room - count)
+            pool = self._cheapest(self._behind(count, senders), rate, room - count)
             if pool is not None:
                 yield count, pool
 
-    def _behind(self, encoders: int, senders: Sequence[PrefillChoice], rate: float) -> Sequence[PrefillChoice]:
-        """The choices of prefill behind an encode pool, at the rate that pools are sized for."""
+    def _behind(self, encoders: int, senders: Sequence[PrefillChoice]) -> Sequence[PrefillChoice]:
+        """The choices of prefill behind an encode pool."""
         if self.encode is None:
             return senders
-        encoding = self.encode.delay(self.encode.work.sized(rate), encoders)
-        return [after(each, encoding) for each in senders]
+        encoding = Encoding(self.encode, encoders)
+        return [replace(each, encode=encoding) for each in senders]
 
     def _before_cost(self, encoders: int, sender: PrefillChoice, sends: int) -> float:
         """Cost of an encode and a prefill pool, which have one system."""

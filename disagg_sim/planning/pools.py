@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.encode_queue import Encoding, PromptTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import passes
+from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.prefill_delay_queue import waits
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.queueing import (
@@ -43,45 +45,8 @@ MOST_INSTANCES = 100_000
 EVEN = 0.3
 
 
-class PoolChoice(Protocol):
-    """One configuration of the instances of a pool."""
-
-    @property
-    def at(self) -> Setup:
-        """Model, system, recipe and engine."""
-        ...
-
-    @property
-    def mapping(self) -> Sharding:
-        """Sharding of one instance."""
-        ...
-
-    @property
-    def most(self) -> float:
-        """Upper bound of the rate of an instance. [request/s]"""
-        ...
-
-    @property
-    def ceiling(self) -> float:
-        """Upper bound of ``most`` that takes less time to compute. [request/s]"""
-        ...
-
-    def reaches(self, rate: float) -> bool:
-        """Whether ``most`` is at least a rate [request/s], which takes less time to find where it is not."""
-        ...
-
-    def holds(self, rate: float, instances: int) -> bool:
-        """Whether so many instances keep the limits at a rate [request/s]."""
-        ...
-
-
-def gpus_of(choice: PoolChoice) -> int:
-    """GPUs of one instance. [1]"""
-    return int(choice.mapping.gpus)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefillChoice:
+class PrefillChoice(QuickBound):
     """An instance that prefills whole prompts, up to ``batch[-1]`` in a pass."""
 
     at: Setup
@@ -98,20 +63,12 @@ class PrefillChoice:
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
+    encode: Encoding | None = None  # where images are encoded before prefill
 
     @property
     def most(self) -> float:
         """Rate of an instance at the highest load that a plan allows. [request/s]"""
         return min(float(self.batch[-1] / self.busy[-1]) * self.work.share, self.link_rate)
-
-    @property
-    def ceiling(self) -> float:
-        """See ``PoolChoice``."""
-        return self.most
-
-    def reaches(self, rate: float) -> bool:
-        """See ``PoolChoice``."""
-        return self.most >= rate
 
     def utilisation(self, rate: float, instances: int) -> float:
         """Rate over the rate that full passes could serve. [1]"""
@@ -119,6 +76,9 @@ class PrefillChoice:
 
     def delay(self, rate: float, instances: int) -> Delay:
         """Find the distribution of TTFT. [s]"""
+        if self.encode is not None:
+            prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads))
+            return replace(self, encode=None, **prompts._asdict()).delay(rate, instances)
         each, batch = rate / instances, int(self.batch[-1])
         used, even = self.utilisation(rate, instances), self.work.dispersion
         beside_pass = self.host + self.hand_over
@@ -159,7 +119,7 @@ class PrefillChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecodeChoice:
+class DecodeChoice(QuickBound):
     """An instance that decodes up to ``seats`` sequences together."""
 
     at: Setup
@@ -182,15 +142,6 @@ class DecodeChoice:
     def most(self) -> float:
         """Rate of an instance with all seats taken. [request/s]"""
         return min(float(self.completed[-1]) / self.work.spare, self.link_rate)
-
-    @property
-    def ceiling(self) -> float:
-        """See ``PoolChoice``."""
-        return self.most
-
-    def reaches(self, rate: float) -> bool:
-        """See ``PoolChoice``."""
-        return self.most >= rate
 
     def occupied(self, rate: float, instances: int) -> Occupancy:
         """Sequences of an instance over time."""

@@ -21,10 +21,11 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import TPOT, TTFT, Demand, Limit, limit_of
 from disagg_sim.planning.plan import plan
-from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, Sized, split_choices
+from disagg_sim.planning.pool_queues import PoolChoices, Sized, split_choices
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.planning.sizing import mappings_of

@@ -36,7 +36,8 @@ from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import MixedSteps
-from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.pool_choice import gpus_of
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
 from disagg_sim.search.layouts import broken_rules

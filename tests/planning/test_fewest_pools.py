@@ -15,7 +15,7 @@ from disagg_sim.planning.design import PlannedPool
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.mixed_steps import HALVINGS
-from disagg_sim.planning.pools import gpus_of
+from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
 from disagg_sim.planning.ranking import NEAR, first_mode, standing_of_pool
 from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _worth_pairing, fewest

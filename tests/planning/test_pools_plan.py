@@ -1,6 +1,7 @@
 """Plans of more pools: counts with queues, what binds each pool, what simulations and the command say."""
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -12,10 +13,10 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
+from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.energy import watts_of_pools
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pool_facts import drawn_of_pools, prices_of_pools
-from disagg_sim.planning.pool_queues import EncodeChoice
 from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.proven import deployed_pools, play_pools
 from disagg_sim.planning.question import PlanOptions, Size
@@ -83,6 +84,17 @@ def test_the_queue_of_encoders_is_that_of_the_simulation():
             assert law.at(share) == pytest.approx(np.quantile(taken, share), rel=0.15)
         mean = law.calm[0] + law.held_share[0] * law.wait
         assert mean == pytest.approx(taken.mean(), rel=0.05)
+
+
+def test_ttft_is_told_at_the_planned_rate_of_both_queues():
+    """Its mean is that of encoding and that of prefill, each at that rate and not at the one with headroom."""
+    found = asked(("encode", "prefill", "decode"), size=Size(rate=300.0), options=PlanOptions(headroom=0.3))
+    encode, prefill = found.stages[0], found.design.pools[0]
+    step = ds.encode_step(encode.setup, images=2, height=1120, width=1120)
+    before = EncodeChoice(step=step, work=found.design.work).delay(300.0, encode.instances)
+    after = replace(prefill.choice, encode=None).mean_ttft(300.0, prefill.instances)
+    assert before.held_share[0] > 0.01
+    assert prefill.choice.mean_ttft(300.0, prefill.instances) == pytest.approx(before.mean + after, rel=2e-3)
 
 
 @pytest.mark.parametrize("decode", [("decode",), ("attention", "ffn")])

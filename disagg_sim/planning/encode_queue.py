@@ -1,0 +1,104 @@
+"""Queue requests for the GPUs that encode their images, before prefill.
+
+The GPUs of an encode pool have one queue (``simulation.encoders``), and TTFT is the sum of the time to leave them and
+of the time from there to the first token, the two taken as independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Sharding
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.loads import Loads
+from disagg_sim.planning.pool_choice import QuickBound
+from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
+
+#: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]
+WAITS = -np.log(1.0 - (np.arange(12) + 0.5) / 12)
+#: GPUs of an encode pool that are tried, over the fewest that keep up. [1]
+ENCODERS = (1.0, 1.1, 1.25, 1.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodeChoice(QuickBound):
+    """GPUs that encode one request at a time, behind one queue; each of them is an instance."""
+
+    step: EncodeStep
+    work: Demand
+
+    @property
+    def at(self) -> Setup:
+        """Model, system, recipe and engine."""
+        return self.step.setup
+
+    @property
+    def mapping(self) -> Sharding:
+        """One GPU."""
+        return Sharding()
+
+    @property
+    def each_s(self) -> float:
+        """Time for which a request keeps a GPU. [s]"""
+        return self.step.time * (1.0 - self.step.cached)
+
+    @property
+    def most(self) -> float:
+        """Rate of a GPU that always encodes, less the headroom. [request/s]"""
+        return 1.0 / (self.each_s * self.work.spare)
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """Whether so many GPUs keep up; what the queue takes of TTFT is counted with the prefill pool behind it."""
+        return self.work.sized(rate) * self.each_s < instances
+
+    def delay(self, rate: float, gpus: int) -> Delay:
+        """Arrival until the embeddings are with prefill: equal times at ``gpus`` servers of one queue."""
+        used, own = rate * self.each_s / gpus, np.array([self.each_s + self.step.transfer])
+        share = share_that_waits(gpus, used)
+        wait = mean_wait(gpus, used, self.each_s, self.work.dispersion / 2)
+        return Delay(own, np.array([1.0 - share]), own, np.array([share]), wait)
+
+    def counts(self, rate: float) -> Iterator[int]:
+        """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
+        sized = self.work.sized(rate)
+        fewest = math.floor(sized * self.each_s) + 1
+        for count in sorted({fewest + 1, *(math.ceil(fewest * more) for more in ENCODERS)}):
+            yield count
+            if share_that_waits(count, sized * self.each_s / count) < (1.0 - self.work.ttft.share) / 10:
+                return
+
+
+class PromptTimes(NamedTuple):
+    """PromptTimes of a prefill pool by length, and by what they met before it."""
+
+    ftl: Floats  # (prompts, batches) time of a pass until its first tokens [s]
+    weights: Floats  # (prompts,) probabilities [1]
+    loads: Loads | None  # of pasts from tiers below HBM
+
+
+class Encoding(NamedTuple):
+    """An encode pool before prefill."""
+
+    choice: EncodeChoice
+    gpus: int  # [1]
+
+    def before(self, rate: float, prompts: PromptTimes) -> PromptTimes:
+        """The prompts with the time from the arrival until the embeddings are with prefill, at a rate [request/s]."""
+        found, (ftl, weights, loads) = self.choice.delay(rate, self.gpus), prompts
+        added = np.concatenate([found.calm, found.held[0] + found.wait * WAITS])
+        shares = np.concatenate([found.calm_share, np.full(WAITS.size, found.held_share[0] / WAITS.size)])
+        ftl = (ftl[:, None, :] + added[None, :, None]).reshape(-1, ftl.shape[1])
+        weights = np.outer(weights, shares).ravel()
+        if loads is not None:
+            link, latency = (np.repeat(each, added.size) for each in (loads.link, loads.latency))
+            tiers = tuple(name for name in loads.tiers for _ in added)
+            loads = replace(loads, link=link, latency=latency, tiers=tiers, weights=weights)
+        return PromptTimes(ftl, weights, loads)
