@@ -22,12 +22,11 @@ from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import drawn, planned_prices
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.question import PlanQuestion, changed_flags
-from disagg_sim.report.more_pools import NO_FACTS, played_screen, pools_json, pools_screen, write_pools
+from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan
 from disagg_sim.report.schemas import PlanJson, PoolsJson
 from disagg_sim.serving.costs import JOULE
@@ -69,7 +68,7 @@ class PoolsAnswer:
 
     found: PlannedPools
     run: ProofRun | None = None  # None where nothing was simulated
-    facts: PoolFacts = NO_FACTS
+    extras: PlanExtras = NOTHING
 
     @property
     def feasible(self) -> bool:
@@ -79,7 +78,7 @@ class PoolsAnswer:
     def screen(self) -> list[ScreenPart]:
         """Write it for people."""
         played = [] if self.run is None else [played_screen(self.found, self.run)]
-        return [*pools_screen(self.found, self.facts), *played]
+        return [*pools_screen(self.found, self.extras), *played]
 
     def flipped(self) -> tuple[PoolsAnswer, list[ScreenPart]]:
         """Add what would change the answer: nothing is known of further pools."""
@@ -87,11 +86,11 @@ class PoolsAnswer:
 
     def json(self) -> PoolsJson:
         """Write it for programs."""
-        return pools_json(self.found, self.run, self.facts)
+        return pools_json(self.found, self.run, self.extras)
 
     def write(self, text: str, out: Path) -> None:
         """Write it as files."""
-        write_pools(self.found, text, out, self.run, self.facts)
+        write_pools(self.found, text, out, self.run, self.extras)
 
     def start(self, engine: str) -> Launch:
         """Make the files that start it."""
@@ -120,11 +119,13 @@ def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     assert isinstance(found, PlannedPools)  # of prefill and decode alone the command plans as without --pools
     if not found.plan.members:
         return PoolsAnswer(found=found)
-    prices = None if asked.utilisation is None else prices_of_pools(found, asked.utilisation)
+    assert found.design is not None
+    used = asked.utilisation
+    prices = None if used is None else planned_prices(found.design, options.prices, used)
     return PoolsAnswer(
         found=found,
         run=_played(found, work, asked.seed) if asked.proof else None,
-        facts=PoolFacts(drawn=drawn_of_pools(found) if asked.energy else None, prices=prices),
+        extras=PlanExtras(drawn=drawn(found.design) if asked.energy else None, prices=prices),
     )
 
 

@@ -72,7 +72,7 @@ class Plan(Shown):
 
     def case_of(self, design: Design) -> Candidates:
         """That of one of its designs."""
-        first, last = design.pools[0].setup, design.pools[-1].setup
+        first, last = design.first.setup, design.pools[-1].setup
         return next(case for case in self.cases if case.at is last and case.prefill_at is first)
 
 

@@ -252,7 +252,7 @@ class OwnTimes(NamedTuple):
 
 def _host(design: Design) -> float:
     """Forecast time of a request before its first token outside its pass. [s]"""
-    first = design.pools[0].choice
+    first = design.first.choice
     assert isinstance(first, PrefillChoice | ColocatedChoice)
     return first.host
 

@@ -11,6 +11,7 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
+from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
@@ -26,7 +27,7 @@ Percentiles = dict[str, float]
 class PlannedPool:
     """Equal instances of one role."""
 
-    role: str  # "prefill", "decode" or "colocated"
+    role: str  # "encode", "prefill", "decode" or "colocated"
     choice: AnyChoice = field(repr=False)
     instances: int  # that the load needs [1]
     rate: float  # of the pool [request/s]
@@ -46,6 +47,14 @@ class PlannedPool:
     def gpus(self) -> int:
         """Of the pool, spares included. [1]"""
         return int(self.mapping.gpus) * (self.instances + self.spares)
+
+    @property
+    def parts(self) -> tuple[tuple[Setup, int], ...]:
+        """Its GPUs by what they do, spares included: attention and feed-forward ranks may be apart. [1]"""
+        if (ffn := ffn_of(self.mapping)) is None:
+            return ((self.setup, self.gpus),)
+        theirs = int(ffn.mapping.gpus) * (self.instances + self.spares)
+        return (self.setup, self.gpus - theirs), (ffn.setup or self.setup, theirs)
 
     @property
     def batch(self) -> int:
@@ -76,15 +85,19 @@ class PlannedPool:
         """Rate over what its instances do at full load. [1]"""
         if isinstance(self.choice, PrefillChoice):
             return self.choice.utilisation(self.rate, self.instances)
+        if isinstance(self.choice, EncodeChoice):
+            return self.rate * self.choice.each_s / self.instances
         if isinstance(self.choice, OneByOne):
             return self.rate * self.choice.service.mean / self.instances
         return self.rate / (self.instances * self.choice.most * self.choice.work.spare)
 
     @property
     def sequences(self) -> float:
-        """Sequences that an instance decodes at once, on average; 0 in prefill. [request]"""
+        """Sequences that an instance decodes at once, on average; 0 where it does not. [request]"""
         choice = self.choice
-        return 0.0 if isinstance(choice, PrefillChoice) else choice.occupied(self.rate, self.instances).mean
+        if isinstance(choice, DecodeChoice | ColocatedChoice):
+            return choice.occupied(self.rate, self.instances).mean
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +105,7 @@ class Design:
     """One way to serve the work at a rate."""
 
     mode: ServingMode
-    pools: tuple[PlannedPool, ...]
+    pools: tuple[PlannedPool, ...]  # in the order in which a request passes them
     rate: float  # [request/s]
     cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h], or [W], at the TDP or drawn
     work: Demand = field(repr=False, compare=False)
@@ -106,6 +119,16 @@ class Design:
         return sum(pool.gpus for pool in self.pools)
 
     @property
+    def first(self) -> PlannedPool:
+        """The pool that prefills; its TTFT has in it what requests wait for before it."""
+        pool, *rest = self.pools
+        if not isinstance(pool.choice, EncodeChoice):
+            return pool
+        encode, choice = Encoding(pool.choice, pool.instances), rest[0].choice
+        assert isinstance(choice, PrefillChoice)
+        return replace(rest[0], choice=replace(choice, encode=encode))
+
+    @property
     def tokens_per_s(self) -> float:
         """Output tokens. [token/s]"""
         return self.rate * self.work.lengths.mean_osl
@@ -115,7 +138,7 @@ class Design:
         """Arrival to first token, queue included, by percentile. [s]"""
         if self.simulated is not None:
             return self.simulated[0]
-        pool = self.pools[0]
+        pool = self.first
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
         return {name: pool.choice.ttft(self._rate_for(share), pool.instances, share) for name, share in SHARES.items()}
 
@@ -159,9 +182,12 @@ class Design:
             tpot *= planned.tpot[work.tpot.percentile] / self.tpot[work.tpot.percentile]
             counts = [pool.instances for pool in self.pools if pool.instances > 1]
             most = self.rate * min((each / (each - 1) for each in counts), default=math.inf)
-        first, later = replace(work.ttft, seconds=ttft), replace(work.tpot, seconds=tpot)
-        asked = replace(work, ttft=first, tpot=later, most_load=1.0)
-        sides = [(_under(pool.choice, asked), pool.instances) for pool in self.pools]
+        asked = replace(
+            work, ttft=replace(work.ttft, seconds=ttft), tpot=replace(work.tpot, seconds=tpot), most_load=1.0
+        )
+        first = self.first
+        passed = [first if pool.role == first.role else pool for pool in self.pools]
+        sides = [(_under(pool.choice, asked), pool.instances) for pool in passed]
 
         def serves(rate: float) -> bool:
             return all(choice.holds(rate / work.spare, instances) for choice, instances in sides)
@@ -187,7 +213,7 @@ class Design:
         """Requests in flight, on average: by Little's law those before their first token, and those that decode."""
         if self.simulated is not None:  # whose means are not kept: medians stand for them
             return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
-        first, last = self.pools[0], self.pools[-1]
+        first, last = self.first, self.pools[-1]
         assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
         waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
         if isinstance(last.choice, OneByOne):  # whose seat is taken by prefill, too

@@ -34,6 +34,8 @@ class EncodeChoice(QuickBound):
 
     step: EncodeStep
     work: Demand
+    memory: float = math.nan  # on its GPU; not counted: towers are small [B]
+    bound: str = "compute"  # one of ``domain.BOUNDS``: all of it is timed at the rates of GEMMs
 
     @property
     def at(self) -> Setup:
@@ -77,7 +79,7 @@ class EncodeChoice(QuickBound):
 
 
 class PromptTimes(NamedTuple):
-    """PromptTimes of a prefill pool by length, and by what they met before it."""
+    """Prompts of a prefill pool by length, and by what they met before it."""
 
     ftl: Floats  # (prompts, batches) time of a pass until its first tokens [s]
     weights: Floats  # (prompts,) probabilities [1]

@@ -5,7 +5,7 @@ r"""Say what the GPUs of a plan draw at its rate, which is below what its pools 
 An instance of n, of G GPUs each, holds m sequences on average; :math:`P_d` is the power of a GPU in decode steps of so
 many, and at least one is there in :math:`1 - e^{-m}` of the time. A prompt costs :math:`J_p` joules in a pass that
 takes :math:`t_p` of an instance's time, f of the time at the rate X. :math:`P_0` is the power of a GPU that waits, as
-spare ones do.
+spare ones do. The halves of a split decode instance and encoders: ``certainty.pool_parts``.
 Source: ``certainty.energy``. The price of a million tokens, in, cached and out, goes by what works on them.
 """
 
@@ -21,13 +21,16 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs, times_of
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import designs_at_points
+from disagg_sim.certainty.pool_parts import encode_spent, split_spent
 from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation, token_prices
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.power import facility_watts, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -51,7 +54,8 @@ def drawn(design: Design) -> Drawn:
     (True, True, False)
     """
     lengths = design.work.lengths
-    return added_up((pool.setup, pool.gpus, float(watts_of_pools([pool], lengths)[0])) for pool in design.pools)
+    parts = [(pool.parts, watts_of_parts(pool, lengths)) for pool in design.pools]
+    return added_up((*part, own) for each, watts in parts for part, own in zip(each, watts, strict=True))
 
 
 def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
@@ -76,8 +80,36 @@ def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
     return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
 
 
+def watts_of_parts(pool: PlannedPool, lengths: Lengths) -> list[float]:
+    """Compute what the GPUs of a pool draw, those of each of its ``parts``. [W]"""
+    if isinstance(pool.choice, EncodeChoice):
+        return [_encode_watts(pool, pool.choice)]
+    ffn = ffn_of(pool.mapping)
+    return [float(watts_of_pools([pool], lengths)[0])] if ffn is None else _split_watts(pool, ffn, lengths)
+
+
+def _encode_watts(pool: PlannedPool, choice: EncodeChoice) -> float:
+    """Encoders work for a request as long as it takes them. [W]"""
+    spent, idle = encode_spent(choice.step), power_at(pool.setup).idle
+    work = pool.rate * (1.0 - choice.step.cached) * (float(spent.joules) - idle * float(spent.seconds))
+    return pool.gpus * idle + work
+
+
+def _split_watts(pool: PlannedPool, ffn: FfnPool, lengths: Lengths) -> list[float]:
+    """Attention and feed-forward ranks draw what those of a step do while at least one sequence is there. [W]"""
+    split, sequences = split_of(pool.mapping, ffn), pool.sequences
+    each = max(1.0, sequences) / (int(pool.mapping.dp_attn) * ffn.microbatches)
+    spent = split_spent(pool.setup, ffn.setup or pool.setup, split, lengths, each)
+    busy = -math.expm1(-sequences) * pool.instances / (pool.instances + pool.spares)
+    watts = []
+    for (at, gpus), one in zip(pool.parts, spent, strict=True):
+        idle = power_at(at).idle
+        watts.append(gpus * (idle + busy * (float(one.joules / one.seconds) - idle)))
+    return watts
+
+
 def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
-    """Compute what the GPUs of pools draw, of one role and setup, which stand beside each other in no deployment.
+    """Compute what the GPUs of whole pools draw, of one role and setup, which stand beside each other nowhere.
 
     The result is of shape (pools,) [W].
 
@@ -147,23 +179,18 @@ def _steps(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
 def planned_prices(design: Design, prices: Mapping[str, float], utilisation: float) -> TokenPrices:
     """Compute what a million tokens of a design cost at its rate.
 
-    The price of a co-located pool is split by the time that an instance spends on the prompt of a request alone, and on
-    its output tokens. Takes ``prices`` (price of a GPU by system, in place of the middle of its market range [USD/h]).
-    Returns numbers [USD].
+    Prompts pay for the pools before decode. The price of a co-located pool is split by the time that an instance spends
+    on the prompt of a request alone, and on its output tokens. Takes ``prices`` (price of a GPU by system, in place of
+    the middle of its market range [USD/h]). Returns numbers [USD].
     """
     check_utilisation(utilisation)
-    lengths, first, last = design.work.lengths, design.pools[0], design.pools[-1]
-    hour = [pool.gpus * usd_per_gpu_hour(pool.setup.system, prices) for pool in design.pools]
+    lengths, first, last = design.work.lengths, design.first, design.pools[-1]
+    hour = [sum(gpus * usd_per_gpu_hour(at.system, prices) for at, gpus in pool.parts) for pool in design.pools]
     fill = prefill_design(first, lengths)
     if len(hour) == 1:
         step = decode_design(last, lengths)
         prompt = float(times_of(fill, step=False).busy[0] / fill.prefill_batch[0])
         tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
         hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]
-    return prices_of_one(fill, (hour[0], hour[-1]), design.rate, utilisation)
-
-
-def prices_of_one(fill: Designs, hour: tuple[float, float], rate: float, utilisation: float) -> TokenPrices:
-    """Numbers, of one design: what works on its prompts and on its output tokens costs so much an hour [USD/h]."""
-    found = token_prices(fill, *(np.array([each]) for each in (*hour, rate)))
+    found = token_prices(fill, *(np.array([each]) for each in (sum(hour[:-1]), hour[-1], design.rate)))
     return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in found))

@@ -17,7 +17,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.encode_queue import Encoding, PromptTimes
+from disagg_sim.planning.encode_queue import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
@@ -347,4 +347,4 @@ class ColocatedChoice:
         return self._state(rate, instances)[0]
 
 
-AnyChoice = PrefillChoice | DecodeChoice | ColocatedChoice
+AnyChoice = EncodeChoice | PrefillChoice | DecodeChoice | ColocatedChoice

@@ -194,9 +194,12 @@ def _planned(
     sized = choices.sized(rate, most) if rate else None
     if sized is None or not rate:
         return _infeasible(grids, question, options), None
-    pools = (
-        PlannedPool(role="prefill", choice=sized.prefill, instances=sized.instances[0], rate=rate),
-        PlannedPool(role="decode", choice=sized.decode, instances=sized.instances[1], rate=rate),
+    counts = {"encode": sized.encoders, "prefill": sized.instances[0], "decode": sized.instances[1]}
+    made = {"encode": choices.encode, "prefill": replace(sized.prefill, encode=None), "decode": sized.decode}
+    pools = tuple(
+        PlannedPool(role=role, choice=choice, instances=counts[role], rate=rate)
+        for role, choice in made.items()
+        if choice is not None
     )
     design = Design(mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
     return _members_of(grids, sized, rate, priced=options.objective in ("usd", "watt")), design
@@ -280,7 +283,7 @@ def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: P
 
 def _stages(plan: PoolsPlan, design: Design) -> Iterator[PoolInstances]:
     """A row for each pool; attention and feed-forward ranks of an instance are a pool each."""
-    prefill, decode = design.pools
+    prefill, decode = design.first, design.pools[-1]
     ffn = ffn_of(decode.mapping)
     theirs = decode.setup if ffn is None or ffn.setup is None else ffn.setup
     setups = {"prefill": prefill.setup, "decode": decode.setup, "attention": decode.setup, "ffn": theirs}

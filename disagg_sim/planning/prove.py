@@ -18,12 +18,14 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.design import Design, Percentiles
+from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.trace import Trace
@@ -186,15 +188,23 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
 def deployed(design: Design, name: str = "planned") -> ServedDeployment:
     """Describe a design as simulations take it."""
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
-    parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in design.pools}
+    encoders = [pool for pool in design.pools if isinstance(pool.choice, EncodeChoice)]
+    pools = [pool for pool in design.pools if pool not in encoders]
+    parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in pools}
     return ServedDeployment(
         name=name,
-        gpus=design.gpus,
+        gpus=sum(pool.gpus for pool in pools),
+        encode=_encoders(encoders[0]) if encoders else None,
         prefill=parts.get("prefill", ()),
         decode=parts.get("decode", ()),
         colocated=parts.get("colocated", ()),
         setup=None if apart else design.pools[-1].setup,
     )
+
+
+def _encoders(pool: PlannedPool) -> Encoders:
+    assert isinstance(pool.choice, EncodeChoice)
+    return Encoders(step=pool.choice.step, instances=pool.instances + pool.spares)
 
 
 class _Runs:
@@ -227,7 +237,8 @@ class _Runs:
         trace, begin = requests_of(self.plan, design, self.seed)
         when = begin or float(trace.arrival[-1]) / 2  # in full load; halfway through a trace
         events, numbered = [], 0
-        for pool in design.pools:
+        failing = [pool for pool in design.pools if pool.role != "encode"]  # simulated encoders do not fail
+        for pool in failing:
             numbered += pool.instances + pool.spares
             gone = range(numbered - pool.spares, numbered)
             events += [FailureEvent(at_s=when, kind="instance", number=number) for number in gone]
@@ -235,7 +246,7 @@ class _Runs:
         result = self._played(design, trace, failures)
         run = judged(design, result, max(when - time_alone(self.plan.work), 0.0))
         moved = sum(each.migrated for each in result.records.failures)
-        return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
+        return Failing(run=run, failed=tuple(pool.spares for pool in failing), moved=moved)
 
     def _played(self, design: Design, trace: Trace, failures: Failures | None) -> SimulationResult:
         options = replace(run_options(design, self.plan.options.max_nic), failures=failures)
@@ -294,8 +305,8 @@ def _grown(runs: _Runs, first: ProofRun) -> ProofRun:
     step, most = math.ceil(FIRST_STEP * max(first.counts)), MOST_GROWTH * runs.design.gpus
     while not run.holds and runs.done < MOST_RUNS and resized(runs.plan, runs.design, run.counts, rate).gpus <= most:
         waits = run.hand_over > HAND_OVER * runs.plan.work.ttft.seconds  # for seats of decode
-        late = [not run.holds_ttft and not waits, not run.holds_tpot or waits or bool(run.lost)]
-        grows = late if len(run.counts) > 1 else [True]
+        slow, late = not run.holds_tpot or waits or bool(run.lost), not run.holds_ttft and not waits
+        grows = [{"decode": slow, "colocated": True}.get(pool.role, late) for pool in runs.design.pools]
         run = runs.at(tuple(count + step * more for count, more in zip(run.counts, grows, strict=True)), rate)
         step = math.ceil(GROWTH * step)
     return run

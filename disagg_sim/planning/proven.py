@@ -11,7 +11,6 @@ from dataclasses import replace
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.facts.traffic import TrafficCase
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.pools_plan import PlannedPools
@@ -20,7 +19,6 @@ from disagg_sim.planning.ranking import first_mode
 from disagg_sim.planning.replayed import drawn_requests, policy_of, run_options, slo_of
 from disagg_sim.planning.sizing import designs_at
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.simulate import simulate
 
 #: Designs of a mode that are proven. [1]
@@ -94,9 +92,7 @@ def deployed_pools(found: PlannedPools) -> ServedDeployment:
     """Describe a plan of more pools as simulations take it."""
     if found.design is None:
         raise InputError(f"there are no pools to simulate: {found.plan.message}")
-    pools = [(each, count) for each, count in found.plan.members if isinstance(each, EncodeStep)]
-    encode = next((Encoders(step=step, instances=count) for step, count in pools), None)
-    return replace(deployed(found.design), encode=encode)
+    return deployed(found.design)
 
 
 def play_pools(found: PlannedPools, source: TrafficCase | tuple[int, int], *, seed: int = 0) -> ProofRun:

@@ -44,7 +44,7 @@ def run_options(design: Design, max_nic: float | None) -> RunOptions:
             f"rank_imbalance {design.work.lengths.rank_imbalance}: plan --simulate sends each request to the DP rank "
             f"with the least load; allowed with it: {EVEN_RANKS}, {LEAST_LOAD}; without --simulate any"
         )
-    link, sender = LinkSpec(), design.pools[0].setup
+    link, sender = LinkSpec(), design.first.setup
     if max_nic is not None:  # the wire that the design was sized for
         wire = wire_of(design.pools[-1].setup, sender, design.gpus, max_nic)
         link = LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)

@@ -36,7 +36,7 @@ def tier_uses(design: Design) -> tuple[TierUse, ...]:
 
     Returns the fastest to load first; empty where no tier is named, so that all of a cached start lies in HBM.
     """
-    pool = design.pools[0]
+    pool = design.first
     return tiers_of_instance(pool.setup, pool.mapping, design.work.lengths, pool.instances)
 
 

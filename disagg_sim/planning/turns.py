@@ -68,7 +68,7 @@ def _alike(found: Lengths, law: Lengths) -> bool:
 
 def _met(design: Design, memory: GpuCaches, law: Lengths, sessions_per_s: float) -> TurnCaches:
     """The caches of a design, in tokens."""
-    pool = design.pools[0]
+    pool = design.first
     own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
     served = cached_layers(pool.setup), pool.setup.precision
     return own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)

@@ -12,9 +12,8 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
-from disagg_sim.planning.pool_facts import PoolFacts
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
-from disagg_sim.report.plan import ScreenPart, drawn_json, token_prices_json, write_answer
+from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, drawn_json, token_prices_json, write_answer
 from disagg_sim.report.plan_facts import cost_rows, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
@@ -35,23 +34,21 @@ HELD_TEXT = {
     "ttl": "the TTL limit holds the batch",
     "kv_link": "the KV link holds the rate",
 }
-#: Nothing beside the plan.
-NO_FACTS = PoolFacts()
 #: Loads that differ by less set the rate together. [1]
 SAME = 1e-6
 
 
-def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[ScreenPart]:
+def pools_screen(found: PlannedPools, extras: PlanExtras = NOTHING) -> list[ScreenPart]:
     """Write a plan of more pools for people."""
     plan = found.plan
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
     blocks = [ScreenPart.of(_question(found)), ScreenPart.of(f"{head}{plan.message}")]
     if plan.members:
         rate = plan.request_rate
-        watts = watts_rows(facts.drawn, plan.total_gpus, rate, rate * found.lengths.mean_osl)
+        watts = watts_rows(extras.drawn, plan.total_gpus, rate, rate * found.lengths.mean_osl)
         blocks += [
             ScreenPart(tuple(_rows(found)), HEADER, (5, 6, 7)),
-            ScreenPart((*_facts(found), *price_rows(facts.prices), *watts)),
+            ScreenPart((*_facts(found), *price_rows(extras.prices), *watts)),
         ]
     told = [
         f"beside, on {names}: {f'{other.total_gpus} GPUs, ' if other.members else ''}{other.message}"
@@ -150,7 +147,7 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
     yield from cost_rows(found.stages, tokens, found.options.prices)
 
 
-def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
+def pools_json(found: PlannedPools, run: ProofRun | None = None, extras: PlanExtras = NOTHING) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units."""
     plan, asked, law = found.plan, found.question, found.lengths
     made: PoolsJson = {
@@ -189,10 +186,10 @@ def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFact
     }
     if run is not None:
         made["simulated"] = _run_json(run)
-    if facts.drawn is not None:
-        made["drawn"] = drawn_json(facts.drawn, plan.request_rate, plan.request_rate * law.mean_osl)
-    if facts.prices is not None:
-        made["usd_per_million_tokens"] = token_prices_json(facts.prices)
+    if extras.drawn is not None:
+        made["drawn"] = drawn_json(extras.drawn, plan.request_rate, plan.request_rate * law.mean_osl)
+    if extras.prices is not None:
+        made["usd_per_million_tokens"] = token_prices_json(extras.prices)
     return made
 
 
@@ -231,10 +228,10 @@ def _degrees(mapping: Sharding) -> dict[str, int]:
 
 
 def write_pools(
-    found: PlannedPools, text: str, out: Path, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS
+    found: PlannedPools, text: str, out: Path, run: ProofRun | None = None, extras: PlanExtras = NOTHING
 ) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool."""
-    made = pools_json(found, run, facts)
+    made = pools_json(found, run, extras)
     write_answer(out, text, made)
     rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]
     write_csv(out / "designs.csv", pd.DataFrame(rows).drop(columns="mapping", errors="ignore"))

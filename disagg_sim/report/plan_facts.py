@@ -63,7 +63,7 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
             f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
-    yield from tier_rows(tier_uses(design), design.pools[0].setup.system.name)
+    yield from tier_rows(tier_uses(design), design.first.setup.system.name)
     yield from cost_rows(design.pools, design.tokens_per_s, plan.options.prices)
     pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, plan.options.failures)

@@ -17,7 +17,7 @@ from disagg_sim.planning.design import Design, Percentiles, PlannedPool
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
+from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, text_of
@@ -242,7 +242,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
         choice, fewer = pool.choice, pool.instances - 1
         unit = "a pass" if isinstance(choice, PrefillChoice) else "a step"
         said = [f"{BOUND_TEXT[choice.bound]} bind{'' if choice.bound in PLURAL else 's'} {unit}"]
-        if not isinstance(choice, PrefillChoice):
+        if isinstance(choice, DecodeChoice | ColocatedChoice):
             held = "memory" if choice.seats >= choice.memory_seats else "the TPOT limit"
             budget = isinstance(choice, ColocatedChoice) and 2 * choice.seats > choice.budget // 2
             said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
@@ -260,7 +260,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
 def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
     """Write the limit that fewer instances would miss."""
     choice, rate, work = pool.choice, pool.rate, plan.work
-    if not isinstance(choice, PrefillChoice):
+    if isinstance(choice, DecodeChoice | ColocatedChoice):
         tpot = choice.tpot(rate, instances, work.tpot.share) if rate / instances < choice.most else math.inf
         if not tpot <= work.tpot.seconds:
             if math.isinf(tpot):
@@ -268,6 +268,7 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
             return f"TPOT {work.tpot.percentile} would be {seconds_text(tpot)}"
         if not isinstance(choice, ColocatedChoice):
             return "all sequence slots would be in use too often"
+    assert isinstance(choice, PrefillChoice | ColocatedChoice), "an encode pool counts in the TTFT of prefill"
     ttft = choice.ttft(rate, instances, work.ttft.share)
     if math.isinf(ttft) or (isinstance(choice, PrefillChoice) and choice.utilisation(rate, instances) >= 1.0):
         return "prefill would not keep up"
@@ -361,8 +362,7 @@ def proof_lines(plan: Plan, proof: Proof) -> list[str]:
         f"{seconds_text(run.tpot[work.tpot.percentile])}" + (f", {run.lost} requests lost" if run.lost else "")
     ]
     if run is not proof.planned:
-        before = " + ".join(map(str, proof.planned.counts))
-        after = " + ".join(map(str, run.counts))
+        before, after = (" + ".join(map(str, each.counts)) for each in (proof.planned, run))
         found = "" if proof.planned.holds else ", which missed them"
         lines.append(
             f"adapted from {before} instances at {proof.planned.rate:.4g} requests/s{found} to {after} at "

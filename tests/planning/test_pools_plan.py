@@ -14,9 +14,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.encode_queue import EncodeChoice
-from disagg_sim.planning.energy import watts_of_pools
+from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pool_facts import drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.proven import deployed_pools, play_pools
 from disagg_sim.planning.question import PlanOptions, Size
@@ -66,7 +65,7 @@ def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths, rate):
     found = plan_more_pools(MODEL, SYSTEM, lengths, question)
     plain = ds.plan(MODEL, SYSTEM, lengths, rate=rate)
     (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
-    assert [pool.gpus for pool in found.design.pools] == [pool.gpus for pool in two.pools]
+    assert [pool.gpus for pool in found.design.pools[1:]] == [pool.gpus for pool in two.pools]
     assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)
     assert found.design.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.1)
 
@@ -89,7 +88,7 @@ def test_the_queue_of_encoders_is_that_of_the_simulation():
 def test_ttft_is_told_at_the_planned_rate_of_both_queues():
     """Its mean is that of encoding and that of prefill, each at that rate and not at the one with headroom."""
     found = asked(("encode", "prefill", "decode"), size=Size(rate=300.0), options=PlanOptions(headroom=0.3))
-    encode, prefill = found.stages[0], found.design.pools[0]
+    encode, prefill = found.stages[0], found.design.first
     step = ds.encode_step(encode.setup, images=2, height=1120, width=1120)
     before = EncodeChoice(step=step, work=found.design.work).delay(300.0, encode.instances)
     after = replace(prefill.choice, encode=None).mean_ttft(300.0, prefill.instances)
@@ -155,7 +154,7 @@ def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_co
     for rate in (0.01, 0.05):
         found = asked(("prefill", "attention", "ffn"), None, Size(rate=rate))
         waiting = sum(stage.gpus * power_at(stage.setup).idle for stage in found.stages)
-        each.append((drawn_of_pools(found).watts - waiting) / rate)
+        each.append((drawn(found.design).watts - waiting) / rate)
     assert each[1] == pytest.approx(each[0], rel=0.1)
 
 
@@ -291,21 +290,21 @@ def test_pools_draw_and_cost_what_their_parts_do(capsys):
     """Encoders work on each request, prefill and decode are those of a plan; prompts pay for two pools."""
     priced = PlanOptions(prices={SYSTEM: 4.0})
     found = asked(("encode", "prefill", "decode"), size=Size(rate=40.0), options=priced)
-    drawn, stages = drawn_of_pools(found), {stage.pool: stage for stage in found.stages}
+    power, stages = drawn(found.design), {stage.pool: stage for stage in found.stages}
     encode = next(member for member, _ in found.plan.members if isinstance(member, ds.EncodeStep))
     spent, idle = encode_spent(encode), power_at(encode.setup).idle
     work = 40.0 * (spent.joules - idle * spent.seconds) + stages["encode"].gpus * idle
-    rest = sum(float(watts_of_pools([pool], found.design.work.lengths)[0]) for pool in found.design.pools)
-    assert drawn.watts == pytest.approx(work + rest)
-    assert drawn.band[0] < drawn.watts < drawn.band[1]
-    prices = prices_of_pools(found, 0.5)
+    rest = sum(float(watts_of_pools([pool], found.design.work.lengths)[0]) for pool in found.design.pools[1:])
+    assert power.watts == pytest.approx(work + rest)
+    assert power.band[0] < power.watts < power.band[1]
+    prices = planned_prices(found.design, priced.prices, 0.5)
     second = 4.0 / 3600 / 0.5 / 40.0  # of a GPU for a request
     prompts = stages["encode"].gpus + stages["prefill"].gpus
     assert float(prices.new) == pytest.approx(second * prompts / 4096 * 1e6)
     assert float(prices.output) == pytest.approx(second * stages["decode"].gpus / 256 * 1e6)
     split = asked(("prefill", "attention", "ffn"), None, Size(rate=40.0))
     gpus = split.plan.total_gpus
-    assert gpus * idle < drawn_of_pools(split).watts < gpus * encode.setup.system.tdp
+    assert gpus * idle < drawn(split.design).watts < gpus * encode.setup.system.tdp
     more = (
         "--pools",
         "prefill,attention,ffn",
@@ -320,7 +319,7 @@ def test_pools_draw_and_cost_what_their_parts_do(capsys):
     assert run([*COMMAND, *more, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     jsonschema.validate(made, json_schema("pools"))
-    assert made["drawn"]["watts"] == pytest.approx(drawn_of_pools(split).watts)
+    assert made["drawn"]["watts"] == pytest.approx(drawn(split.design).watts)
     assert made["usd_per_million_tokens"]["input"] > 0
     assert run([*COMMAND, *more]) == 0
     assert "W of all GPUs" in capsys.readouterr().out
