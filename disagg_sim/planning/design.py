@@ -58,9 +58,11 @@ class PlannedPool:
 
     @property
     def batch(self) -> int:
-        """Most prompts of a pass of prefill, most sequences of a decode step. [request]"""
+        """Most prompts of a pass of prefill, most sequences of a decode step, what a GPU encodes at once. [request]"""
         choice = self.choice
-        return int(choice.batch[-1]) if isinstance(choice, PrefillChoice) else int(choice.seats)
+        if isinstance(choice, PrefillChoice):
+            return int(choice.batch[-1])
+        return 1 if isinstance(choice, EncodeChoice) else int(choice.seats)
 
     @property
     def replicas(self) -> Replicas:
