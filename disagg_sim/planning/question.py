@@ -19,8 +19,9 @@ from disagg_sim.errors import (
     whole_number,
 )
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
+from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
@@ -148,12 +149,12 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
 
 
 def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> str:
-    """Name the recipe that is planned with where none is named.
+    """Name the recipe that is planned with where none is named: the first that the system runs and has fits of.
 
     Takes ``cache`` (format that the KV cache must have, because another pool has written it; "" = any).
 
     >>> llama = load_model("llama_3_1_70b")
-    >>> [usual_precision(llama, load_system(name)) for name in ("b200_sxm", "h100_sxm", "a100_sxm_80gb")]
+    >>> [usual_precision(llama, load_system(name)) for name in ("b200_sxm", "rtx_pro_6000", "a100_sxm_80gb")]
     ['nvfp4_fp8kv', 'fp8', 'bf16']
     """
     usual = (MXFP4, *USUAL_PRECISIONS) if model.name.startswith(MXFP4_MODELS) else USUAL_PRECISIONS
@@ -161,8 +162,14 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
 
     def able(names: Sequence[str]) -> list[str]:
         recipes = [load_precision(name).resolve(model) for name in names]
-        runs = [each for each in recipes if each.arithmetics <= set(system.peak_flops)]
+        runs = [each for each in recipes if each.arithmetics <= set(system.peak_flops) and timed(each)]
         return [str(each.name) for each in runs if cache in ("", each.cache.name)]
+
+    def timed(recipe: Precision) -> bool:
+        """Whether matrix multiplies in its formats were fitted, on the system or on the one that it inherits from."""
+        fits = load_efficiency(system.name)
+        dense = (*recipe.projections, recipe.ffn, recipe.head, recipe.router)
+        return fits is None or {each.name for each in dense} <= {fit.format for fit in fits.gemm}
 
     if model.recipe or model.no_recipe:
         if model.recipe and able([model.recipe]):
