@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from disagg_sim.choices import EVEN_RANKS, TWO
+from disagg_sim.choices import TWO
 from disagg_sim.cli.plan_inputs import plan_inputs
 from disagg_sim.cli.tables import INFEASIBLE, blocks_text
 from disagg_sim.errors import InputError, quoted
@@ -19,11 +19,12 @@ from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance, surer
-from disagg_sim.planning.energy import drawn, planned_prices
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.energy import Drawn, drawn, planned_prices
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
-from disagg_sim.planning.question import Size
+from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.question import PlanQuestion, changed_flags
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
@@ -31,7 +32,7 @@ from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, pla
 from disagg_sim.report.schemas import PlanJson, PoolsJson
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.pool_names import Images
-from disagg_sim.workload.lengths import Lengths, lengths, uneven
+from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -100,22 +101,19 @@ class PoolsAnswer:
 def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     """Plan encode, attention and feed-forward pools beside prefill and decode."""
     work, memory, limits, options = plan_inputs(asked)
-    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "trace", "hold_prompts", "confidence")]
+    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "hold_prompts", "confidence")]
     if flags:
         raise InputError(f"{', '.join(flags)} and --pools exclude each other: only plans of prefill and decode take it")
     if not _names(asked.pools):
         raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
     question = PoolsQuestion(
         pools=_names(asked.pools),
-        size=Size(rate=asked.rate, gpus=asked.gpus, users=asked.users),
+        size=Size(rate=rate_of(asked, options), gpus=asked.gpus, users=asked.users),
         images=images_of(asked.images) if asked.images else None,
         **limits,
         ffn_system=asked.ffn_system or None,
     )
-    law = work if isinstance(work, Lengths) else lengths(work)
-    if options.rank_imbalance != EVEN_RANKS:
-        law = uneven(law, options.rank_imbalance)
-    found = plan_more_pools(asked.model, asked.system, law, question, options)
+    found = plan_more_pools(asked.model, asked.system, work, question, options)
     assert isinstance(found, PlannedPools)  # of prefill and decode alone the command plans as without --pools
     if not found.plan.members:
         return PoolsAnswer(found=found)
@@ -124,20 +122,30 @@ def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     prices = None if used is None else planned_prices(found.design, options.prices, used)
     return PoolsAnswer(
         found=found,
-        run=_played(found, work, asked.seed) if asked.proof else None,
-        extras=PlanExtras(drawn=drawn(found.design) if asked.energy else None, prices=prices),
+        run=_played(found, asked.seed) if asked.proof else None,
+        extras=PlanExtras(drawn=_power(asked, found.design), prices=prices),
     )
 
 
-def _played(found: PlannedPools, work: Lengths | Trace | TrafficCase, seed: int) -> ProofRun:
+def _power(asked: PlanQuestion, design: Design) -> Drawn | None:
+    """What the design draws, where that is asked for."""
+    return drawn(design) if asked.energy or asked.objective == JOULE else None
+
+
+def rate_of(asked: PlanQuestion, options: PlanOptions) -> float | None:
+    """The rate that is asked for: that of a trace where nothing says how much is to be served. [request/s]"""
+    if options.trace is None or any(each is not None for each in (asked.gpus, asked.rate, asked.users)):
+        return asked.rate
+    return options.trace.rate
+
+
+def _played(found: PlannedPools, seed: int) -> ProofRun:
     """Simulate the pools; say on standard error if the simulator has to be compiled first."""
     from disagg_sim.planning.proven import play_pools  # the simulator takes a second to load
     from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
-    law = found.lengths
-    source = work if isinstance(work, TrafficCase) else (round(law.mean_isl), round(law.mean_osl))
     with on_compilation(lambda: typer.echo(COMPILING, err=True)):
-        return play_pools(found, source, seed=seed)
+        return play_pools(found, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,14 +194,12 @@ class PlanAnswer:
 def plan_answer(asked: PlanQuestion) -> PlanAnswer:
     """Plan pools of prefill and decode, or instances of both."""
     work, memory, limits, options = plan_inputs(asked)
-    trace, rate = options.trace, asked.rate
-    if trace is not None and asked.gpus is None and rate is None and asked.users is None:
-        rate = trace.rate
+    rate = rate_of(asked, options)
 
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
         return planned(asked.model, asked.system, lengths, **limits, rate=rate, gpus=asked.gpus, options=options)
 
-    found = of(work) if memory is None else plan_turns(trace or asked.traffic, memory, of).plan
+    found = of(work) if memory is None else plan_turns(options.trace or asked.traffic, memory, of).plan
     found, proof = surer(found, asked.confidence), None
     if found.best is None:
         return PlanAnswer(found=found)
@@ -209,7 +215,7 @@ def plan_answer(asked: PlanQuestion) -> PlanAnswer:
     extras = PlanExtras(
         sure=assurance(found),
         proof=proof,
-        drawn=drawn(best) if asked.energy or asked.objective == JOULE else None,
+        drawn=_power(asked, best),
         prices=None if used is None else planned_prices(best, options.prices, used),
     )
     return PlanAnswer(found=found, extras=extras)

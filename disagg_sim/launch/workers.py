@@ -17,6 +17,7 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.pools_plan import PlannedPools
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.workload.lengths import Lengths
 
@@ -146,15 +147,9 @@ def workers_of(
     lengths = None
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
-    elif isinstance(deployment, Design):
-        lengths = deployment.work.lengths
-        tiers = _tiers(lengths)
-        found = [
-            replace(_workers(pool.role, pool.replicas, pool.setup), tiers=() if pool.role == "decode" else tiers)
-            for pool in deployment.pools
-        ]
-    elif isinstance(deployment, PlannedPools):
-        found, lengths = list(_of_more_pools(deployment)), deployment.lengths
+    elif isinstance(deployment, Design | PlannedPools):
+        design = deployment if isinstance(deployment, Design) else deployment.design
+        found, lengths = ([], None) if design is None else (list(_of_design(design)), design.work.lengths)
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
         lengths = deployment.lengths if isinstance(deployment, Deployment) else None
@@ -173,23 +168,20 @@ def workers_of(
     return tuple(named)
 
 
-def _of_more_pools(plan: PlannedPools) -> Iterator[Workers]:
-    """An encoder on each GPU of its pool, then prefill and decode; halves of a layer are no workers of any engine."""
-    for stage in plan.stages:
-        if stage.pool in ("attention", "ffn"):
+def _of_design(design: Design) -> Iterator[Workers]:
+    """The pools of a plan, an encoder on each GPU of its pool; halves of a layer are no workers of any engine."""
+    tiers = _tiers(design.work.lengths)
+    for pool in design.pools:
+        if ffn_of(pool.mapping) is not None:
             raise InputError(
                 "no engine ships attention-FFN disaggregation (vllm-project/afd-plugin is experimental): there are no "
                 "launch files for attention and ffn pools; plan with encode, prefill and decode"
             )
-        prompts = math.ceil(stage.batch * plan.lengths.mean_new) if stage.pool == "prefill" else None
-        yield Workers(
-            role=stage.pool,
-            mapping=stage.mapping or Sharding(),
-            instances=stage.instances,
-            setup=stage.setup,
-            batch=None if stage.pool == "encode" else stage.batch,
-            token_budget=prompts,
-        )
+        found = _workers(pool.role, pool.replicas, pool.setup)
+        if pool.role == "encode":
+            yield replace(found, batch=None)
+        else:
+            yield replace(found, tiers=() if pool.role == "decode" else tiers)
 
 
 def _of_parts(deployment: Deployment | ServedDeployment) -> Iterator[Workers]:

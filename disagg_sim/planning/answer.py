@@ -14,6 +14,7 @@ import numpy as np
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.planning.candidates import Candidates, candidates
 from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Demand, Limit
@@ -21,7 +22,7 @@ from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
-from disagg_sim.planning.sizing import Candidates, candidates, cost_of, designs_at, most_of, most_rate, near_of
+from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
 from disagg_sim.units import GB
@@ -78,10 +79,10 @@ class Plan(Shown):
 
 def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
     """Choose among the designs of all cases; what is told, so many beside the best, went through ``check``."""
-    chosen = _chosen(asked.cases, asked.size, check, others)
+    chosen = choose(asked.cases, asked.size, check, others)
     if chosen is None:
         said = "; ".join(why_infeasible(case, asked.size, rebuilt(asked.options)) for case in asked.cases)
-        if _chosen(asked.cases, asked.size, lambda each: each, others) is not None:
+        if choose(asked.cases, asked.size, lambda each: each, others) is not None:
             said = "designs keep the limits as planned, but none when it is simulated; a looser limit leaves more room"
         return replace(asked, infeasible=said)
     best, after, other, gain, cheapest = chosen
@@ -114,8 +115,8 @@ def _kind(design: Design) -> Any:
 _Chosen = tuple[Design, tuple[Design, ...], Design | None, float, Design]
 
 
-def _chosen(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
-    """What is told, for a rate, users or GPUs; None where nothing serves."""
+def choose(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
+    """Choose what is printed, for a rate, users or GPUs; None where nothing serves."""
     return _of_rate(cases, size, check, others) if size.gpus is None else _of_gpus(cases, size.gpus, check, others)
 
 
@@ -165,7 +166,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     mode = first_mode({each: 1.0 / value(head) for each, head in heads.items()}, simpler=is_simpler(heads.values()))
     best, other = heads[mode], next((head for each, head in heads.items() if each != mode), None)
     found: dict[Any, Design | None] = {_kind(each): each for each in heads.values()}
-    for factor, case in product(FEWER, cases):
+    for factor, case in product(FEWER if others else (), cases):
         for each in designs_at(case, best.rate / factor, gpus):
             if len(found) <= others and _kind(each) not in found:
                 found[_kind(each)] = check(most_of(case, each, gpus))

@@ -46,10 +46,10 @@ from disagg_sim.certainty.trust import Shares, added, trust_shares
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.limits import NO_LIMIT
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
-from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import checked_kind, evidence
 from disagg_sim.search.pareto import best_from

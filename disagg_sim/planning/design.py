@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
@@ -15,7 +16,7 @@ from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.serving.availability import Need, Spares, blast_of, check_target, spares_for
+from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, check_target, spares_for
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.instance_variants import ffn_of
 
@@ -55,6 +56,14 @@ class PlannedPool:
             return ((self.setup, self.gpus),)
         theirs = int(ffn.mapping.gpus) * (self.instances + self.spares)
         return (self.setup, self.gpus - theirs), (ffn.setup or self.setup, theirs)
+
+    @property
+    def each(self) -> dict[str, int]:
+        """GPUs of an instance by system: of one, or of two where feed-forward ranks have their own. [1]"""
+        found: dict[str, int] = {}
+        for at, gpus in replace(self, instances=1, spares=0).parts:
+            found[at.system.name] = found.get(at.system.name, 0) + gpus
+        return found
 
     @property
     def batch(self) -> int:
@@ -200,13 +209,13 @@ class Design:
     @property
     def hosts(self) -> dict[str, tuple[int, int]]:
         """Hosts of each system that its instances fill, and GPUs of these that none of them has. [1]"""
-        sizes = {pool.setup.system.name: pool.setup.system.host_gpus for pool in self.pools}
+        sizes = {at.system.name: at.system.host_gpus for pool in self.pools for at, _ in pool.parts}
         used, taken = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0)
-        for pool in self.pools:
-            name, each = pool.setup.system.name, int(pool.mapping.gpus)
+        for pool, (name, each) in ((one, part) for one in self.pools for part in one.each.items()):
+            count = pool.instances + pool.spares
             whole = sizes[name] * math.ceil(each / sizes[name]) if each > sizes[name] else each
-            used[name] += pool.gpus
-            taken[name] += whole * (pool.instances + pool.spares)  # an instance on several hosts fills them
+            used[name] += each * count
+            taken[name] += whole * count  # an instance on several hosts fills them
         counts = {name: math.ceil(taken[name] / sizes[name]) for name in sizes}
         return {name: (count, count * sizes[name] - used[name]) for name, count in counts.items()}
 
@@ -243,11 +252,13 @@ class Availability:
         return replace(design, pools=pools, cost=cost, spares=found)
 
     def need(self, design: Design, pool: PlannedPool, costs: Mapping[str, float]) -> Need:
-        """What a pool of the design needs; links count where caches go over NICs."""
-        system, gpus = pool.setup.system, int(pool.mapping.gpus)
-        across = len(design.pools) > 1 and design.gpus > system.nvlink_domain
-        blast = blast_of(self.failing, system, gpus, links=across)
-        return Need(instances=pool.instances, cost=gpus * costs[system.name], blast=blast)
+        """What a pool of the design needs; links count where caches, or tokens of a layer, go over NICs."""
+        systems, gpus = {at.system.name: at.system for at, _ in pool.parts}, pool.each
+        across = len(design.pools) > 1 and design.gpus > pool.setup.system.nvlink_domain
+        links = across or len(gpus) > 1
+        first, *others = (blast_of(self.failing, systems[name], count, links=links) for name, count in gpus.items())
+        cost = sum(count * costs[name] for name, count in gpus.items())
+        return Need(instances=pool.instances, cost=cost, blast=reduce(Blast.beside, others, first))
 
     def of_designs(self, one: Designs) -> tuple[list[tuple[str, int]], Spares]:
         """Name and GPUs of an instance of each pool of a design of one row, and its fewest spare GPUs for the target.

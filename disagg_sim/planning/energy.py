@@ -85,7 +85,7 @@ def watts_of_parts(pool: PlannedPool, lengths: Lengths) -> list[float]:
     if isinstance(pool.choice, EncodeChoice):
         return [_encode_watts(pool, pool.choice)]
     ffn = ffn_of(pool.mapping)
-    return [float(watts_of_pools([pool], lengths)[0])] if ffn is None else _split_watts(pool, ffn, lengths)
+    return [float(_whole_watts([pool], lengths)[0])] if ffn is None else _split_watts(pool, ffn, lengths)
 
 
 def _encode_watts(pool: PlannedPool, choice: EncodeChoice) -> float:
@@ -109,7 +109,7 @@ def _split_watts(pool: PlannedPool, ffn: FfnPool, lengths: Lengths) -> list[floa
 
 
 def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
-    """Compute what the GPUs of whole pools draw, of one role and setup, which stand beside each other nowhere.
+    """Compute what the GPUs of pools draw, of one role and setup, which stand beside each other in no deployment.
 
     The result is of shape (pools,) [W].
 
@@ -118,6 +118,17 @@ def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
     >>> f"{watts_of_pools(best.pools, best.work.lengths)[0] / drawn(best).watts:.2f}"
     '1.00'
     """
+    whole = np.array([pool.role != "encode" and ffn_of(pool.mapping) is None for pool in pools])
+    watts = np.zeros(len(pools))
+    if whole.any():
+        watts[whole] = _whole_watts([pools[place] for place in np.flatnonzero(whole).tolist()], lengths)
+    for place in np.flatnonzero(~whole).tolist():
+        watts[place] = math.fsum(watts_of_parts(pools[place], lengths))
+    return watts
+
+
+def _whole_watts(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
+    """The same of pools without feed-forward ranks of their own."""
     first = pools[0]
     idle = power_at(first.setup).idle
     numbers = [(pool.gpus, int(pool.mapping.gpus), pool.instances, pool.rate) for pool in pools]

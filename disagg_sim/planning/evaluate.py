@@ -21,6 +21,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, assurance
+from disagg_sim.planning.candidates import Candidates, with_link_limit
 from disagg_sim.planning.choices import Grids, colocated_of, decode_of, prefill_of, prompts_of_ranks
 from disagg_sim.planning.counts import SizedPool
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
@@ -30,7 +31,7 @@ from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
 from disagg_sim.planning.plan import USUAL, demand_of, plan, source_of
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice
 from disagg_sim.planning.question import PlanOptions, Size, setups_of, systems_of
-from disagg_sim.planning.sizing import Candidates, disaggregated_of, with_link_limit
+from disagg_sim.planning.sizing import disaggregated_of
 from disagg_sim.search.axes import batch_sizes
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid

@@ -14,13 +14,14 @@ from functools import lru_cache
 
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.candidates import Candidates, candidates_of, with_link_limit
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
-from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, with_link_limit
+from disagg_sim.planning.sizing import fewest
 from disagg_sim.search.layouts import Layouts
 
 #: Factors at which another answer is looked for, up and down. [1]

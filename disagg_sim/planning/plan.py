@@ -19,11 +19,12 @@ from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
+from disagg_sim.planning.candidates import candidates, mappings_of
 from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
-from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.workload.lengths import Lengths, uneven
@@ -108,14 +109,10 @@ def _planned(
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
-    wanted = None
-    if options.availability is not None:
-        wanted = Availability(target=options.availability, failing=load_failures(options.failures))
     cases, unpriced = [], []
     for decode, prefill in setups:
         try:
-            idle = {at.system.name: power_at(at).idle for at in (decode, prefill) if options.objective == JOULE}
-            costs = idle or costs_of_gpus([decode.system, prefill.system], options.per)
+            costs = costs_of((decode, prefill), options)
         except InputError:
             if len(setups) == 1:
                 raise
@@ -123,7 +120,7 @@ def _planned(
             continue
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
-            cases.append(replace(each, drawn=options.objective == JOULE, availability=wanted))
+            cases.append(replace(each, drawn=options.objective == JOULE, availability=availability_of(options)))
     if unpriced:
         what = "power" if options.objective == JOULE else "price"
         left_out.append(f"no {what} is known of {', '.join(unpriced)}")
@@ -145,6 +142,20 @@ def _planned(
         return found
     plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
     return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
+
+
+def costs_of(setups: Sequence[Setup], options: PlanOptions) -> dict[str, float]:
+    """Price one GPU of each system in the unit of the objective; of least power, one that waits. [GPU, USD/h or W]"""
+    if options.objective == JOULE:
+        return {at.system.name: power_at(at).idle for at in setups}
+    return costs_of_gpus([at.system for at in setups], options.per)
+
+
+def availability_of(options: PlanOptions) -> Availability | None:
+    """The availability that spares are added for, where one is asked for."""
+    if options.availability is None:
+        return None
+    return Availability(target=options.availability, failing=load_failures(options.failures))
 
 
 def demand_of(

@@ -10,35 +10,33 @@ from pathlib import Path
 import numpy as np
 
 from disagg_sim.choices import POOLS, TWO
-from disagg_sim.domain import MAPPING_COLUMNS, ServingMode, Sharding
+from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
-from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.encode_queue import EncodeChoice
-from disagg_sim.planning.kv_links import cache_of, linked, wire_of
+from disagg_sim.planning.answer import Plan, choose
+from disagg_sim.planning.candidates import FurtherPools, candidates_of, mappings_of
+from disagg_sim.planning.choices import Grids, grids_of
+from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import TPOT, TTFT, Demand, Limit, limit_of
-from disagg_sim.planning.plan import plan
-from disagg_sim.planning.pool_queues import PoolChoices, Sized, split_choices
+from disagg_sim.planning.plan import availability_of, costs_of, demand_of, plan, source_of
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
-from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size, systems_of, usable_systems, usual_precision
-from disagg_sim.planning.sizing import mappings_of
+from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, setups_of, split_grid
-from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
 from disagg_sim.simulation.instance_variants import FfnPool, bare, ffn_of
 from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.trace import Trace
 
 USUAL = PlanOptions()
 
@@ -80,12 +78,6 @@ class PoolsQuestion:
             faults.append("speculation: decode steps over attention and ffn pools have no drafts; use 'off'")
         if split and lengths.rank_imbalance:
             faults.append("rank_imbalance: decode steps over attention and ffn pools count DP ranks as even")
-        told = {
-            "users": self.size.users,
-            "availability": options.availability,
-            "objective": None if options.objective != "joule" else "'joule'",
-        }
-        faults += [f"{name}: {value} is of plans of prefill and decode alone" for name, value in told.items() if value]
         if faults:
             raise InputError("; ".join(faults))
 
@@ -95,8 +87,8 @@ class PoolInstances:
     """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
 
     pool: str  # of ``choices.POOLS``
-    instances: int  # [1]
-    gpus: int  # of all of them [1]
+    instances: int  # that the load needs [1]
+    gpus: int  # of all of them, spares included [1]
     setup: Setup = field(repr=False)
     mapping: Sharding | None  # of an instance; None = an encode pool, a request on one GPU
     batch: int  # requests of an instance [request]
@@ -106,6 +98,7 @@ class PoolInstances:
     seconds: float  # a request: to encode it, FTL of prefill, or TTL [s]
     idle: float  # share of a step in which a rank waits for the other half; NaN of other pools [1]
     held_by: str  # limit that a larger batch of the instance would break, as ``PoolsPlan.held_by``
+    spares: int = 0  # instances beside these, for a stated availability [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,20 +114,21 @@ class PlannedPools(Shown):
     stages: tuple[PoolInstances, ...]  # in the order in which a request passes them; () of an infeasible plan
     others: tuple[tuple[str, PoolsPlan], ...]  # names of systems that are not the best, and their plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
+    source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
 
 
 def plan_more_pools(
     model: str | Path | ModelSpec,
     system: str | SystemSpec | Sequence[str | SystemSpec],
-    lengths: Lengths,
+    lengths: Lengths | Trace | TrafficCase,
     question: PoolsQuestion,
     options: PlanOptions = USUAL,
 ) -> PlannedPools | Plan:
     """Plan encode, attention and feed-forward pools beside prefill and decode.
 
-    As ``plan``, with one configuration a pool: a limit holds for a share of the requests, which come at random. TTFT
-    counts the queue and the time of the encode pool, the queue of prefill, the hand-over of the cache and a step of
-    decode, and TPOT the sequences in service. Whole and split decode instances compete.
+    As ``plan``, with the same sizing, spares, users and objectives: a limit holds for a share of the requests, which
+    come at random. TTFT counts the queue and the time of the encode pool, the queue of prefill, the hand-over of the
+    cache and a step of decode, and TPOT the sequences in service. Whole and split decode instances compete.
 
     >>> import disagg_sim as ds
     >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=64), tpot="100 ms@p99")
@@ -142,33 +136,37 @@ def plan_more_pools(
     >>> [stage.pool for stage in found.stages], found.plan.status, found.design.tpot["p99"] <= 0.1
     (['prefill', 'attention', 'ffn'], 'feasible', True)
     """
+    size, limits = question.size, {"ttft": question.ttft, "tpot": question.tpot}
+    options = replace(options, users=size.users)
     if question.plain:
-        size, limits = question.size, {"ttft": question.ttft, "tpot": question.tpot}
-        options = replace(options, users=size.users)
         return plan(model, system, lengths, **limits, rate=size.rate, gpus=size.gpus, options=options)
+    work, options = demand_of(lengths, **limits, rate=size.rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
-    question.check([setups[0][0].model], lengths, options)
-    found = [(_names(*pair), *_planned(*pair, lengths, question, options)) for pair in setups]
+    question.check([setups[0][0].model], work.lengths, options)
+    found = [(_names(*pair), *_planned(pair, work, question, options)) for pair in setups]
     best = min(found, key=lambda each: (not each[1].members, _value(each[1], question)))
     return PlannedPools(
         question=question,
         options=options,
-        lengths=lengths,
+        lengths=work.lengths,
         model=setups[0][0].model,
         plan=best[1],
         design=best[2],
         stages=tuple(_stages(best[1], best[2])) if best[2] is not None else (),
         others=tuple((names, plan) for names, plan, _ in found if plan is not best[1]),
         left_out=tuple(left_out),
+        source=source_of(lengths, work),
     )
 
 
 def _value(plan: PoolsPlan, question: PoolsQuestion) -> float:
-    """What is least of the best plan: its cost, or what each request a second costs."""
+    """What is least of the best plan: its cost for a rate, else what each request a second costs."""
     cost = plan.total_gpus if math.isnan(plan.cost) else plan.cost
-    if question.size.gpus is None:
+    if question.size.rate is not None:
         return cost
-    return -plan.request_rate if math.isnan(plan.cost) else cost / max(plan.request_rate, math.ulp(0.0))
+    if question.size.gpus is not None and math.isnan(plan.cost):
+        return -plan.request_rate
+    return cost / max(plan.request_rate, math.ulp(0.0))
 
 
 def _names(decode: Setup, prefill: Setup) -> str:
@@ -179,73 +177,38 @@ def _names(decode: Setup, prefill: Setup) -> str:
 
 
 def _planned(
-    decode: Setup, prefill: Setup, lengths: Lengths, question: PoolsQuestion, options: PlanOptions
+    setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion, options: PlanOptions
 ) -> tuple[PoolsPlan, Design | None]:
-    """Plan for one pair of systems."""
-    grids = _grids(decode, prefill, lengths, question, options)
-    first = next(each for each in grids if isinstance(each, PhaseGrid))
-    law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
-    work = Demand(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
-    systems = {at.system.name: at.system for each in grids for at in setups_of(each)}
-    choices = _choices(grids, work, options, costs_of_gpus(systems.values(), options.per), one=len(systems) == 1)
-    size = question.size
-    rate = size.rate if size.gpus is None else choices.most_rate(size.gpus)
-    most = MOST_GPUS if size.gpus is None else size.gpus
-    sized = choices.sized(rate, most) if rate else None
-    if sized is None or not rate:
-        return _infeasible(grids, question, options), None
-    counts = {"encode": sized.encoders, "prefill": sized.instances[0], "decode": sized.instances[1]}
-    made = {"encode": choices.encode, "prefill": replace(sized.prefill, encode=None), "decode": sized.decode}
-    pools = tuple(
-        PlannedPool(role=role, choice=choice, instances=counts[role], rate=rate)
-        for role, choice in made.items()
-        if choice is not None
-    )
-    design = Design(mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
-    return _members_of(grids, sized, rate, priced=options.objective in ("usd", "watt")), design
+    """Plan for the setups of decode and of prefill."""
+    grids = grids_of(*setups, mappings_of(setups, options), work)
+    further = _further(setups, work, question, options)
+    every = [*setups, *(() if further.split is None else setups_of(further.split))]
+    costs = costs_of(every, options)
+    case = candidates_of(setups, work, grids, costs, options.max_nic, further)
+    case = replace(case, drawn=options.objective == JOULE, availability=availability_of(options))
+    chosen = choose([case], question.size, lambda design: design, others=0)
+    if chosen is None:
+        return _infeasible(_scored(grids, further), work, question, options), None
+    priced = options.objective in ("usd", "watt", JOULE)
+    return _members_of(grids, further, chosen[0], priced=priced), chosen[0]
 
 
-def _grids(
-    decode: Setup, prefill: Setup, lengths: Lengths, question: PoolsQuestion, options: PlanOptions
-) -> list[Candidates]:
-    """What the pools may be: encoding first, then prefill, then decode."""
-    mappings = mappings_of((decode, prefill), options)
-    found: list[Candidates] = []
+def _further(setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion, options: PlanOptions) -> FurtherPools:
+    """The pools beside prefill and whole decode instances, encoding on the system of prefill."""
+    decode, prefill = setups
+    encode = split = None
     if question.images is not None:
-        found.append(encode_step(prefill, **asdict(question.images)))
-    share = None if lengths.constant else question.ttft.share
-    found.append(prefill_grid(prefill, mappings[0], prompts_of_ranks(lengths), ftl_quantile=share))
-    if "decode" in question.pools:
-        found.append(decode_grid(decode, mappings[1], lengths))
+        encode = encode_step(prefill, **asdict(question.images))
     if "attention" in question.pools:
         ffn = decode if question.ffn_system is None else _on(decode, question.ffn_system, options)
-        found.append(split_grid(decode, lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus)))
-    return found
+        split = split_grid(decode, work.lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus))
+    return FurtherPools(encode=encode, split=split, whole="decode" in question.pools)
 
 
-def _choices(
-    grids: Sequence[Candidates], work: Demand, options: PlanOptions, costs: dict[str, float], *, one: bool
-) -> PoolChoices:
-    """Configurations worth sizing, linked as pools of ``one`` system or of several."""
-    encode = next((each for each in grids if isinstance(each, EncodeStep)), None)
-    first, *rest = (each for each in grids if not isinstance(each, EncodeStep))
-    assert isinstance(first, PhaseGrid)
-    senders, takers = prefill_choices(first, work), []
-    for each in rest:
-        takers += decode_choices(each, work) if isinstance(each, PhaseGrid) else split_choices(each, work)
-    at, cache = rest[0].setup, cache_of(rest[0], first)
-
-    def wired(gpus: int) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
-        return linked(senders, takers, cache, wire_of(at, first.setup, gpus, options.max_nic)) if takers else ([], [])
-
-    across = wired(MOST_GPUS)
-    return PoolChoices(
-        encode=None if encode is None else EncodeChoice(step=encode, work=work),
-        inside=wired(1) if one else across,
-        across=across,
-        domain=at.system.nvlink_domain if one else 0,
-        costs=costs,
-    )
+def _scored(grids: Grids, further: FurtherPools) -> list[Candidates]:
+    """What the pools may be, as the integer program takes it."""
+    found = (further.encode, grids.prefill, grids.decode if further.whole else None, further.split)
+    return [each for each in found if each is not None]
 
 
 def _on(decode: Setup, name: str, options: PlanOptions) -> Setup:
@@ -260,15 +223,16 @@ def _most(at: Setup, budget: int | None) -> int | None:
     return None if budget is None or budget >= max(at.system.nvlink_domain, 64) else max(budget, 2)
 
 
-def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: PlanOptions) -> PoolsPlan:
+def _infeasible(grids: Sequence[Candidates], work: Demand, question: PoolsQuestion, options: PlanOptions) -> PoolsPlan:
     """What binds: a limit that no configuration alone meets, or else the queues."""
-    size, ttft, tpot = question.size, question.ttft, question.tpot
+    size, ttft, tpot = question.size, work.ttft, work.tpot
+    rate = size.rate if size.users is None else size.users / (ttft.seconds + work.lengths.gaps * tpot.seconds)
     alone = plan_pools(
         grids,
         ftl_limit=ttft.seconds,
         ttl_limit=tpot.seconds,
         gpu_budget=size.gpus,
-        required_rate=size.rate,
+        required_rate=rate,
         options=MatchOptions(kv_link_limit=options.max_nic),
     )
     if not alone.members:
@@ -287,10 +251,12 @@ def _stages(plan: PoolsPlan, design: Design) -> Iterator[PoolInstances]:
     ffn = ffn_of(decode.mapping)
     theirs = decode.setup if ffn is None or ffn.setup is None else ffn.setup
     setups = {"prefill": prefill.setup, "decode": decode.setup, "attention": decode.setup, "ffn": theirs}
-    for (member, count), held in zip(plan.members, plan.held_by, strict=True):
+    for (member, count), held, pool in zip(plan.members, plan.held_by, design.pools, strict=True):
+        each = member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s
+        rate = pool.instances * each
         for one in _one(member, held, setups):
-            rate = count * (member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s)
-            yield replace(one, instances=count, gpus=count * one.gpus, rate=rate, load=plan.request_rate / rate)
+            whole = replace(one, instances=pool.instances, spares=pool.spares, gpus=count * one.gpus)
+            yield replace(whole, rate=rate, load=plan.request_rate / rate)
 
 
 def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[PoolInstances]:
@@ -334,41 +300,41 @@ def _stage(
     )
 
 
-def _members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced: bool) -> PoolsPlan:
-    """List the pools as instances, in the order in which a request passes them.
-
-    Takes ``rate`` [request/s].
-    """
-    members: list[tuple[Member, int]] = [(step, sized.encoders) for step in grids if isinstance(step, EncodeStep)]
+def _members_of(grids: Grids, further: FurtherPools, design: Design, *, priced: bool) -> PoolsPlan:
+    """List the pools of a design as instances, spares included, in the order in which a request passes them."""
+    prefill, decode = design.first.choice, design.pools[-1].choice
+    assert isinstance(prefill, PrefillChoice)
+    assert isinstance(decode, DecodeChoice)
+    counts = [pool.instances + pool.spares for pool in design.pools]
+    members: list[tuple[Member, int]] = [] if further.encode is None else [(further.encode, counts[0])]
     held = ["" for _ in members]
-    added = max((step.latency for step, _ in members if isinstance(step, EncodeStep)), default=0.0)
-    prefill, decode = sized.prefill, sized.decode
-    own = next(each for each in grids if isinstance(each, PhaseGrid))
-    row, column = _place(own, prefill)
-    ftl, ttl = float(own.latency[row, column]), float(decode.step[-1])
+    added = 0.0 if further.encode is None else further.encode.latency
+    row, column = _place(grids.prefill, prefill)
+    ftl, ttl = float(grids.prefill.latency[row, column]), float(decode.step[-1])
     rates = 1.0 / prefill.utilisation(1.0, 1), decode.most * decode.work.spare
-    members.append((replace(own.instance(row, column), request_rate_per_s=rates[0]), sized.instances[0]))
+    members.append((replace(grids.prefill.instance(row, column), request_rate_per_s=rates[0]), counts[-2]))
     split, whole = ffn_of(decode.mapping), "memory" if decode.seats == decode.memory_seats else "ttl"
     if split is None:
-        grid = next(each for each in grids if isinstance(each, PhaseGrid) and each.phase == "decode")
+        grid = grids.decode
         member: Member = replace(grid.instance(*_place(grid, decode)), request_rate_per_s=rates[1])
     else:
-        halves = next(each for each in grids if isinstance(each, SplitGrid))
+        halves = further.split
+        assert halves is not None, "a split instance is of such a grid"
         place = _place_of_split(halves, decode, split)
         member = replace(halves.instance(*place), request_rate_per_s=rates[1])
         if whole != "ttl":  # the pool whose memory a larger batch would break
             beyond = halves.attention_bytes[place[0], place[1] + 1 :] > halves.setup.memory_limit
             whole = "attention_memory" if not beyond.size or beyond[0] else "ffn_memory"
-    members.append((member, sized.instances[1]))
-    osl = prefill.work.lengths.mean_osl
+    members.append((member, counts[-1]))
+    rate, each = design.rate, design.tokens_per_s / design.gpus
     return PoolsPlan(
         status="feasible",
-        message=f"{rate:.4g} requests/s, {rate * osl / sized.gpus:,.4g} output tokens/s/GPU, with queues",
+        message=f"{rate:.4g} requests/s, {each:,.4g} output tokens/s/GPU, with queues",
         members=tuple(members),
         held_by=(*held, "", whole),
         request_rate=rate,
-        tokens_per_s_per_gpu=rate * osl / sized.gpus,
-        cost=sized.cost if priced else math.nan,
+        tokens_per_s_per_gpu=each,
+        cost=design.cost if priced else math.nan,
         ftl_s=ftl + added,
         ttl_s=ttl,
     )

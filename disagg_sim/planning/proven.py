@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.pools_plan import PlannedPools
 from disagg_sim.planning.prove import Proof, ProofRun, deployed, judged, prove
 from disagg_sim.planning.ranking import first_mode
-from disagg_sim.planning.replayed import drawn_requests, policy_of, run_options, slo_of
+from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of
 from disagg_sim.planning.sizing import designs_at
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.simulate import simulate
@@ -95,15 +94,15 @@ def deployed_pools(found: PlannedPools) -> ServedDeployment:
     return deployed(found.design)
 
 
-def play_pools(found: PlannedPools, source: TrafficCase | tuple[int, int], *, seed: int = 0) -> ProofRun:
-    """Simulate the pools of a plan once, under Poisson arrivals at its rate.
+def play_pools(found: PlannedPools, *, seed: int = 0) -> ProofRun:
+    """Simulate the pools of a plan once, under Poisson arrivals at its rate, or those of its trace.
 
-    Takes ``source`` [token]. Returns percentiles of TTFT, encoding included, and of TPOT [s], and whether both limits
+    Returns percentiles of TTFT, encoding included, and of TPOT [s], and whether both limits
     hold.
     """
     parts, design = deployed_pools(found), found.design
     assert design is not None, "pools are deployed of a plan that has some"
-    trace, begin = drawn_requests(design.work, source, design.rate, seed)
+    trace, begin = requests_of(found, design, seed)
     options = run_options(design, found.options.max_nic)
     result = simulate(parts, trace, policy_of(design), slo=slo_of(design), seed=seed, options=options)
     return judged(design, result, begin)

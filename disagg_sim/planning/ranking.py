@@ -17,6 +17,7 @@ from typing import NamedTuple
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.layouts import why_unserved
+from disagg_sim.simulation.instance_variants import ffn_of
 
 #: Cost over that of the cheapest of its mode up to which a design costs nearly the same (chosen: forecasts of two
 #: designs are seldom told apart by less). [1]
@@ -56,13 +57,21 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
             late *= latency(seen, pool.instances, limit.share) / limit.seconds
     gpus = int(mapping.gpus)
     return Standing(
-        unknown=int(why_unserved(at, mapping, prefill=pool.role == "prefill")[0] != ""),
+        unknown=int(_is_unknown(pool)),
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
         held=bool(getattr(pool.choice, "hold_steps", 0)),
         late=float(f"{late:.9g}"),  # alike but for rounding is alike
         gpus=gpus,
     )
+
+
+def _is_unknown(pool: PlannedPool) -> bool:
+    """Whether no run of such a layout is known: of no split one; encoders have one layout, which tells none apart."""
+    if pool.role == "encode":
+        return False
+    split = ffn_of(pool.mapping) is not None
+    return split or why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")[0] != ""
 
 
 def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:

@@ -6,141 +6,32 @@ Very long prompts also have pipelines that serve one request at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import TypeVar
 
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import BOUNDS, ServingMode, Sharding
-from disagg_sim.physics.drafting import accepted_length
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
-from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.choices import (
-    Grids,
-    colocated_choices,
-    decode_choices,
-    grids_of,
-    host_of,
-    longer_than_steps,
-    prefill_choices,
-    staged_rows,
-    times_of_passes,
-)
+from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
-from disagg_sim.planning.design import Availability, Design, PlannedPool
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.energy import drawn, watts_of_pools
-from disagg_sim.planning.kv_links import cache_of, linked, wire_of
-from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.long_prompts import OneByOne
-from disagg_sim.planning.mixed_steps import MixedSteps
 from disagg_sim.planning.pool_choice import gpus_of
-from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
+from disagg_sim.planning.pools import AnyChoice, PrefillChoice
+from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
-from disagg_sim.search.layouts import broken_rules
-from disagg_sim.search.mappings import enumerate_mappings
 
 #: Layouts of each pool that become designs: most of those with nearly the fewest GPUs, and how many others fill up a
 #: shorter list (one at least). [1]
 CLOSE, BEST = 8, 3
 #: Pools of more GPUs than this times the fewest are left out. [1]
 FARTHEST = 2.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Configurations that one case may use, for pools inside one NVLink domain and across domains."""
-
-    at: Setup
-    prefill_at: Setup
-    work: Demand
-    grids: Grids
-    colocated: Sequence[ColocatedChoice]
-    inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
-    across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
-    costs: Mapping[str, float]  # cost of a GPU by system; with ``drawn`` that of a spare GPU
-    drawn: bool = False  # whether the cost of a design is the power that its GPUs draw at the rate [W]
-    availability: Availability | None = None  # target for which designs get spares
-
-    def with_costs_of(self, other: Candidates) -> Candidates:
-        """Take the costs and the availability target of other candidates."""
-        return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
-
-
-def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
-    """List the mappings of prefill and of decode that the options of a plan allow.
-
-    Where both phases have one setup, the mappings of prefill start with those of decode, as co-located instances need.
-    """
-
-    def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
-        found = enumerate_mappings(
-            at,
-            layouts=options.layouts,
-            max_dcp=max_dcp,
-            max_pcp=max_pcp,
-            max_redundant_experts=options.max_redundant_experts,
-        )
-        drafted = found if at.speculation is None else replace(found, draft_tokens=1)  # all hold the drafter
-        rules, engine = broken_rules(at, drafted), at.engine if options.within == OWN else options.within
-        return found[rules[engine] == ""] if engine in rules else found
-
-    at, prefill_at = setups
-    decode = taken(at, options.max_dcp, 1)
-    if prefill_at is not at:
-        return taken(prefill_at, 1, options.max_pcp), decode
-    if options.max_pcp == 1:
-        return decode, decode
-    shared = taken(at, 1, options.max_pcp)
-    return Sharding.joined([decode, shared[shared.pcp > 1]]), decode
-
-
-def candidates(
-    setups: tuple[Setup, Setup],
-    work: Demand,
-    mappings: tuple[Sharding, Sharding],
-    costs: Mapping[str, float],
-    max_nic: float | None,
-) -> Candidates:
-    """Score the grids of both phases and keep the choices that are worth sizing.
-
-    Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
-    """
-    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic)
-
-
-def candidates_of(
-    setups: tuple[Setup, Setup], work: Demand, grids: Grids, costs: Mapping[str, float], max_nic: float | None
-) -> Candidates:
-    """Make the candidates of grids that are scored already."""
-    at, prefill_at = setups
-    work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
-    choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
-    case = Candidates(
-        at=at,
-        prefill_at=prefill_at,
-        work=work,
-        grids=grids,
-        colocated=[*staged_choices(grids, work), *colocated_choices(grids, work)] if prefill_at is at else (),
-        inside=choices,
-        across=choices,
-        costs=costs,
-    )
-    return with_link_limit(case, max_nic)
-
-
-def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
-    """Limit the bandwidth over which the caches of the candidates move. [B/s]"""
-    cache = cache_of(case.grids.decode, case.grids.prefill)
-
-    def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
-        return linked(*case.across, cache, wire_of(case.at, case.prefill_at, gpus, max_nic))
-
-    across = split(MOST_GPUS)
-    return replace(case, inside=split(1) if case.prefill_at is case.at else across, across=across)
 
 
 def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
@@ -172,13 +63,13 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
 
     for each in pools(choices, rate, most, within):
         found.append(each)
-        layout = replace(each.choice.mapping, chunk_tokens=0)
+        layout = _layout(each.choice.mapping)
         fewest_of[layout] = min(each.gpus, fewest_of.get(layout, each.gpus))
     if not found:
         return []
     layouts: dict[Sharding, list[SizedPool]] = {}
     for each in (order := sorted(found, key=_size)):
-        of_layout = layouts.setdefault(replace(each.choice.mapping, chunk_tokens=0), [])
+        of_layout = layouts.setdefault(_layout(each.choice.mapping), [])
         if not of_layout or each.gpus == of_layout[0].gpus:
             of_layout.append(each)
     close = [each for each in layouts.values() if each[0].gpus <= NEAR * order[0].gpus]
@@ -213,7 +104,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: Ser
         case = replace(case, inside=((), ()), across=((), ()))
     elif mode == ServingMode.DISAGGREGATED:
         case = replace(case, colocated=())
-    alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
+    alone, chains = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
         Design(
             mode=ServingMode.COLOCATED,
@@ -224,7 +115,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: Ser
         )
         for cost, each in alone
     ]
-    found += [disaggregated_of(case, rate, *pair) for pair in pairs]
+    found += [disaggregated_of(case, rate, cost, *passed) for cost, passed in chains]
     if case.availability is not None:
         spared = [case.availability.spared(design, case.costs) for design in found]
         found = [design for design in spared if design.gpus <= most]
@@ -236,69 +127,101 @@ def near_of(case: Candidates) -> float:
     return 1.0 if case.drawn else NEAR
 
 
-#: Co-located pools, and pairs of a prefill and a decode pool, each after its cost.
-_Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, SizedPool, SizedPool]]]
+#: Pools that a request passes one after the other.
+_Chain = tuple[SizedPool, ...]
+#: Co-located pools, and chains of other pools, each after its cost.
+_Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, _Chain]]]
 
 
-def _domain(case: Candidates) -> int:
-    """GPUs of an NVLink domain that both pools may share; 0 where they have systems of their own. [1]"""
-    return case.at.system.nvlink_domain if case.prefill_at is case.at else 0
+@lru_cache(maxsize=4096)  # one choice behind so many encoders is one choice, at every rate
+def _behind(sender: PrefillChoice, encode: EncodeChoice, gpus: int) -> PrefillChoice:
+    return replace(sender, encode=Encoding(encode, gpus))
+
+
+def _before(
+    case: Candidates, senders: Sequence[PrefillChoice], rate: float
+) -> Iterator[tuple[_Chain, Sequence[PrefillChoice]]]:
+    """Encode pools that are worth trying, none where there are no images, and the choices of prefill behind each."""
+    if case.encode is None:
+        yield (), senders
+        return
+    for count in case.encode.counts(rate):
+        yield (SizedPool(case.encode, count),), [_behind(each, case.encode, count) for each in senders]
+
+
+def _gpus(chain: _Chain) -> int:
+    return sum(pool.gpus for pool in chain)
+
+
+def _planned(role: str, pool: SizedPool, rate: float) -> PlannedPool:
+    return PlannedPool(role=role, choice=pool.choice, instances=pool.instances, rate=rate)
 
 
 def _smallest(case: Candidates, rate: float, most: float) -> _Found:
-    """Find the co-located pools and the pairs of pools with the fewest GPUs."""
-    pairs: list[tuple[SizedPool, SizedPool]] = []
-    for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
-        prefill = _worth_pairing("prefill", senders, rate, limit)
+    """Find the co-located pools and the chains of pools with the fewest GPUs."""
+    chains: list[_Chain] = []
+    for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         decode = _worth_pairing("decode", takers, rate, limit)
-        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= limit]
-        if pairs:
+        for before, behind in _before(case, senders, rate) if decode else ():
+            prefill = _worth_pairing("prefill", behind, rate, limit - _gpus(before))
+            found = [(*before, *pair) for pair in product(prefill, decode)]
+            chains += [chain for chain in found if _gpus(chain) <= limit]
+        if chains:
             break
-    own, sends = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
     both = _worth_pairing("colocated", case.colocated, rate, most)
-    alone = [(each.gpus * own, each) for each in both]
-    return alone, [(first.gpus * sends + second.gpus * own, first, second) for first, second in pairs]
+    return [(_price(case, (each,)), each) for each in both], [(_price(case, chain), chain) for chain in chains]
+
+
+def _price(case: Candidates, chain: _Chain) -> float:
+    """Cost of the GPUs of pools."""
+    parts = (part for pool in chain for part in _planned("", pool, 0.0).parts)
+    return sum(gpus * case.costs[at.system.name] for at, gpus in parts)
 
 
 def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
-    """Find the co-located pools and the pairs of pools that draw the least power at the rate."""
+    """Find the co-located pools and the chains of pools that draw the least power at the rate."""
 
-    def drawing(role: str, choices: Sequence[AnyChoice]) -> tuple[list[SizedPool], Floats]:
-        sized = _sized(choices, rate, most)
-        pools = [PlannedPool(role=role, choice=each.choice, instances=each.instances, rate=rate) for each in sized]
-        return sized, watts_of_pools(pools, case.work.lengths) if pools else np.zeros(0)
+    def watts(role: str, sized: Sequence[SizedPool]) -> Floats:
+        pools = [_planned(role, each, rate) for each in sized]
+        return watts_of_pools(pools, case.work.lengths) if pools else np.zeros(0)
 
-    pairs: list[tuple[float, SizedPool, SizedPool]] = []
-    for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
-        (prefill, first), (decode, second) = drawing("prefill", senders), drawing("decode", takers)
-        if prefill and decode:
-            gpus = np.add.outer([each.gpus for each in prefill], [each.gpus for each in decode])
-            watts = np.where(gpus <= limit, np.add.outer(first, second), np.inf)
-            for place in np.argsort(watts, axis=None, kind="stable")[: BEST**2]:
-                row, column = np.unravel_index(place, watts.shape)
-                if math.isfinite(watts[row, column]):
-                    pairs.append((float(watts[row, column]), prefill[row], decode[column]))
-    alone, watts = drawing("colocated", case.colocated)
+    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> tuple[list[SizedPool], Floats]:
+        sized = _sized(choices, rate, room)
+        return sized, watts(role, sized)
+
+    chains: list[tuple[float, _Chain]] = []
+    for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
+        decode, second = drawing("decode", takers, most)
+        for before, behind in _before(case, senders, rate) if decode else ():
+            prefill, first = drawing("prefill", behind, most)
+            gpus = np.add.outer([each.gpus for each in prefill], [each.gpus for each in decode]) + _gpus(before)
+            drawn = np.where(gpus <= limit, np.add.outer(first, second) + watts("encode", before).sum(), np.inf)
+            for place in np.argsort(drawn, axis=None, kind="stable")[: BEST**2]:
+                row, column = np.unravel_index(place, drawn.shape)
+                if math.isfinite(drawn[row, column]):
+                    chains.append((float(drawn[row, column]), (*before, prefill[row], decode[column])))
+    alone, own = drawing("colocated", case.colocated, most)
     least: dict[Sharding, tuple[float, SizedPool]] = {}
-    for place in np.argsort(watts, kind="stable"):
-        least.setdefault(alone[place].choice.mapping, (float(watts[place]), alone[place]))
-    return list(least.values())[:BEST], sorted(pairs, key=lambda pair: pair[0])[: BEST**2]
+    for place in np.argsort(own, kind="stable"):
+        least.setdefault(alone[place].choice.mapping, (float(own[place]), alone[place]))
+    return list(least.values())[:BEST], sorted(chains, key=lambda each: each[0])[: BEST**2]
 
 
-def disaggregated_of(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
-    """Make the design of two pools, with the bandwidth that their caches need on the links."""
+def disaggregated_of(case: Candidates, rate: float, cost: float, *pools: SizedPool) -> Design:
+    """Make the design of an encode pool, where there is one, prefill and decode.
+
+    With the bandwidth that caches need on the links.
+    """
     grids = case.grids
-    pools = (
-        PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
-        PlannedPool(role="decode", choice=decode.choice, instances=decode.instances, rate=rate),
-    )
+    roles = ("encode", "prefill", "decode")[-len(pools) :]
+    planned = tuple(_planned(role, pool, rate) for role, pool in zip(roles, pools, strict=True))
     taken = grids.decode.kv_bytes_per_request
     moved = [
         float(bandwidth_per_gpu(rate / pool.instances, size, unique_gpus(case.at.model, pool.mapping)))
-        for pool, size in zip(pools, (taken + grids.prefill.stored_bytes_per_request, taken), strict=True)
+        for pool, size in zip(planned[-2:], (taken + grids.prefill.stored_bytes_per_request, taken), strict=True)
     ]
     return Design(
-        mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved))
+        mode=ServingMode.DISAGGREGATED, pools=planned, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved))
     )
 
 
@@ -306,7 +229,7 @@ def cost_of(case: Candidates, design: Design) -> float:
     """Cost of a design without spares, in the unit of the objective: what its GPUs cost, or what they draw."""
     if case.drawn:
         return drawn(design).watts
-    return sum(pool.gpus * case.costs[pool.setup.system.name] for pool in design.pools)
+    return sum(gpus * case.costs[at.system.name] for pool in design.pools for at, gpus in pool.parts)
 
 
 def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> float:
@@ -319,10 +242,14 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
     if mode == ServingMode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)
-    for choices, limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
-        sender, taker = (_fewest(each, rate, limit) for each in choices)
-        if sender + taker <= limit:
-            return prefill * sender + decode * taker
+    for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
+        taker, cheapest = _fewest(takers, rate, limit), math.inf
+        for before, behind in _before(case, senders, rate) if taker <= limit else ():
+            sender = _gpus(before) + _fewest(behind, rate, limit - _gpus(before))
+            if sender + taker <= limit:
+                cheapest = min(cheapest, prefill * sender + decode * taker)
+        if math.isfinite(cheapest):
+            return cheapest
     return math.inf
 
 
@@ -332,7 +259,9 @@ def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
     Returns 0 where the smallest deployment needs more GPUs, or no instance of a pool serves anything [request/s].
     """
     case = replace(case, drawn=False)  # the objective changes which design is best, not which ones serve
-    sides = (case.colocated,) if mode == ServingMode.COLOCATED else case.inside
+    sides: Sequence[Sequence[AnyChoice]] = (case.colocated,)
+    if mode == ServingMode.DISAGGREGATED:
+        sides = case.inside if case.encode is None else ((case.encode,), *case.inside)
     per_gpu = [best_rate(choices) for choices in sides]
     if not all(per_gpu):
         return 0.0
@@ -342,8 +271,7 @@ def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
 
 def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     """Grow a design to so many GPUs: the counts of its layouts that serve the highest rate within the limits."""
-    layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
-    first, last = layouts[0], layouts[-1]
+    first, last = _layout(design.first.mapping), _layout(design.pools[-1].mapping)
     both = _alike(case.colocated, first) if design.mode == ServingMode.COLOCATED else []
     inside = _alike(case.inside[0], first), _alike(case.inside[1], last)
     across = _alike(case.across[0], first), _alike(case.across[1], last)
@@ -359,42 +287,9 @@ _Some = TypeVar("_Some", bound=AnyChoice)
 
 def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
     """Pick the choices of one layout, with any chunk size."""
-    return [each for each in choices if replace(each.mapping, chunk_tokens=0) == layout]
+    return [each for each in choices if _layout(each.mapping) == layout]
 
 
-def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
-    """List pipelines of one attention rank that serve one prompt at a time; none where a step holds a whole prompt."""
-    if not longer_than_steps(work.lengths):
-        return
-    prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()
-    at, none = decode.setup, np.zeros((0, 1))
-    for row, own in staged_rows(grids, work):
-        ftl, _, load = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
-        mapping = replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row]))
-        steps = MixedSteps(  # no prompt is computed beside a decode
-            ranks=1,
-            budget=math.ceil(nodes.new.max()),
-            prompt=work.lengths.mean_new,
-            each=work.lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
-            waits=(0,),
-            batch=np.ones(1),
-            verified=np.full(1, 1.0 + mapping.draft_tokens),
-            step=decode.step[own, :1],
-            tokens=np.zeros(0),
-            mixed=none,
-            single=none,
-            late=none,
-        )
-        yield OneByOne(
-            at=at,
-            mapping=mapping,
-            work=work,
-            steps=steps,
-            nodes=nodes.new,
-            weights=nodes.weight,
-            host=host_of(at),
-            memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
-            memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
-            bound=BOUNDS[decode.bound[own, 0]],
-            passes=host_of(at) + (ftl + load)[:, 0, 0],
-        )
+def _layout(mapping: Sharding) -> Sharding:
+    """A mapping with any chunk size; one with feed-forward ranks of its own is only itself."""
+    return replace(mapping, chunk_tokens=0) if mapping.chunk_tokens else mapping

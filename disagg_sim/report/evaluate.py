@@ -38,7 +38,7 @@ def evaluate_screen(found: Evaluation, planned: Plan | None) -> list[ScreenPart]
         ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
     ]
     if not found.overloaded:
-        blocks.append(ScreenPart(tuple(fact_rows(given, design, sure))))
+        blocks.append(ScreenPart(tuple(fact_rows(given.options, design, sure))))
     blocks.append(ScreenPart(tuple(_why(found)), ("why", "")))
     if sure is not None:
         blocks.append(ScreenPart(tuple(checked_rows(sure)), ("checked", "layout", "time rests on")))

@@ -14,10 +14,10 @@ from disagg_sim.atomic import write_csv
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, drawn_json, token_prices_json, write_answer
-from disagg_sim.report.plan_facts import cost_rows, price_of_pools, price_rows, watts_rows
+from disagg_sim.report.plan_facts import fact_rows, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
-from disagg_sim.report.words import beside_text, text_of
+from disagg_sim.report.words import beside_text, size_text, text_of
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import ProofRun
@@ -77,15 +77,12 @@ def _question(found: PlannedPools) -> str:
         kept = f", {asked.images.cached:.3g} of them kept" if asked.images.cached else ""
         count = asked.images.images
         images = f", {count} image{'s' * (count > 1)} of {asked.images.height} x {asked.images.width}{kept}"
-    many = (
-        f"{asked.size.gpus} GPU{'s' * (asked.size.gpus != 1)}" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
-    )
     limits = ", ".join(
         f"{name} {each.percentile} {seconds_text(each.seconds)}"
         for name, each in (("TTFT", asked.ttft), ("TPOT", asked.tpot))
     )
     means = law_words(law, found.options.speculation, found.stages[0].setup if found.stages else None)
-    return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
+    return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {size_text(asked.size)}"
 
 
 def _rows(found: PlannedPools) -> Iterator[tuple[str, ...]]:
@@ -96,7 +93,7 @@ def _rows(found: PlannedPools) -> Iterator[tuple[str, ...]]:
         micro = f" in {stage.microbatches} micro-batches" if stage.microbatches > 1 else ""
         yield (
             name,
-            f"{stage.instances} x {_layout(stage)}",
+            f"{stage.instances}{f' + {stage.spares}' * bool(stage.spares)} x {_layout(stage)}",
             f"{stage.gpus} x {stage.setup.system.name}",
             stage.setup.precision.name,
             f"{stage.batch} request{'s' * (stage.batch > 1)}{micro}",
@@ -129,9 +126,8 @@ def _binds(stage: PoolInstances, slowest: bool) -> Iterator[str]:
 
 
 def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
-    plan, asked, design = found.plan, found.question, found.design
+    asked, design = found.question, found.design
     assert design is not None, "facts are of pools"
-    tokens = plan.request_rate * found.lengths.mean_osl
     first = "queues, hand-over of the cache and first step of decode included"
     first = f"encoding, {first}" if "encode" in asked.pools else first
     for name, limit, values, beside in (
@@ -143,13 +139,12 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
         )
         of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
         yield name, f"{of}; {others}", beside
-    yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
-    yield from cost_rows(found.stages, tokens, found.options.prices)
+    yield from fact_rows(found.options, design, None)
 
 
 def pools_json(found: PlannedPools, run: ProofRun | None = None, extras: PlanExtras = NOTHING) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units."""
-    plan, asked, law = found.plan, found.question, found.lengths
+    plan, asked, law, design = found.plan, found.question, found.lengths, found.design
     made: PoolsJson = {
         "schema": POOLS,
         "status": plan.status,
@@ -169,21 +164,24 @@ def pools_json(found: PlannedPools, run: ProofRun | None = None, extras: PlanExt
             "tpot": {"seconds": asked.tpot.seconds, "share": asked.tpot.share},
             "rate_per_s": asked.size.rate,
             "gpus": asked.size.gpus,
+            "users": asked.size.users,
             "objective": found.options.objective,
         },
         "rate_per_s": plan.request_rate,
         "gpus": plan.total_gpus,
         "output_tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
-        "ttft_s": {} if found.design is None else found.design.ttft,
-        "tpot_s": {} if found.design is None else found.design.tpot,
+        "ttft_s": {} if design is None else design.ttft,
+        "tpot_s": {} if design is None else design.tpot,
         "ftl_s": plain(plan.ftl_s),
         "ttl_s": plain(plan.ttl_s),
-        "usd_per_hour": plain(price_of_pools(found.stages, found.options.prices)) if plan.members else None,
+        "usd_per_hour": None if design is None else plain(price_of_pools(design.pools, found.options.prices)),
         "gap": plain(plan.gap),
         "pools": [_stage_json(stage) for stage in found.stages],
         "others": {names: other.message for names, other in found.others},
         "left_out": list(found.left_out),
     }
+    if design is not None and design.spares is not None:
+        made["spares"] = plain(asdict(design.spares))
     if run is not None:
         made["simulated"] = _run_json(run)
     if extras.drawn is not None:
@@ -207,6 +205,7 @@ def _stage_json(stage: PoolInstances) -> StageJson:
     return {
         "pool": stage.pool,
         "instances": stage.instances,
+        "spares": stage.spares,
         "gpus": stage.gpus,
         "system": stage.setup.system.name,
         "precision": stage.setup.precision.name,

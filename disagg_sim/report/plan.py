@@ -91,7 +91,7 @@ def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
         blocks += [
             ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (5,)),
             ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
-            ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *watts)),
+            ScreenPart((*fact_rows(plan.options, best, told.sure), *price_rows(told.prices), *watts)),
         ]
         if told.proof is not None:
             blocks.append(ScreenPart.of(*proof_lines(plan, told.proof)))

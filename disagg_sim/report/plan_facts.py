@@ -9,12 +9,11 @@ from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
-from disagg_sim.planning.pools_plan import PoolInstances
 from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.search.layouts import SERVED
@@ -30,22 +29,22 @@ LEAST_SHORT = 1e-5
 WIDE = 0.3
 
 
-def price_of_pools(pools: Iterable[PlannedPool | PoolInstances], prices: Mapping[str, float]) -> float:
+def price_of_pools(pools: Iterable[PlannedPool], prices: Mapping[str, float]) -> float:
     """Add up the price of pools, given the price of some systems; NaN where that of one is not known. [USD/h]"""
 
     def each(system: SystemSpec) -> float:
         known = system.name in prices or bool(system.usd_per_gpu_hour)
         return usd_per_gpu_hour(system, prices) if known else math.nan
 
-    return sum(pool.gpus * each(pool.setup.system) for pool in pools)
+    return sum(gpus * each(at.system) for pool in pools for at, gpus in pool.parts)
 
 
-def joules_of(pools: Iterable[PlannedPool | PoolInstances], tokens: float) -> float:
+def joules_of(pools: Iterable[PlannedPool], tokens: float) -> float:
     """Output tokens for a joule at the TDP of the GPUs, given their output [token/s]. [token/J]"""
-    return tokens / sum(pool.gpus * pool.setup.system.tdp for pool in pools)
+    return tokens / sum(gpus * at.system.tdp for pool in pools for at, gpus in pool.parts)
 
 
-def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
+def fact_rows(options: PlanOptions, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
     """Write throughput, requests in flight, KV bandwidth, price and energy, each with what it rests on."""
     rests = "" if sure is None else shares_text(sure.throughput)
     each = design.tokens_per_s / design.gpus
@@ -64,9 +63,9 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
     yield from tier_rows(tier_uses(design), design.first.setup.system.name)
-    yield from cost_rows(design.pools, design.tokens_per_s, plan.options.prices)
+    yield from cost_rows(design.pools, design.tokens_per_s, options.prices)
     pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
-    yield from spares_rows(design.spares, pools, plan.options.failures)
+    yield from spares_rows(design.spares, pools, options.failures)
 
 
 def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
@@ -85,12 +84,12 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
 
 
 def cost_rows(
-    pools: Sequence[PlannedPool | PoolInstances], tokens: float, prices: Mapping[str, float]
+    pools: Sequence[PlannedPool], tokens: float, prices: Mapping[str, float]
 ) -> Iterator[tuple[str, str, str]]:
     """Write what pools cost, and what they draw at their TDP, given their output [token/s]."""
     hour = price_of_pools(pools, prices)
     if math.isnan(hour):
-        systems = {pool.setup.system.name for pool in pools if not pool.setup.system.usd_per_gpu_hour}
+        systems = {at.system.name for pool in pools for at, _ in pool.parts if not at.system.usd_per_gpu_hour}
         unknown = ", ".join(sorted(systems))
         yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
     else:
@@ -102,7 +101,7 @@ def cost_rows(
 
 def _hosts(design: Design) -> Iterator[str]:
     """Hosts that a design fills, with what is left of them."""
-    sizes = {pool.setup.system.name: pool.setup.system.host_gpus for pool in design.pools}
+    sizes = {at.system.name: at.system.host_gpus for pool in design.pools for at, _ in pool.parts}
     for name, (count, idle) in design.hosts.items():
         more = f", {idle} of these GPUs left for others" if idle else ", all GPUs in use"
         yield f"{count} host{'s' * (count > 1)} of {sizes[name]} {name} each{more}"
@@ -163,7 +162,8 @@ def spares_rows(
     """Write what spares give, what would be without them, and how often an instance stops."""
     if found is None:
         return
-    counts = " and ".join(f"{count} {name}" for count, (name, _) in zip(found.counts, pools, strict=True))
+    *most, last = (f"{count} {name}" for count, (name, _) in zip(found.counts, pools, strict=True))
+    counts = " and ".join([*([", ".join(most)] if most else []), last])
     without = f", {_share(found.without)} without" if any(found.counts) else ""
     told = f"{_share(found.availability)} of the time at full capacity with {counts} spare{without}"
     rests = f"{Trust.ASSUMED}: {failures}"

@@ -20,7 +20,7 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
-from disagg_sim.report.words import beside_text, text_of
+from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
@@ -67,11 +67,9 @@ def question_line(plan: Plan) -> str:
     systems = ", ".join(dict.fromkeys(each.at.system.title for each in plan.cases))
     if len(plan.cases) > 3:
         systems = f"{len(plan.cases)} systems"
-    size = plan.size
-    many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
     limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
     means = law_words(work.lengths, plan.options.speculation, case.at)
-    return f"{case.at.model.title} on {systems}: {means}, {limits}, {many}"
+    return f"{case.at.model.title} on {systems}: {means}, {limits}, {size_text(plan.size)}"
 
 
 def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> str:

@@ -290,7 +290,7 @@ class EvaluateJson(TypedDict):
 
 
 class PoolsQuestionJson(TypedDict):
-    """What was asked of more pools; of rate and gpus one is not null."""
+    """What was asked of more pools; of rate, gpus and users one is not null."""
 
     model: str
     pools: list[str]
@@ -304,6 +304,7 @@ class PoolsQuestionJson(TypedDict):
     tpot: LimitJson
     rate_per_s: float | None
     gpus: int | None
+    users: int | None
     objective: str
 
 
@@ -311,8 +312,9 @@ class StageJson(TypedDict):
     """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
 
     pool: Annotated[str, Field(pattern="^(encode|prefill|decode|attention|ffn)$")]
-    instances: int
-    gpus: Annotated[int, Field(description="of all instances")]
+    instances: Annotated[int, Field(description="that the load needs")]
+    spares: Annotated[int, Field(description="instances beside these, for the stated availability")]
+    gpus: Annotated[int, Field(description="of all instances, spares included")]
     system: str
     precision: str
     engine: str
@@ -357,7 +359,8 @@ class PoolsJson(TypedDict):
     gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
     pools: list[StageJson]
     others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
-    drawn: NotRequired[Annotated[DrawnJson, Field(description="plan --energy")]]
+    spares: NotRequired[Annotated[SparesJson, Field(description="plan --availability; pools as requests pass them")]]
+    drawn: NotRequired[Annotated[DrawnJson, Field(description="plan --energy, or the objective joule")]]
     usd_per_million_tokens: NotRequired[Annotated[TokenPricesJson, Field(description="plan --utilisation")]]
     left_out: list[str]
     simulated: NotRequired[PoolsRunJson]

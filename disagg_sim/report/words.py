@@ -11,6 +11,7 @@ from disagg_sim.domain import SHARDING, UNSAID
 
 if TYPE_CHECKING:
     from disagg_sim.domain import Sharding as Shards
+    from disagg_sim.planning.question import Size
     from disagg_sim.sweep.cases import Case
     from disagg_sim.sweep.spec import PoolSystems
 
@@ -125,3 +126,10 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Read the rows of a table by column name."""
     return [{str(name): value for name, value in row.items()} for row in points.to_dict("records")]
+
+
+def size_text(size: Size) -> str:
+    """Write how much is to be served."""
+    if size.gpus:
+        return f"{size.gpus} GPU{'s' * (size.gpus != 1)}"
+    return f"{size.users} users" if size.users else f"{size.rate:g} requests/s"

@@ -58,6 +58,20 @@ class Blast:
         """Mean time between failures that stop it; inf = never. [s]"""
         return math.inf if self.rate == 0.0 else 1.0 / self.rate
 
+    def beside(self, other: Blast) -> Blast:
+        """What stops an instance with GPUs on two systems: all that stops either part.
+
+        As many instances share a node, or a domain, as of the part of which more do.
+        """
+        return Blast(
+            own=self.own + other.own,
+            per_node=max(self.per_node, other.per_node),
+            node=self.node + other.node,
+            per_domain=max(self.per_domain, other.per_domain),
+            domain=self.domain + other.domain,
+            restart=max(self.restart, other.restart),
+        )
+
     def serving(self, instances: int) -> Floats:
         """Distribution of the instances that serve, of so many; shape (instances + 1,). [1]"""
         nodes = self.per_node if self.node else 1
@@ -171,24 +185,10 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
     Returns counts in the order of ``needs``.
     """
     check_target(target)
-    if len(needs) > 2:
-        raise InputError(f"spares of {len(needs)} pools; allowed: one pool or two")
-    first, *others = needs
-    least = first.fewest(target)
-    counts: tuple[int, ...] = (least,)
-    if others:
-        best = math.inf
-        for count in range(least, MOST_SPARES + 1):  # more of the first leave less to do for the other
-            share = first.up(count)
-            more = others[0].fewest(target / share) if share > target else MOST_SPARES + 1
-            spent = count * first.cost + more * others[0].cost
-            if more <= MOST_SPARES and spent < best:
-                best, counts = spent, (count, more)
-            if (count + 1) * first.cost >= best or 1.0 - share < NEVER:
-                break
-        least = 0 if best < math.inf else MOST_SPARES + 1
-    if least > MOST_SPARES:
+    found = _cheapest(needs, target)
+    if found is None:
         raise InputError(f"availability {target:g} is out of reach with {MOST_SPARES:,} spare instances of a pool")
+    counts = found[1]
     pairs = list(zip(needs, counts, strict=True))
     return Spares(
         target=target,
@@ -199,6 +199,25 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
         mtbf=tuple(need.blast.mtbf for need in needs),
         together=tuple(min(need.blast.most_down, need.instances + count) for need, count in pairs),
     )
+
+
+def _cheapest(needs: Sequence[Need], target: float) -> tuple[float, tuple[int, ...]] | None:
+    """Cost and counts of the cheapest spares for a share of the time below 1; None where too many would be needed."""
+    first, *others = needs
+    least = first.fewest(target)
+    if least > MOST_SPARES:
+        return None
+    if not others:
+        return least * first.cost, (least,)
+    best: tuple[float, tuple[int, ...]] | None = None
+    for count in range(least, MOST_SPARES + 1):  # more of the first leave less to do for the others
+        share = first.up(count)
+        rest = _cheapest(others, target / share) if share > target else None
+        if rest is not None and (best is None or count * first.cost + rest[0] < best[0]):
+            best = count * first.cost + rest[0], (count, *rest[1])
+        if (best is not None and (count + 1) * first.cost >= best[0]) or 1.0 - share < NEVER:
+            break
+    return best
 
 
 def expected_share(pools: Sequence[tuple[Need, int]]) -> float:

@@ -14,6 +14,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.planning.limits import limit_of
+from disagg_sim.planning.question import Size
 from disagg_sim.question import PlanQuestion, fields_of
 from disagg_sim.units import GB
 from disagg_sim.workload.named import traffic_case
@@ -30,6 +31,7 @@ EXPERTS = "--model mixtral_8x7b --system h100_sxm --isl 1024 --osl 128 --rate 40
 POOLS = "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 16 --tpot 30ms"
 ENCODE = f"{POOLS} --pools encode,prefill,decode --images 1x1120x1120"
 SPLIT = "--model qwen3_30b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 32 --pools prefill,attention,ffn"
+OF_USERS = ENCODE.replace("--gpus 16", "--users 50")
 TRACE = "timestamp,prompt_tokens,completion_tokens\n" + "".join(
     f"{place / 8},{400 + 37 * place % 500},{20 + 11 * place % 40}\n" for place in range(400)
 )
@@ -120,6 +122,10 @@ REACHED = [
     Row("emit", "--emit vllm", "within", "own"),
     Row("emit", "--emit dynamo", "engine", None),
     Row("pools", "", "asked.pools", ("encode", "prefill", "decode"), ENCODE),
+    Row("availability", "--availability 99.9%", "availability", 0.999, ENCODE),
+    Row("failures", "--availability 0.9 --failures rsc_1", "failures", "rsc_1", SPLIT),
+    Row("objective", "--objective joule", "objective", "joule", SPLIT),
+    Row("users", "--users 50", "asked.size", Size(users=50), ENCODE.replace("--gpus 16 ", "")),
     Row("ffn_system", "--ffn-system h100_sxm", "asked.ffn_system", "h100_sxm", SPLIT),
 ]
 
@@ -248,6 +254,9 @@ CHANGES = [
 #: Models with experts, further pools, simulations: half a second and more each.
 SLOW = [
     Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "pools.0"),
+    Change("users", OF_USERS, OF_USERS.replace("--users 50", "--users 500"), "rate_per_s"),
+    _with("availability", ENCODE, "--availability 99.99%", "spares"),
+    _with("objective", SPLIT, "--objective joule", "drawn"),
     _with("ffn_system", SPLIT, "--ffn-system h100_sxm", "pools"),
     Change("pools", ENCODE, ENCODE.replace("encode,prefill,decode", "encode,prefill,attention,ffn"), "pools"),
     _with("rank_imbalance", EXPERTS, "--rank-imbalance random", "runners_up"),

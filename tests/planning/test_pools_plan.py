@@ -100,7 +100,7 @@ def test_ttft_is_told_at_the_planned_rate_of_both_queues():
 def test_a_simulation_meets_what_is_planned(decode):
     pytest.importorskip("numba")
     found = asked(("encode", "prefill", *decode), size=Size(rate=300.0), ttft=0.6, tpot=0.02)
-    run = play_pools(found, (4096, 256), seed=1)
+    run = play_pools(found, seed=1)
     assert run.holds
     assert 0.85 * found.design.ttft["p90"] < run.ttft["p90"] < 1.02 * found.design.ttft["p90"]
     assert run.tpot["p90"] == pytest.approx(found.design.tpot["p90"], rel=0.03)
@@ -197,9 +197,6 @@ def test_the_best_of_several_systems_is_told_first():
         ({"pools": ("prefill", "attention")}, "attention and ffn decode together"),
         ({"pools": ("encode", "prefill", "decode"), "images": None}, "encode needs them"),
         ({"pools": ("prefil", "decode")}, "did you mean 'prefill'"),
-        ({"size": Size(users=3)}, "users: 3 is of plans of prefill and decode alone"),
-        ({"options": PlanOptions(objective="joule")}, "objective: 'joule' is of plans"),
-        ({"options": PlanOptions(availability=0.99)}, "availability: 0.99 is of plans"),
         (
             {"pools": ("encode", "prefill", "decode"), "ffn_system": "h200_sxm"},
             "ffn_system: needs attention and ffn among the pools",

@@ -1,0 +1,148 @@
+"""Make the configurations that the pools of one case may use, from their scored grids and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from disagg_sim.domain import Sharding
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.choices import (
+    Grids,
+    colocated_choices,
+    decode_choices,
+    grids_of,
+    prefill_choices,
+    staged_choices,
+)
+from disagg_sim.planning.design import Availability
+from disagg_sim.planning.encode_queue import EncodeChoice
+from disagg_sim.planning.kv_links import cache_of, linked, wire_of
+from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
+from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
+from disagg_sim.planning.split_decode import split_choices
+from disagg_sim.search.layouts import broken_rules
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.splits import SplitGrid
+from disagg_sim.simulation.instance_variants import ffn_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Configurations that one case may use, for pools inside one NVLink domain and across domains."""
+
+    at: Setup
+    prefill_at: Setup
+    work: Demand
+    grids: Grids
+    colocated: Sequence[ColocatedChoice]
+    inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    costs: Mapping[str, float]  # cost of a GPU by system; with ``drawn`` that of a spare GPU
+    drawn: bool = False  # whether the cost of a design is the power that its GPUs draw at the rate [W]
+    availability: Availability | None = None  # target for which designs get spares
+    encode: EncodeChoice | None = None  # of the pool before prefill; None = requests have no images
+
+    @property
+    def domain(self) -> int:
+        """GPUs of an NVLink domain that all pools may share; 0 where some have a system of their own. [1]"""
+        apart = (ffn.setup is not None for taker in self.across[1] if (ffn := ffn_of(taker.mapping)) is not None)
+        return 0 if self.prefill_at is not self.at or any(apart) else self.at.system.nvlink_domain
+
+    def with_costs_of(self, other: Candidates) -> Candidates:
+        """Take the costs and the availability target of other candidates."""
+        return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
+
+
+def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
+    """List the mappings of prefill and of decode that the options of a plan allow.
+
+    Where both phases have one setup, the mappings of prefill start with those of decode, as co-located instances need.
+    """
+
+    def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
+        found = enumerate_mappings(
+            at,
+            layouts=options.layouts,
+            max_dcp=max_dcp,
+            max_pcp=max_pcp,
+            max_redundant_experts=options.max_redundant_experts,
+        )
+        drafted = found if at.speculation is None else replace(found, draft_tokens=1)  # all hold the drafter
+        rules, engine = broken_rules(at, drafted), at.engine if options.within == OWN else options.within
+        return found[rules[engine] == ""] if engine in rules else found
+
+    at, prefill_at = setups
+    decode = taken(at, options.max_dcp, 1)
+    if prefill_at is not at:
+        return taken(prefill_at, 1, options.max_pcp), decode
+    if options.max_pcp == 1:
+        return decode, decode
+    shared = taken(at, 1, options.max_pcp)
+    return Sharding.joined([decode, shared[shared.pcp > 1]]), decode
+
+
+def candidates(
+    setups: tuple[Setup, Setup],
+    work: Demand,
+    mappings: tuple[Sharding, Sharding],
+    costs: Mapping[str, float],
+    max_nic: float | None,
+) -> Candidates:
+    """Score the grids of both phases and keep the choices that are worth sizing.
+
+    Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
+    """
+    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic)
+
+
+class FurtherPools(NamedTuple):
+    """What requests pass beside prefill and whole decode instances; instances of both phases do not compete then."""
+
+    encode: EncodeStep | None = None
+    split: SplitGrid | None = None  # of attention and feed-forward pools
+    whole: bool = True  # whether instances that decode alone compete with those
+
+
+def candidates_of(
+    setups: tuple[Setup, Setup],
+    work: Demand,
+    grids: Grids,
+    costs: Mapping[str, float],
+    max_nic: float | None,
+    further: FurtherPools | None = None,
+) -> Candidates:
+    """Make the candidates of grids that are scored already."""
+    at, prefill_at = setups
+    work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
+    encode, split, whole = further or FurtherPools()
+    takers = decode_choices(grids.decode, work) if whole else []
+    takers += [] if split is None else split_choices(split, work)
+    choices = (prefill_choices(grids.prefill, work), takers)
+    both = prefill_at is at and further is None
+    case = Candidates(
+        at=at,
+        prefill_at=prefill_at,
+        work=work,
+        grids=grids,
+        colocated=[*staged_choices(grids, work), *colocated_choices(grids, work)] if both else (),
+        inside=choices,
+        across=choices,
+        costs=costs,
+        encode=None if encode is None else EncodeChoice(step=encode, work=work),
+    )
+    return with_link_limit(case, max_nic)
+
+
+def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
+    """Limit the bandwidth over which the caches of the candidates move. [B/s]"""
+    cache = cache_of(case.grids.decode, case.grids.prefill)
+
+    def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
+        return linked(*case.across, cache, wire_of(case.at, case.prefill_at, gpus, max_nic))
+
+    across = split(MOST_GPUS)
+    return replace(case, inside=split(1) if case.domain else across, across=across)

@@ -1,0 +1,41 @@
+"""Choose split decode instances, whose attention and feed-forward ranks are apart, as every plan sizes them.
+
+One is a decode choice whose step is that of both halves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.pools import DecodeChoice
+from disagg_sim.search.splits import SplitGrid
+from disagg_sim.serving.pool_options import SplitSide
+from disagg_sim.simulation.instance_variants import FfnPool, placed
+
+
+def split_choices(grid: SplitGrid, work: Demand) -> list[DecodeChoice]:
+    """The fastest split configurations of each size within the TPOT limit; links as wide as needed."""
+    side = SplitSide(grid, work.tpot.seconds, math.inf, within_domain=True)
+    return [_split(grid, work, row, column) for row, column in zip(side.rows, side.columns, strict=True)]
+
+
+def _split(grid: SplitGrid, work: Demand, row: int, column: int) -> DecodeChoice:
+    one = grid.instance(row, column)
+    theirs = None if grid.ffn_setup is grid.setup else grid.ffn_setup
+    ffn = FfnPool(mapping=one.ffn, microbatches=one.microbatches, setup=theirs)
+    batch = grid.batch[row]
+    return DecodeChoice(
+        at=grid.setup,
+        mapping=placed(one.attention, None, ffn),
+        work=work,
+        seats=one.batch,
+        batch=batch[: column + 1].astype(float),
+        step=grid.latency[row, : column + 1],
+        link_rate=math.inf,
+        memory=float(grid.attention_bytes[row, column]),
+        memory_seats=int(batch[np.flatnonzero(grid.feasible[row])[-1]]),
+        bound="",
+    )

@@ -1,0 +1,137 @@
+"""Users, spares, least power and traces with encode, attention and feed-forward pools: by hand, and as simulated."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.planning.energy import drawn
+from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
+from disagg_sim.planning.prove import deployed
+from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.replayed import policy_of, requests_of, run_options
+from disagg_sim.serving.availability import Blast
+from disagg_sim.serving.pool_names import Images
+from disagg_sim.workload.trace import Trace
+
+WHOLE, SPLIT = ("encode", "prefill", "decode"), ("encode", "prefill", "attention", "ffn")
+MODEL, SYSTEM, LENGTHS = "qwen3_5_35b_a3b", "gb200_nvl72", ds.lengths(4096, 256)
+GPU_MTBF, RESTART = 40 * 3600.0, 1800.0
+
+
+def asked(pools, size, lengths=LENGTHS, options=PlanOptions(), ffn_system=None, system=SYSTEM, **limits):  # noqa: B008
+    images = Images(images=2, height=1120, width=1120) if "encode" in pools else None
+    question = PoolsQuestion(pools=pools, images=images, size=size, ffn_system=ffn_system, **limits)
+    return plan_more_pools(MODEL, system, lengths, question, options)
+
+
+@pytest.mark.parametrize("pools", [WHOLE, SPLIT])
+def test_so_many_users_are_in_flight_in_a_simulation_at_the_planned_rate(pools):
+    """Little's law over the whole request: encoding, prefill, hand-over and decode."""
+    pytest.importorskip("numba")
+    found = asked(pools, Size(users=400), ttft=1.0, tpot=0.03)
+    design = found.design
+    assert design.in_flight == pytest.approx(400, rel=1e-4)
+    trace, begin = requests_of(found, design, 2)
+    table = ds.simulate(deployed(design), trace, policy_of(design), options=run_options(design, None)).frame()
+    table = table[table["arrival_s"] >= begin]
+    assert design.rate * (table["finish_s"] - table["arrival_s"]).mean() == pytest.approx(400, rel=0.06)
+    fewer = asked(pools, Size(users=200), ttft=1.0, tpot=0.03).design
+    assert fewer.rate < design.rate
+    assert fewer.gpus < design.gpus
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """GPUs alone fail: each takes its instance along, and instances fail independently."""
+    path = tmp_path_factory.mktemp("failures") / "gpus.yaml"
+    path.write_text(
+        f"title: GPUs\ngpu_mtbf: {GPU_MTBF / 3600:g} h\nnode_mtbf: null\ngpus_per_node: 4\ndomain_mtbf: null\n"
+        f"link_mtbf: null\nrestart: {RESTART / 60:g} min\nsources:\n"
+        "  {gpu_mtbf: by hand, gpus_per_node: by hand, restart: by hand}\n"
+    )
+    return str(path)
+
+
+def of_time(gpus, instances, spares):
+    """Share of the time in which at least so many instances of ``gpus`` GPUs serve."""
+    up, count = 1.0 / (1.0 + gpus * RESTART / GPU_MTBF), instances + spares
+    return sum(math.comb(count, k) * up**k * (1 - up) ** (count - k) for k in range(instances, count + 1))
+
+
+@pytest.mark.parametrize("pools", [WHOLE, SPLIT])
+def test_spares_of_three_pools_are_the_cheapest_that_reach_the_target(pools, failures):
+    """Of binomial shares by hand, over all counts up to six a pool; halves of a decode instance fail together."""
+    options = PlanOptions(availability=0.999, failures=failures)
+    found = asked(pools, Size(rate=300.0), options=options)
+    design, spares = found.design, found.design.spares
+    sizes = [(int(pool.mapping.gpus), pool.instances) for pool in design.pools]
+    assert [pool.role for pool in design.pools] == ["encode", "prefill", "decode"]
+    assert spares.availability == pytest.approx(
+        math.prod(of_time(*size, count) for size, count in zip(sizes, spares.counts, strict=True)), rel=1e-9
+    )
+    able = [
+        sum(count * gpus for count, (gpus, _) in zip(counts, sizes, strict=True))
+        for counts in product(range(7), repeat=3)
+        if math.prod(of_time(*size, count) for size, count in zip(sizes, counts, strict=True)) >= 0.999
+    ]
+    assert sum(pool.spares * int(pool.mapping.gpus) for pool in design.pools) == min(able) > 0
+    assert sum(stage.gpus for stage in found.stages) == found.plan.total_gpus == design.gpus
+    assert [(stage.instances, stage.spares) for stage in found.stages[:2]] == [
+        (pool.instances, pool.spares) for pool in design.pools[:2]
+    ]
+    assert deployed(design).encode.instances == design.pools[0].instances + design.pools[0].spares
+
+
+def test_an_instance_on_two_systems_fails_with_either():
+    one = Blast(own=1.0, per_node=4, node=0.5, per_domain=1, domain=0.0, restart=60.0)
+    other = Blast(own=2.0, per_node=1, node=0.25, per_domain=8, domain=0.1, restart=60.0)
+    both = one.beside(other)
+    assert (both.own, both.node, both.domain, both.rate) == (3.0, 0.75, 0.1, 3.85)
+    assert both.most_down == 8
+
+
+@pytest.mark.parametrize("pools", [WHOLE, SPLIT])
+def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpus(pools):
+    thrifty = asked(pools, Size(rate=300.0), options=PlanOptions(objective="joule"))
+    fewest = asked(pools, Size(rate=300.0))
+    own, other = drawn(thrifty.design), drawn(fewest.design)
+    assert thrifty.design.cost == pytest.approx(own.watts)
+    assert own.watts < other.watts
+    assert thrifty.design.gpus >= fewest.design.gpus
+    assert thrifty.design.ttft["p90"] <= 2.0
+
+
+def test_a_gpu_budget_with_joules_serves_within_it():
+    found = asked(SPLIT, Size(gpus=24), options=PlanOptions(objective="joule"))
+    assert found.design.gpus <= 24
+    most = asked(SPLIT, Size(gpus=24)).design
+    assert found.design.rate / drawn(found.design).watts >= most.rate / drawn(most).watts * 0.999
+
+
+def test_bursts_of_a_trace_take_more_gpus_than_poisson_arrivals():
+    """Requests that come eight at once wait for each other: encoders and prefill have more room."""
+    rng = np.random.default_rng(0)
+    arrival = np.repeat(np.cumsum(rng.exponential(8 / 200.0, 500)), 8)
+    trace = Trace(
+        arrival=arrival, input_tokens=np.full(4000, 4096), output_tokens=np.full(4000, 256), name="groups of eight"
+    )
+    bursty = asked(WHOLE, Size(rate=200.0), trace, ttft=0.4).design
+    calm = asked(WHOLE, Size(rate=200.0), ttft=0.4).design
+    assert bursty.work.dispersion > 4.0
+    assert bursty.gpus > calm.gpus
+    assert bursty.ttft["p90"] <= 0.4
+
+
+@pytest.mark.parametrize("technique", [PlanOptions(objective="joule"), PlanOptions(availability=0.999)])
+def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
+    found = asked(SPLIT[1:], Size(rate=20.0), options=technique, ffn_system="b200_sxm", system="h200_sxm", tpot=0.1)
+    decode = found.design.pools[-1]
+    assert set(decode.each) == {"h200_sxm", "b200_sxm"}
+    assert sum(gpus for _, gpus in decode.parts) == decode.gpus
+    if technique.availability:
+        assert found.design.spares.availability >= 0.999
+    else:
+        assert found.design.cost == pytest.approx(drawn(found.design).watts)
