@@ -101,7 +101,7 @@ class PoolsAnswer:
 def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     """Plan encode, attention and feed-forward pools beside prefill and decode."""
     work, memory, limits, options = plan_inputs(asked)
-    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "hold_prompts", "confidence")]
+    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "hold_prompts")]
     if flags:
         raise InputError(f"{', '.join(flags)} and --pools exclude each other: only plans of prefill and decode take it")
     if not _names(asked.pools):
@@ -112,6 +112,7 @@ def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
         images=images_of(asked.images) if asked.images else None,
         **limits,
         ffn_system=asked.ffn_system or None,
+        confidence=asked.confidence,
     )
     found = plan_more_pools(asked.model, asked.system, work, question, options)
     assert isinstance(found, PlannedPools)  # of prefill and decode alone the command plans as without --pools

@@ -261,8 +261,8 @@ def _own(plan: Plan) -> OwnTimes:
     """Sample the frontier point that has the layouts of the best design and the step time nearest to its own."""
     best = plan.best
     assert best is not None
-    sides: list[Any] = [[pool.choice] for pool in best.pools]
-    alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
+    sides: list[Any] = [[pool.choice] for pool in (best.first, best.pools[-1])]
+    alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[1]))
     work = best.work  # a limit that the design misses does not bound its own times
     held = (best.ttft, work.ttft), (best.tpot, work.tpot)
     first, later = (each if seen[each.percentile] <= each.seconds else NO_LIMIT for seen, each in held)
@@ -317,8 +317,30 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
         while high - low > NARROW:
             middle = (low + high) / 2
             low, high = (low, middle) if _chance(kept * middle, RATE_ERROR) >= confidence else (middle, high)
-        plan = plan.ask(options=replace(plan.options, headroom=high * (1.0 + plan.options.headroom) - 1.0))
+        plan = _larger(plan, high)
     return plan
+
+
+def _larger(plan: Plan, factor: float) -> Plan:
+    """Plan with so much more headroom, or as much as it takes for an instance more: counts are whole. [1]"""
+    assert plan.ask is not None, "a plan can be asked for again"
+    step, found = factor, plan
+    for _ in range(ROUNDS):
+        found = plan.ask(options=replace(plan.options, headroom=step * (1.0 + plan.options.headroom) - 1.0))
+        if found.best is None or _counts(found) != _counts(plan):
+            return found
+        step *= step
+    return found
+
+
+def _counts(plan: Plan) -> list[tuple[Sharding, int, int]]:
+    return [] if plan.best is None else [(pool.mapping, pool.batch, pool.instances) for pool in plan.best.pools]
+
+
+def holding(plan: Plan) -> float:
+    """Probability that both limits hold at the planned rate; encoding is taken to err as prefill does. [1]"""
+    assert plan.best is not None, "a design holds its limits"
+    return _chance(np.minimum(*_own(plan).kept(plan.best)), RATE_ERROR)
 
 
 def _reach(kept: Floats) -> float:

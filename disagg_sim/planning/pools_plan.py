@@ -20,6 +20,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.answer import Plan, choose
+from disagg_sim.planning.assurance import holding, surer
 from disagg_sim.planning.candidates import FurtherPools, candidates_of, mappings_of
 from disagg_sim.planning.choices import Grids, grids_of
 from disagg_sim.planning.design import Design
@@ -54,6 +55,9 @@ class PoolsQuestion:
     ttft: Limit = TTFT  # of requests, encoding included; seconds, or "500 ms@p99"
     tpot: Limit = TPOT  # of requests; likewise
     ffn_system: str | None = None  # of the feed-forward pool; None = that of attention
+    confidence: float | None = (
+        None  # probability that the limits hold, for which headroom is added; None = as asked [1]
+    )
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range, or a pool that does not exist."""
@@ -78,6 +82,8 @@ class PoolsQuestion:
             faults.append("speculation: decode steps over attention and ffn pools have no drafts; use 'off'")
         if split and lengths.rank_imbalance:
             faults.append("rank_imbalance: decode steps over attention and ffn pools count DP ranks as even")
+        if split and self.confidence is not None:
+            faults.append("confidence: attention and ffn pools have no error bars, as nobody has measured them")
         if faults:
             raise InputError("; ".join(faults))
 
@@ -110,11 +116,16 @@ class PlannedPools(Shown):
     lengths: Lengths
     model: ModelSpec = field(repr=False)
     plan: PoolsPlan  # of the best systems; what the integer program says without queues where nothing serves
-    design: Design | None  # its prefill and decode pools with their queues; None of an infeasible plan
+    answer: Plan = field(repr=False)  # the same as every plan has it
     stages: tuple[PoolInstances, ...]  # in the order in which a request passes them; () of an infeasible plan
     others: tuple[tuple[str, PoolsPlan], ...]  # names of systems that are not the best, and their plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
-    source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
+    holds: float | None = None  # probability that the limits hold; None = not asked for [1]
+
+    @property
+    def design(self) -> Design | None:
+        """Its pools with their queues, as requests pass them; None of an infeasible plan."""
+        return self.answer.best
 
 
 def plan_more_pools(
@@ -139,8 +150,33 @@ def plan_more_pools(
     size, limits = question.size, {"ttft": question.ttft, "tpot": question.tpot}
     options = replace(options, users=size.users)
     if question.plain:
-        return plan(model, system, lengths, **limits, rate=size.rate, gpus=size.gpus, options=options)
-    work, options = demand_of(lengths, **limits, rate=size.rate, options=options)
+        found = plan(model, system, lengths, **limits, rate=size.rate, gpus=size.gpus, options=options)
+        return surer(found, question.confidence)
+
+    def asked(*, options: PlanOptions) -> PlannedPools:
+        return _more_pools(model, system, lengths, question, options)
+
+    def again(*, options: PlanOptions) -> Plan:
+        return replace(asked(options=options).answer, ask=again)
+
+    pools = asked(options=options)
+    if question.confidence is None or pools.design is None:
+        return pools
+    sure = surer(replace(pools.answer, ask=again), question.confidence)
+    pools = asked(options=replace(options, headroom=sure.options.headroom))
+    return pools if pools.design is None else replace(pools, holds=holding(pools.answer))
+
+
+def _more_pools(
+    model: str | Path | ModelSpec,
+    system: str | SystemSpec | Sequence[str | SystemSpec],
+    lengths: Lengths | Trace | TrafficCase,
+    question: PoolsQuestion,
+    options: PlanOptions,
+) -> PlannedPools:
+    """Plan further pools with the headroom of the options."""
+    limits = {"ttft": question.ttft, "tpot": question.tpot}
+    work, options = demand_of(lengths, **limits, rate=question.size.rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
     question.check([setups[0][0].model], work.lengths, options)
     found = [(_names(*pair), *_planned(pair, work, question, options)) for pair in setups]
@@ -151,11 +187,10 @@ def plan_more_pools(
         lengths=work.lengths,
         model=setups[0][0].model,
         plan=best[1],
-        design=best[2],
-        stages=tuple(_stages(best[1], best[2])) if best[2] is not None else (),
+        answer=replace(best[2], source=source_of(lengths, work)),
+        stages=() if best[2].best is None else tuple(_stages(best[1], best[2].best)),
         others=tuple((names, plan) for names, plan, _ in found if plan is not best[1]),
         left_out=tuple(left_out),
-        source=source_of(lengths, work),
     )
 
 
@@ -178,7 +213,7 @@ def _names(decode: Setup, prefill: Setup) -> str:
 
 def _planned(
     setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion, options: PlanOptions
-) -> tuple[PoolsPlan, Design | None]:
+) -> tuple[PoolsPlan, Plan]:
     """Plan for the setups of decode and of prefill."""
     grids = grids_of(*setups, mappings_of(setups, options), work)
     further = _further(setups, work, question, options)
@@ -187,10 +222,11 @@ def _planned(
     case = candidates_of(setups, work, grids, costs, options.max_nic, further)
     case = replace(case, drawn=options.objective == JOULE, availability=availability_of(options))
     chosen = choose([case], question.size, lambda design: design, others=0)
-    if chosen is None:
-        return _infeasible(_scored(grids, further), work, question, options), None
+    answer = Plan(size=question.size, options=options, cases=(case,), best=None if chosen is None else chosen[0])
+    if answer.best is None:
+        return _infeasible(_scored(grids, further), work, question, options), answer
     priced = options.objective in ("usd", "watt", JOULE)
-    return _members_of(grids, further, chosen[0], priced=priced), chosen[0]
+    return _members_of(grids, further, answer.best, priced=priced), answer
 
 
 def _further(setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion, options: PlanOptions) -> FurtherPools:

@@ -102,7 +102,7 @@ def play_pools(found: PlannedPools, *, seed: int = 0) -> ProofRun:
     """
     parts, design = deployed_pools(found), found.design
     assert design is not None, "pools are deployed of a plan that has some"
-    trace, begin = requests_of(found, design, seed)
+    trace, begin = requests_of(found.answer, design, seed)
     options = run_options(design, found.options.max_nic)
     result = simulate(parts, trace, policy_of(design), slo=slo_of(design), seed=seed, options=options)
     return judged(design, result, begin)

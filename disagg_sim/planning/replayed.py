@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Protocol
 
 from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import ServingMode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.rank_sums import LEAST_LOAD
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.question import PlanOptions
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
@@ -63,21 +62,7 @@ def policy_of(design: Design) -> Policy:
     return policy_named("vllm", chunked=not any(pool.mapping.chunk_tokens for pool in design.pools))
 
 
-class Asked(Protocol):
-    """A plan as far as its requests go."""
-
-    @property
-    def options(self) -> PlanOptions:
-        """Its trace, where it has one."""
-        ...
-
-    @property
-    def source(self) -> TrafficCase | tuple[int, int] | None:
-        """What requests are drawn from."""
-        ...
-
-
-def requests_of(plan: Asked, design: Design, seed: int) -> tuple[Trace, float]:
+def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
     """Requests to replay, and from when on they are judged. [s]"""
     if plan.options.trace is not None:
         return plan.options.trace.scaled(design.rate / plan.options.trace.rate), 0.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
+from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, drawn_json, token_prices_json, write_answer
@@ -139,6 +140,10 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
         )
         of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
         yield name, f"{of}; {others}", beside
+    if found.holds is not None:
+        room = f"{found.options.headroom:.0%} of headroom"
+        bars = f"{Trust.ASSUMED}: error bars of passes and steps, encoding as prefill"
+        yield "confidence", f"both limits hold with a probability of {found.holds:.0%}, with {room}", bars
     yield from fact_rows(found.options, design, None)
 
 
@@ -182,6 +187,8 @@ def pools_json(found: PlannedPools, run: ProofRun | None = None, extras: PlanExt
     }
     if design is not None and design.spares is not None:
         made["spares"] = plain(asdict(design.spares))
+    if found.holds is not None:
+        made["holds"] = found.holds
     if run is not None:
         made["simulated"] = _run_json(run)
     if extras.drawn is not None:

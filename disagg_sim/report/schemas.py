@@ -359,6 +359,7 @@ class PoolsJson(TypedDict):
     gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
     pools: list[StageJson]
     others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
+    holds: NotRequired[Annotated[float, Field(description="probability that both limits hold: plan --confidence")]]
     spares: NotRequired[Annotated[SparesJson, Field(description="plan --availability; pools as requests pass them")]]
     drawn: NotRequired[Annotated[DrawnJson, Field(description="plan --energy, or the objective joule")]]
     usd_per_million_tokens: NotRequired[Annotated[TokenPricesJson, Field(description="plan --utilisation")]]

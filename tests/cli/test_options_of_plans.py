@@ -255,6 +255,7 @@ CHANGES = [
 SLOW = [
     Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "pools.0"),
     Change("users", OF_USERS, OF_USERS.replace("--users 50", "--users 500"), "rate_per_s"),
+    _with("confidence", OF_USERS, "--confidence 99%", "holds"),
     _with("availability", ENCODE, "--availability 99.99%", "spares"),
     _with("objective", SPLIT, "--objective joule", "drawn"),
     _with("ffn_system", SPLIT, "--ffn-system h100_sxm", "pools"),

@@ -1,12 +1,15 @@
 """Users, spares, least power and traces with encode, attention and feed-forward pools: by hand, and as simulated."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.assurance import holding
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.prove import deployed
@@ -34,7 +37,7 @@ def test_so_many_users_are_in_flight_in_a_simulation_at_the_planned_rate(pools):
     found = asked(pools, Size(users=400), ttft=1.0, tpot=0.03)
     design = found.design
     assert design.in_flight == pytest.approx(400, rel=1e-4)
-    trace, begin = requests_of(found, design, 2)
+    trace, begin = requests_of(found.answer, design, 2)
     table = ds.simulate(deployed(design), trace, policy_of(design), options=run_options(design, None)).frame()
     table = table[table["arrival_s"] >= begin]
     assert design.rate * (table["finish_s"] - table["arrival_s"]).mean() == pytest.approx(400, rel=0.06)
@@ -135,3 +138,31 @@ def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
         assert found.design.spares.availability >= 0.999
     else:
         assert found.design.cost == pytest.approx(drawn(found.design).watts)
+
+
+def test_confidence_behind_encoders_adds_headroom_until_the_limits_hold():
+    """An image of one token leaves the probability of the plan of two pools, and its headroom."""
+    limits = {"ttft": 1.0, "tpot": 0.03}
+    images = Images(images=1, height=14, width=14)
+    plain, sure = (
+        plan_more_pools(
+            MODEL,
+            SYSTEM,
+            LENGTHS,
+            PoolsQuestion(pools=WHOLE, images=images, size=Size(rate=400.0), confidence=each, **limits),
+        )
+        for each in (0.5, 0.85)
+    )
+    assert plain.holds < 0.85 <= sure.holds
+    assert sure.options.headroom > plain.options.headroom
+    assert sure.design.capacity / 400.0 > plain.design.capacity / 400.0
+    pair = Plan(size=sure.answer.size, options=sure.options, cases=sure.answer.cases, best=_without_encoders(sure))
+    assert holding(pair) == pytest.approx(sure.holds, abs=0.02)
+
+
+def _without_encoders(found):
+    return replace(found.design, pools=(_alone(found.design.first), found.design.pools[-1]))
+
+
+def _alone(pool):
+    return replace(pool, choice=replace(pool.choice, encode=None))
