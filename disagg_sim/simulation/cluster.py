@@ -29,7 +29,7 @@ from disagg_sim.simulation.prefix_tiers import Tiers
 from disagg_sim.simulation.recovery import ActiveLeg, Recovery
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
-from disagg_sim.simulation.transfers import Lengths, Transfers, Work
+from disagg_sim.simulation.transfers import PUSHED, Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish, leg_faults
 
@@ -415,12 +415,12 @@ class Cluster:
             then = leg.then
             self.going[segment] = request, leg.instance, until, then, more
             if more and then != LATER:
-                self._promise(request, leg, until)
+                self._promise(segment, request, leg, until)
 
-    def _promise(self, request: int, leg: Leg, until: int) -> None:
+    def _promise(self, segment: int, request: int, leg: Leg, until: int) -> None:
         """Announce the next instance of a leg, so that its cache can be pushed during the leg."""
-        if self.transfers.way == "push" and self.roster.state[leg.then] == READY and leg.then != leg.instance:
-            self.transfers.promise(request, leg.instance, Leg(leg.then), self._handed(request, until))
+        if self.transfers.way in PUSHED and self.roster.state[leg.then] == READY and leg.then != leg.instance:
+            self.transfers.promise(request, leg.instance, segment, Leg(leg.then), self._handed(request, until))
 
     def _handed(self, request: int, until: int) -> int:
         """Count tokens that exist for the next instance after a leg up to ``until``. [token]"""
@@ -434,7 +434,7 @@ class Cluster:
             segment = self._begin(instance, request, (context, new, generate), flags, last_token_s)
             self.going[segment] = request, instance, until, then, more
             if more and then != LATER:
-                self._promise(request, Leg(instance, until, then), until)
+                self._promise(segment, request, Leg(instance, until, then), until)
         for _ in batch:
             self.roster.arrived(instance)
 

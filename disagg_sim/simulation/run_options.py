@@ -59,7 +59,8 @@ class RunOptions:
     transfer: str = option(
         "policy",
         "how a cache moves: pulled once the receiver has reserved blocks; pushed into blocks reserved from the start; "
-        "into an unlimited buffer of the receiver; or as in the system of the policy",
+        "pushed in chunks into blocks that each takes when it is computed; into an unlimited buffer of the receiver; "
+        "or as in the system of the policy",
         choices=("policy", *WAYS),
     )
     first_token: str = option(
@@ -130,6 +131,8 @@ class RunOptions:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
             )
+        if self.transfer == "chunks" and self.link.push != "chunk":
+            raise InputError(f"link push {self.link.push!r} with transfer 'chunks'; allowed: 'chunk'")
         if self.preemption == "swap" and self.prefix_cache:
             raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute', or prefix_cache_tokens")
         if self.gap_limit_s < math.inf and self.records != FULL:

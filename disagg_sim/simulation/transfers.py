@@ -8,17 +8,24 @@ How real engines do it (``WAYS``):
   blocks while a request is queued or in flight on D; state ``WAITING_FOR_REMOTE_KVS`` of its scheduler).
 * *push*: a receiver that is known beforehand reserves blocks at once, while the sender works, and the sender writes
   into them, chunk by chunk. vLLM's ``NixlPushConnector``, SGLang (``DecodePreallocQueue``), DynaServe.
+* *chunks*: the same, but blocks are taken chunk by chunk, when the sender has computed one, and for the rest when it is
+  done (DynaServe, figure 7). What is computed and finds no blocks waits at the sender, in the order in which it asked;
+  a chunk leaves when it has blocks and those before it have arrived.
 * *buffer*: no engine. The cache leaves at once, and an unlimited buffer at the receiver takes it.
 
 Instances that send to each other may all be full of caches that wait for each other. Such a circle is broken as vLLM
 does when a cache is lost (``kv_load_failure_policy: recompute``): the receiver of the youngest one computes it itself.
+Where an instance in the circle holds parts of caches that come in *chunks*, the youngest of these gives its blocks back
+first, and is sent again as under *pull*: no paper says what a full receiver does.
+
+Past 400 lines: ways to move a cache differ in when each step happens, and share all steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Protocol
 
@@ -32,7 +39,9 @@ from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Leg, State
 
 #: How a cache gets to the next instance.
-WAYS = ("pull", "push", "buffer")
+WAYS = ("pull", "push", "chunks", "buffer")
+#: Ways in which a cache may leave before its sender is done, if the next instance is known.
+PUSHED = ("push", "chunks")
 #: Who emits the first token of a request that another instance decodes: the one that has computed its prompt; or the
 #: one that decodes, in its first step. In vLLM with NIXL, and Dynamo on it, the token of the prefill is dropped: the
 #: receiver takes the last token of the prompt as not computed, and samples the first token anew (vllm-project/vllm
@@ -53,7 +62,7 @@ Work = tuple[Lengths, int, int, bool]
 
 @dataclass(slots=True, eq=False)
 class Handed:
-    """A request between two instances, under ``push`` and ``buffer``."""
+    """A request between two instances, under all ways but ``pull``."""
 
     request: int
     leg: Leg  # on the receiver
@@ -67,7 +76,17 @@ class Handed:
     asked_s: float = NAN  # when the transfer could have begun; later than its end by what the decision took [s]
     reserved_s: float = NAN  # [s]
     hidden: float = 0.0  # of the cache, what had arrived when the sender was done [B]
-    gone: bool = False  # whether one of its instances has died since the cache left
+    gone: bool = False  # whether nothing of it is awaited any more, since an instance has died or it was given up
+    placed: int = 0  # of ``tokens``, those of chunks that have blocks
+    left: int = 0  # of ``tokens``, those that have left in chunks before the sender was done
+    began_s: float = NAN  # of the chunks on their way [s]
+    took_s: float = 0.0  # to move chunks before the sender was done [s]
+    stuck: bool = False  # whether the receiver has found no blocks for the rest since the sender was done
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sender is done and the receiver has all blocks, under ``chunks`` while the last ones move."""
+        return self.held != AT_WORK and not math.isnan(self.reserved_s)
 
 
 class Owner(Protocol):
@@ -112,6 +131,8 @@ class Transfers:
         self._token_bytes = (
             site.kv_bytes(1) - self._once if self._model.linear_cache else 0.0
         )  # where a cache grows by the token
+        if way == "chunks":
+            self.fleet.take_by_chunk(site.link.chunk_tokens)
 
     @property
     def waiting(self) -> int:
@@ -129,11 +150,12 @@ class Transfers:
         """Whether a segment of a receiver waits for blocks or for its cache."""
         return segment in self._waiting
 
-    def promise(self, request: int, origin: int, leg: Leg, have: int) -> None:
-        """A sender begins its part; the next instance is known, and reserves blocks where caches are pushed."""
+    def promise(self, request: int, origin: int, sender: int, leg: Leg, have: int) -> None:
+        """A ``sender`` begins its part; the next instance is known, and reserves blocks where caches are pushed."""
         known = self._ahead.get(request)
         if known is not None:  # its prompt has moved to another instance
             known.origin = origin
+            self.fleet.feed(sender, known.segment)
             return
         work = self.owner.work(request, leg, have)
         if work is None:
@@ -142,13 +164,19 @@ class Transfers:
         segment = self.fleet.submit(leg.instance, request, lengths, self.engine.now, flags=flags | RESERVE | AHEAD)
         handed = Handed(request, leg, have, origin, self._tokens(request, have), segment, work)
         self._ahead[request] = self._waiting[segment] = handed
+        self.fleet.feed(sender, segment)
 
     def forget(self, request: int) -> None:
         """A request goes on elsewhere than was promised."""
         handed = self._ahead.pop(request, None)
         if handed is not None:
-            del self._waiting[handed.segment]
-            self.fleet.cancel(handed.segment, self.engine.now)
+            self._give_up(handed)
+
+    def _give_up(self, handed: Handed) -> None:
+        """The receiver gives back what it has reserved."""
+        handed.gone = True
+        del self._waiting[handed.segment]
+        self.fleet.cancel(handed.segment, self.engine.now)
 
     def begin(self, request: int, origin: int, held: int, leg: Leg, have: int, ended: float, *, known: bool) -> None:
         """A sender has done its part, which ``ended`` then [s]; its cache goes to the instance of the leg, which was
@@ -183,8 +211,7 @@ class Transfers:
                 segment = self.fleet.ask(target, request, lengths, now, flags=flags, last_token_s=last, cache=cache)
                 self.owner.track_leg(segment, request, leg, work)
                 return
-            segment = self.fleet.submit(target, request, lengths, now, flags=flags | RESERVE, last_token_s=last)
-            self._waiting[segment] = Handed(request, leg, have, origin, tokens, segment, work, held, ended, now)
+            self._ask(Handed(request, leg, have, origin, tokens, -1, work, held, ended, now))
             return
         del self._ahead[request]
         self.fleet.sender_done(handed.segment, now, last)
@@ -192,11 +219,26 @@ class Transfers:
         if handed.reserved_s <= now:
             self._send(handed)
 
+    def _ask(self, handed: Handed) -> None:
+        """A sender is done: the receiver waits for blocks for the whole cache."""
+        assert handed.work is not None
+        lengths, _, flags, _ = handed.work
+        last = self._last_token_s(handed.request, handed.have, handed.ended_s)
+        target, now = handed.leg.instance, self.engine.now
+        handed.segment = self.fleet.submit(
+            target, handed.request, lengths, now, flags=flags | RESERVE, last_token_s=last
+        )
+        self._waiting[handed.segment] = handed
+
     def reserved(self, segment: int) -> None:
         """The receiver has blocks."""
         handed = self._waiting[segment]
+        if handed.held == AT_WORK and self.way == "chunks":
+            handed.placed = self.fleet.asked(segment)
+            self._send_chunks(handed)
+            return
         handed.reserved_s = self.engine.now
-        if handed.held != AT_WORK:
+        if handed.held != AT_WORK and math.isnan(handed.began_s):
             self._send(handed)
 
     def between(self) -> set[int]:
@@ -212,6 +254,7 @@ class Transfers:
                 continue
             del self._waiting[handed.segment]
             self._ahead.pop(handed.request, None)
+            handed.gone = True
             self._let_go(handed)
             if handed.held != AT_WORK:
                 lost.append(handed.request)
@@ -250,6 +293,8 @@ class Transfers:
         It is for ever if all its blocks are held by caches that wait for other instances, and these for others, in
         a circle of instances that all have stalled.
         """
+        for each in self._waiting.values():
+            each.stuck |= each.leg.instance == instance and each.held != AT_WORK
         circle, todo = {instance}, [instance]
         while todo:
             needs = self._needs(todo.pop())
@@ -258,26 +303,38 @@ class Transfers:
             todo += needs - circle
             circle |= needs
         pulls = [each for each in self.fleet.wires.pulls(WAITS) if each.sender == instance]
-        held = [each for each in self._waiting.values() if each.origin == instance and each.held != AT_WORK]
-        if pulls:
-            youngest = max(pulls, key=attrgetter("held"))
-            self.fleet.drop(youngest.number)
-            self.fleet.release(youngest.held, self.engine.now)
-            self.fleet.recompute(youngest.segment, self.engine.now)
+        held = [each for each in self._waiting.values() if self._holds_up(each, instance)]
+        kept = [each for each in self._waiting.values() if self._keeps(each, instance)]
+        if partly := [each for each in kept if each.placed]:
+            youngest = max(partly, key=attrgetter("segment"))
+            self._ahead.pop(youngest.request, None)
+            self._give_up(youngest)
+            if youngest.held != AT_WORK:
+                self._ask(replace(youngest, gone=False, placed=0, left=0, began_s=NAN, took_s=0.0, stuck=False))
+        elif pulls:
+            pull = max(pulls, key=attrgetter("held"))
+            self.fleet.drop(pull.number)
+            self.fleet.release(pull.held, self.engine.now)
+            self.fleet.recompute(pull.segment, self.engine.now)
         elif held:
             last = max(held, key=attrgetter("held"))
+            last.gone = True
             del self._waiting[last.segment]
             self.fleet.release(last.held, self.engine.now)
             self.fleet.recompute(last.segment, self.engine.now)
             assert last.work is not None
             self.owner.track_leg(last.segment, last.request, last.leg, last.work)
         else:
-            kept = [each for each in self._waiting.values() if self._keeps(each, instance)]
             self.forget(max(kept, key=attrgetter("segment")).request)
 
+    def _holds_up(self, handed: Handed, instance: int) -> bool:
+        """Whether a sender on an instance is done, and its receiver lacks blocks."""
+        return handed.origin == instance and handed.held != AT_WORK and not handed.complete
+
     def _keeps(self, handed: Handed, instance: int) -> bool:
-        """Whether a push has reserved blocks on an instance, and its sender is at work."""
-        return handed.leg.instance == instance and handed.held == AT_WORK and handed.reserved_s <= self.engine.now
+        """Whether a push has blocks on an instance, and its sender is at work or it lacks some."""
+        has = handed.placed > 0 or (handed.held == AT_WORK and handed.reserved_s <= self.engine.now)
+        return handed.leg.instance == instance and has and not handed.complete
 
     def _needs(self, instance: int) -> set[int] | None:
         """Instances that have to act before an idle one has room; None: it will have room anyway."""
@@ -290,11 +347,13 @@ class Transfers:
                 needs.add(pull.receiver)
                 held.append(pull.held)
         for handed in self._waiting.values():
-            if handed.origin == instance and handed.held != AT_WORK:
+            if self._holds_up(handed, instance):
                 needs.add(handed.leg.instance)
                 held.append(handed.held)
             elif self._keeps(handed, instance):
-                needs.add(handed.origin)
+                if handed.held != AT_WORK and not handed.stuck:
+                    return None
+                needs.add(handed.origin if handed.held == AT_WORK else instance)
                 held.append(handed.segment)
         used = int(inst.total_blocks[instance] - inst.free_blocks[instance])
         return needs if needs and self.fleet.blocks_of(held) == used else None
@@ -308,10 +367,41 @@ class Transfers:
         """``Site.kv_bytes``. [B]"""
         return self._once + tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
 
+    def _send_chunks(self, handed: Handed) -> None:
+        """Chunks that have blocks leave together, if none is on its way."""
+        there = 0 if self.state.stated is None else self.state.stated.in_decode(handed.request)
+        begin, end = handed.left, handed.placed - there  # the first tokens are at the receiver
+        if end <= begin or not math.isnan(handed.began_s):
+            return
+        handed.left, handed.began_s = end, self.engine.now
+        size = self._bytes(end) - (self._bytes(begin) if begin else self._once)
+        post = self._post_s(end - begin, handed.origin, handed.leg.instance)
+        self._move(handed, end - begin, size, post)
+
+    def _chunks_landed(self, handed: Handed) -> None:
+        """Chunks have arrived, and the next may leave; or the rest, if it waits for nothing else."""
+        over = handed.ended_s if handed.held != AT_WORK else self.engine.now
+        handed.took_s += max(over - handed.began_s, 0.0)
+        handed.began_s = NAN
+        if handed.complete:
+            self._send(handed)
+        else:
+            self._send_chunks(handed)
+
+    def _move(self, handed: Handed, tokens: int, size: float, post: float) -> None:
+        """Begin a transfer, whose end ``landed`` hears of. [token], [B], [s]"""
+        target = handed.leg.instance
+        self.roster.coming[target] += 1
+        cache = handed.origin, AT_WORK, tokens, size, post, NAN
+        self._moving[self.fleet.move(target, cache, self.engine.now)] = handed
+
     def _send(self, handed: Handed) -> None:
-        origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
+        """The cache leaves, or what is left of it."""
+        origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens - handed.left
         self._waiting.pop(handed.segment, None)
-        size = self._bytes(tokens)
+        size = self._bytes(handed.tokens)
+        if handed.left:
+            size -= self._bytes(handed.left) - self._once
         hidden, post = 0.0, self._post_s(tokens, origin, target)
         if handed.reserved_s < handed.asked_s:
             pieces = self._site.link.pieces(tokens, len(self._model.layers))
@@ -319,9 +409,7 @@ class Transfers:
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
             post *= 1.0 - hidden / size
         handed.hidden = hidden
-        self.roster.coming[target] += 1
-        cache = origin, AT_WORK, tokens, size - hidden, post, NAN
-        self._moving[self.fleet.move(target, cache, self.engine.now)] = handed
+        self._move(handed, tokens, size - hidden, post)
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
         """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by mappings. [s]"""
@@ -354,11 +442,15 @@ class Transfers:
         handed = self._moving.pop(number)
         request, origin, leg = handed.request, handed.origin, handed.leg
         target, now = leg.instance, self.engine.now
-        if not handed.gone:
+        if handed.segment in self._waiting and not handed.gone:
+            self._chunks_landed(handed)
+        elif not handed.gone:
             waited = max(handed.reserved_s - handed.asked_s, 0.0)
             exposed = now - handed.ended_s - waited
             rate = min(self.link.whole[origin], self.link.whole[target])
-            self.fleet.arrived(handed.held, handed.tokens, exposed, exposed + handed.hidden / rate, waited)
+            self.fleet.arrived(
+                handed.held, handed.tokens, exposed, exposed + handed.hidden / rate + handed.took_s, waited
+            )
             if handed.work is None:
                 self.fleet.release(handed.held, now)
                 self.owner.submit(request, leg, handed.have, self._last_token_s(request, handed.have, handed.ended_s))

@@ -3,8 +3,8 @@
 ``Reference`` serves requests whose routes are given: no policy, no clock of its own but the next thing that happens. It
 shares no code with the simulator but the tables of step times (``reference_instance``) and the classes of options.
 How a cache moves: under *pull* the receiver reserves blocks when the sender has done its part; under *push* from the
-start, if it is known then; an unlimited *buffer* takes it at once. The sender holds its blocks until the last byte has
-landed.
+start, if it is known then; as *chunks* it takes those of a chunk when the sender has computed it; an unlimited *buffer*
+takes it at once. The sender holds its blocks until the last byte has landed.
 """
 
 import math
@@ -44,6 +44,12 @@ class Transfer:
     reserved_s: float = math.inf
     left: float = 0.0  # [B]
     hidden: float = 0.0  # bytes that came before [B]
+    placed: int = 0  # tokens of chunks that have blocks
+    gone: int = 0  # of them, those that have left
+    chunks_s: float | None = None  # when those left that are on their way
+    early_s: float = 0.0  # how long they moved before the sender had done its part
+    dropped: bool = False  # what is on its way is of no use
+    stuck: bool = False  # its receiver has found no blocks since its sender had done its part
     rate: float = 0.0  # [B/s]
     since: float = 0.0  # ``left`` was true then
     end: float = math.inf
@@ -66,11 +72,11 @@ class Network:
         come = max(sum(each.receiver == receiver for each in going) + more, 1)
         return min(self.bandwidths[sender] / out, self.bandwidths[receiver] / come)
 
-    def send(self, transfer: Transfer, window: float | None, now: float) -> None:
-        """Move a cache; with a ``window``, all pieces but the last could leave during that time."""
+    def send(self, transfer: Transfer, tokens: int, window: float | None, now: float) -> None:
+        """Move tokens of a cache; with a ``window``, all pieces but the last could leave during that time."""
         sender, receiver = transfer.origin, transfer.receiver
-        size = transfer.tokens * self.cache.token_bytes
-        post = self.link.descriptor_s * self.cache.tensors * blocks_of(transfer.tokens)  # before the first byte
+        size = tokens * self.cache.token_bytes
+        post = self.link.descriptor_s * self.cache.tensors * blocks_of(tokens)  # before the first byte
         if window is not None:
             pieces = 1
             if self.link.push != "whole":
@@ -175,6 +181,9 @@ class Reference:
             self.now = now
             if instance.due == now:
                 instance.happen(now, self.news)
+                for turn, cached in instance.computed:
+                    self.ask_for_chunks(turn, cached)
+                instance.computed.clear()
             elif lands == now:
                 self.land(self.network.landed(now))
             else:
@@ -264,19 +273,40 @@ class Reference:
 
     def promise(self, turn: Turn) -> None:
         """A turn begins whose next instance is known: under push that one reserves blocks from now on."""
-        if self.way == "push" and turn.goes_on and turn.then not in (LATER, turn.instance):
-            self.reserve(turn.request, turn.instance, Leg(turn.then), self.handed(turn))
+        if self.way in ("push", "chunks") and turn.goes_on and turn.then not in (LATER, turn.instance):
+            by_chunk = self.way == "chunks"
+            found = self.reserve(turn.request, turn.instance, Leg(turn.then), self.handed(turn), by_chunk=by_chunk)
+            turn.feeds = found.turn if found is not None and by_chunk else None
 
-    def reserve(self, request: int, origin: int, leg: Leg, have: int) -> Transfer | None:
-        """A turn waits for blocks on the next instance; None: more than it can hold."""
+    def ask_for_chunks(self, turn: Turn, cached: int) -> None:
+        """A step of a turn has ended: the instance after it takes blocks for whole chunks that it has computed."""
+        after, chunk = turn.feeds, self.network.link.chunk_tokens
+        if after is None or after.asked is None or not after.sender_at_work or after.withdrawn:
+            return
+        if cached < after.asked + chunk:
+            return
+        after.asked = cached // chunk * chunk
+        self.line_up_for_blocks(after)
+
+    def line_up_for_blocks(self, turn: Turn) -> None:
+        """A turn waits for blocks for its cache."""
+        rank = self.rank_of(turn)
+        if turn not in rank.coming:
+            rank.line_up(turn, rank.coming)
+            if rank.may_change(turn):
+                self.wake(turn.instance)
+
+    def reserve(self, request: int, origin: int, leg: Leg, have: int, *, by_chunk: bool = False) -> Transfer | None:
+        """A turn waits for blocks on the next instance, or will chunk by chunk; None: more than it can hold."""
         turn = self.turn_of(request, leg, have)
         if turn is None:
             return None
         turn.context_elsewhere = turn.sender_at_work = True
-        rank = self.give(turn)
-        rank.line_up(turn, rank.coming)
-        if rank.may_change(turn):
-            self.wake(leg.instance)
+        self.give(turn)
+        if by_chunk:
+            turn.asked = 0
+        else:
+            self.line_up_for_blocks(turn)
         transfer = Transfer(request, origin, leg.instance, None, leg, have, self.cached(request, have), turn)
         self.pending.append(transfer)
         return transfer
@@ -293,7 +323,9 @@ class Reference:
     def withdraw(self, transfer: Transfer) -> Turn:
         """Nothing comes to a turn that waits for blocks or has reserved them."""
         self.pending.remove(transfer)
+        transfer.dropped = True
         turn = transfer.turn
+        turn.asked = None
         rank = self.rank_of(turn)
         if turn in rank.coming:
             rank.coming.remove(turn)
@@ -313,8 +345,12 @@ class Reference:
         """A turn has ended, or has its blocks reserved."""
         if turn.finish_s is None:
             transfer = next(each for each in self.pending if each.turn is turn)
+            if turn.asked is not None:
+                transfer.placed = turn.asked
+                self.send_chunks(transfer)
+                return
             transfer.reserved_s = self.now
-            if transfer.sender is not None:
+            if transfer.sender is not None and transfer.chunks_s is None:
                 self.send(transfer)
             return
         if not turn.goes_on:
@@ -349,6 +385,8 @@ class Reference:
                 return
             transfer.sender, transfer.turn.sender_at_work = turn, False
             if promised is not None:
+                if transfer.turn.asked is not None:
+                    self.line_up_for_blocks(transfer.turn)
                 self.wake(leg.instance)
         transfer.asked_s = self.now
         if transfer.reserved_s <= self.now:
@@ -361,15 +399,37 @@ class Reference:
         begun, window = transfer.reserved_s, None
         if begun < transfer.asked_s:
             window = transfer.asked_s - max(transfer.sender.start_s, begun)
-        self.network.send(transfer, window, self.now)
+        self.network.send(transfer, transfer.tokens - transfer.gone, window, self.now)
+
+    def send_chunks(self, transfer: Transfer) -> None:
+        """Chunks that have blocks leave together, behind those before them."""
+        if transfer.chunks_s is None and transfer.placed > transfer.gone:
+            tokens, transfer.gone, transfer.chunks_s = transfer.placed - transfer.gone, transfer.placed, self.now
+            self.network.send(transfer, tokens, None, self.now)
+
+    def land_chunks(self, transfer: Transfer) -> None:
+        """Chunks have arrived, not all of the cache: what has blocks by now follows."""
+        done = self.now if transfer.sender is None else transfer.sender.finish_s
+        transfer.early_s += max(done - transfer.chunks_s, 0.0)
+        transfer.chunks_s = None
+        if transfer.reserved_s <= self.now and transfer.sender is not None:
+            self.send(transfer)
+        else:
+            self.send_chunks(transfer)
 
     def land(self, transfer: Transfer) -> None:
         """The cache has arrived: the blocks of the sender are free, the receiver may go on."""
+        if transfer.dropped:
+            return
+        if transfer in self.pending:
+            self.land_chunks(transfer)
+            return
         sender, turn = transfer.sender, transfer.turn
         wait = max(transfer.reserved_s - transfer.asked_s, 0.0)
         exposed = self.now - sender.finish_s - wait
         rate = min(self.network.bandwidths[transfer.origin], self.network.bandwidths[transfer.receiver])
-        self.moved.append((transfer.request, exposed, exposed + transfer.hidden / rate, wait, transfer.tokens))
+        whole = exposed + transfer.hidden / rate + transfer.early_s
+        self.moved.append((transfer.request, exposed, whole, wait, transfer.tokens))
         self.free(sender)
         if turn is None:
             self.submit(transfer.request, transfer.leg, transfer.have)
@@ -389,16 +449,31 @@ class Reference:
         if not instance.idle:
             return None
         for each in self.pending:
-            if each.origin == number and each.sender is not None:
+            if self.holds_up(each, number):
                 needs.add(each.receiver)
                 blocks |= {(each.sender.rank, block) for block in each.sender.blocks}
-            elif each.receiver == number and each.sender is None and each.reserved_s <= self.now:
-                needs.add(each.origin)
+            elif self.has_part(each, number):
+                if each.sender is not None and not each.stuck:
+                    return None
+                needs.add(each.origin if each.sender is None else number)
                 blocks |= {(each.turn.rank, block) for block in each.turn.blocks}
         return needs if needs and len(blocks) == instance.used else None
 
+    def holds_up(self, transfer: Transfer, number: int) -> bool:
+        """Whether the cache is whole on an instance, and waits for blocks elsewhere."""
+        return transfer.origin == number and transfer.sender is not None and transfer.reserved_s > self.now
+
+    def has_part(self, transfer: Transfer, number: int) -> bool:
+        """Whether the cache has blocks on an instance, and waits for its sender or for more of them."""
+        whole = transfer.reserved_s <= self.now
+        if transfer.receiver != number or (whole and transfer.sender is not None):
+            return False
+        return whole or transfer.placed > 0
+
     def break_circle(self, number: int) -> None:
         """Work waits on an instance where nothing runs: in a circle of such, the youngest cache is dropped."""
+        for each in self.pending:
+            each.stuck |= each.receiver == number and each.sender is not None
         circle, todo = {number}, [number]
         while todo:
             needs = self.waits_for(todo.pop())
@@ -407,10 +482,15 @@ class Reference:
             todo += needs - circle
             circle |= needs
         self.circles += 1
-        held = [each for each in self.pending if each.origin == number and each.sender is not None]
-        if not held:
-            promised = [each for each in self.pending if each.receiver == number and each.reserved_s <= self.now]
-            self.give_up(max(promised, key=lambda each: each.turn.number))
+        held = [each for each in self.pending if self.holds_up(each, number)]
+        parts = [each for each in self.pending if self.has_part(each, number)]
+        chunks = [each for each in parts if each.placed > 0]
+        if chunks or not held:
+            given = max(chunks or parts, key=lambda each: each.turn.number)
+            self.give_up(given)
+            if given.sender is not None:  # it is asked for again, as a whole
+                again = self.reserve(given.request, given.origin, given.leg, given.have)
+                again.sender, again.asked_s, again.turn.sender_at_work = given.sender, given.asked_s, False
             return
         youngest = max(held, key=lambda each: each.sender.number)
         self.free(youngest.sender)

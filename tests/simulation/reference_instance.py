@@ -35,6 +35,7 @@ class Instance:
         self.emits_at = math.inf  # when the prompts of the step in progress emit
         self.woken = math.inf  # an idle instance looks again at this time
         self.stalled = False  # work waits, and nothing runs
+        self.computed: list[tuple[Turn, int]] = []  # tokens in the cache of each turn when the step ended
         self.decode_steps = self.passes = self.prefill_tokens = self.decode_tokens = 0
         self.busy_s = 0.0
 
@@ -169,6 +170,9 @@ class Instance:
                         self.leaving.append((self.emits_at, turn))
                     else:
                         self.complete_prompt(turn, now, news)
+        for rank in self.ranks:
+            turns = sorted(rank.decoding + rank.prefilling, key=lambda each: each.number)
+            self.computed += [(turn, turn.cached) for turn in turns]
 
     def end_decodes(self, rank: Rank, now: float, news: list[Turn]) -> None:
         """The decodes of a rank have a token more, and those drafts that were accepted."""

@@ -41,6 +41,8 @@ class Turn:
     named: int = 0  # of its first blocks, those that have names
     context_elsewhere: bool = False  # blocks are reserved before its cache moves
     sender_at_work: bool = False  # and the turn before it has not ended
+    feeds: "Turn | None" = None  # the turn after it, whose blocks are asked for chunk by chunk
+    asked: int | None = None  # of its cache, in whole chunks, where they have blocks of their own
     swapped: bool = False  # its cache is in the host's memory
     withdrawn: bool = False  # a reservation that was given up
     left: int = 0  # prompt tokens to compute
@@ -206,6 +208,8 @@ class Rank:
 
     def admit(self, turn: Turn, piece: int) -> bool:
         """Take the blocks that a turn needs to begin with ``piece`` tokens, if the admission rule finds them free."""
+        if turn.asked is not None:
+            return self.admit_chunks(turn)
         rule, (found, named) = self.spec.admission, self.found(turn)
         tokens = turn.cached + turn.left
         decodes_only = turn.left == 0
@@ -240,6 +244,24 @@ class Rank:
         turn.left -= len(found) * BLOCK
         turn.blocks, turn.kept = found, []
         self.take(turn, need - len(found))
+        return True
+
+    def admit_chunks(self, turn: Turn) -> bool:
+        """Take the blocks of the chunks that its sender has computed, or of all that it needs when that is done."""
+        tokens = turn.asked
+        if not turn.sender_at_work:
+            tokens = turn.cached + turn.left + (self.verified if turn.left == 0 else 0)
+        need = blocks_of(tokens) - len(turn.blocks)
+        asked = need + self.growth()
+        if self.spec.admission == AdmissionRule.OUTPUT_FITS:
+            held = [each for each in self.holding if each.finish_s is None and each is not turn]
+            asked = sum(each.most_blocks - len(each.blocks) for each in [*held, turn])
+        alone = len(self.free) + len(turn.blocks) == self.blocks
+        if asked > len(self.free) - (0 if alone else int(self.spec.watermark * self.blocks)):
+            return False
+        self.take(turn, need)
+        if not turn.sender_at_work:
+            turn.asked = None
         return True
 
     def extend(self, turn: Turn, piece: int) -> bool:

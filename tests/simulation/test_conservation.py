@@ -29,13 +29,22 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=40,
 ).map(sorted)
+
+
+def options_of(transfer, push, sharing, **others):
+    """Chunks that take their own blocks leave as chunks."""
+    link = LinkSpec(sharing=sharing, push="chunk" if transfer == "chunks" else push, chunk_tokens=100)
+    return RunOptions(transfer=transfer, link=link, **others)
+
+
 OPTIONS = st.builds(
-    RunOptions,
+    options_of,
     concurrency=st.sampled_from([0, 0, 3]),
     flip_s=st.sampled_from([0.0, 0.3]),
     start_up_s=st.sampled_from([0.0, 0.5]),
     sample_s=st.just(0.5),
-    link=st.builds(LinkSpec, sharing=st.sampled_from(["fair", "fifo"]), push=st.sampled_from(["whole", "chunk"])),
+    sharing=st.sampled_from(["fair", "fifo"]),
+    push=st.sampled_from(["whole", "chunk"]),
     transfer=st.sampled_from(["policy", *WAYS]),
     first_token=st.sampled_from(FIRST_TOKENS),
 )

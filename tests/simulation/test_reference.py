@@ -37,6 +37,8 @@ from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
 SEQUENCES = 16
+#: Ways of transfers whose caches take all their blocks together.
+AT_ONCE = tuple(way for way in WAYS if way != "chunks")
 #: Instances differ in their speed, and arrivals are no round numbers: what falls on one instant then does so exactly.
 ODD = math.pi / 3.0
 
@@ -186,7 +188,7 @@ def swapping(draw, specs):
     return [spec if spec.table.ranks > 1 else replace(spec, **times, blocks=26) for spec in specs]
 
 
-def case(seed, most, drafts, swaps=False):
+def case(seed, most, drafts, swaps=False, chunks=False):
     draw = Draw(seed)
     count = draw.randint(1, most)
     rules = {
@@ -219,7 +221,7 @@ def case(seed, most, drafts, swaps=False):
     options = RunOptions(
         prefix_cache_tokens=beside,
         prefix_cache=beside == 0 and draw.choice([False, True]),
-        transfer=draw.choice(WAYS),
+        transfer=draw.choice(AT_ONCE),
         first_token=draw.choice(FIRST_TOKENS),
         link=LinkSpec(
             bandwidth=draw.choice([3e8, 3e9, 3e10]),
@@ -243,6 +245,12 @@ def case(seed, most, drafts, swaps=False):
     if swaps:
         specs, options = swapping(draw, specs), replace(options, prefix_cache=False)
     options = replace(options, gap_limit_s=draw.choice([math.inf, 1.5e-3 * ODD, 3e-3 * ODD, 1e-2 * ODD]))
+    if chunks or (options.transfer == "push" and draw.choice([False, True])):
+        link = replace(options.link, push="chunk", chunk_tokens=draw.choice([16, 32, 40, 100]))
+        options = replace(options, transfer="chunks", link=link)
+    if chunks:  # the instance after a leg is known when it begins, and short of room
+        specs = [replace(spec, blocks=draw.randint(26, 34) * spec.table.ranks) for spec in specs]
+        ways = [[*way[:-2], way[-2]._replace(then=way[-1].instance)] if way[1:] else way for way in ways]
     return requests, ways, specs, options, ids, priorities
 
 
@@ -258,12 +266,12 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(last)]
 
 
-def hold(seeds, most=4, drafts=(0,), swaps=False, **model):
+def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, **model):
     """Compare a random case of each seed; how often things happened in them that make a scheduler hard."""
     seen = Counter()
     for seed in seeds:
         try:
-            reference = compare(*case(seed, most, drafts, swaps), **model)
+            reference = compare(*case(seed, most, drafts, swaps, chunks), **model)
         except Exception as error:
             error.add_note(f"case of seed {seed}, at most {most} instances")
             raise
@@ -276,6 +284,7 @@ def hold(seeds, most=4, drafts=(0,), swaps=False, **model):
         seen["shared and preempted"] += sum(turn.preemptions > 0 for turn in reference.turns if reference.shares)
         seen["rejected"] += len(reference.rejected)
         seen["circle"] += reference.circles
+        seen["chunks"] += sum(turn.feeds is not None for turn in reference.turns)
         seen["tied"] += reference.network.tied
         seen["late"] += sum(reference.late_gaps(1.5e-3 * ODD))
     return seen
@@ -300,6 +309,12 @@ def test_preemption_by_swap_does_what_the_reference_does():
     seen = hold(range(3000, 3040), most=2, drafts=(0, 0, 2), swaps=True)
     assert seen["swapped"] > 100
     assert min(seen[name] for name in ("waits for blocks", "leaves early", "remembered")) > 0
+
+
+def test_chunks_that_take_blocks_one_by_one_do_what_the_reference_does():
+    seen = hold(range(30000, 30030), chunks=True)
+    assert seen["chunks"] > 100
+    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "circle", "rejected")) > 0
 
 
 @functools.lru_cache
@@ -422,6 +437,11 @@ def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_insta
 @pytest.mark.rare
 def test_many_more_cases():
     assert hold(range(1060, 1135))["circle"] >= 1
+
+
+@pytest.mark.rare
+def test_many_more_cases_in_chunks():
+    assert hold(range(31000, 31100), chunks=True, drafts=(0, 0, 2))["circle"] > 2
 
 
 @pytest.mark.rare

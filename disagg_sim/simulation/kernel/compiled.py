@@ -56,6 +56,7 @@ SOURCES = (
     "compiled",
     "layout",
     "addresses",
+    "chunks",
     "min_tree",
     "drafts",
     "entry",

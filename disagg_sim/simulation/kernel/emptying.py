@@ -77,7 +77,7 @@ def forget(inst: Any, seg: Any, sets: Ints, keep: Mask) -> Ints:
         return number
     seg[:stay] = seg[keep]
     seg[stay:] = np.zeros(1, seg.dtype)
-    for record, names in ((seg[:stay], ("next",)), (inst, ("first", "last", "last_admitted"))):
+    for record, names in ((seg[:stay], ("next", "feeds")), (inst, ("first", "last", "last_admitted"))):
         for name in names:
             column = record[name]
             record[name] = np.where(column < 0, -1, number[column])

@@ -388,6 +388,18 @@ class Fleet:
                 blocks = int(self._inst["rank_blocks"][instance])
                 self.shared.begin(self.home, instance, self._rows_of(instance), blocks)
 
+    def take_by_chunk(self, tokens: int) -> None:
+        """Segments whose sender is at work (``AHEAD``) take blocks as it computes chunks of so many tokens. [token]"""
+        self._world["chunk_tokens"] = tokens
+
+    def feed(self, sender: int, segment: int) -> None:
+        """Note the segment that takes blocks as its sender computes chunks."""
+        self._seg["feeds"][sender] = segment
+
+    def asked(self, segment: int) -> int:
+        """Tokens of the chunks for which a segment has blocks, when ``run_until`` reports it. [token]"""
+        return int(self._seg["asked"][segment])
+
     def ready(self, segment: int, tokens: int) -> None:
         """So many tokens of a prompt that waits have been loaded: they need no prefill. [token]"""
         self._seg["ready"][segment] = tokens

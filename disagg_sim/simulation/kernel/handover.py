@@ -115,14 +115,21 @@ def _leave(st: Queues, i: int, s: int) -> None:
 
 
 @inner
+def _give_back(st: Queues, i: int, s: int) -> None:
+    """Free what a segment has reserved of its blocks; no chunk of its cache asks for more."""
+    seg = st.seg[s]
+    if seg.blocks > 0 and st.inst[i].admission == OUTPUT_FITS:
+        st.inst[i].promised -= at_most(st, s) - seg.blocks
+    release(st, i, s)
+    seg.asked = -1
+
+
+@inner
 def cancel(st: Queues, i: int, s: int) -> None:
     """Nothing comes for a segment that waits for its blocks or holds them."""
-    if st.seg[s].status == RESERVED:
-        if st.inst[i].admission == OUTPUT_FITS:
-            st.inst[i].promised -= at_most(st, s) - st.seg[s].blocks
-        release(st, i, s)
-    else:
+    if st.seg[s].status == QUEUED:
         _leave(st, i, s)
+    _give_back(st, i, s)
     count_departure(st, i, s)
     st.seg[s].status = WITHDRAWN
 
@@ -132,6 +139,9 @@ def sender_done(st: Queues, i: int, s: int) -> None:
     """The sender of a segment has done its part: if it still waits for blocks, it counts among those that wait."""
     seg = st.seg[s]
     seg.reserve = 1
+    if seg.status == RESERVED and seg.asked >= 0:  # it has those of its chunks so far
+        seg.status = QUEUED
+        enqueue(st, i, s, COMING)
     if seg.status == QUEUED:
         count(st, i, s, 1)
 
@@ -141,6 +151,7 @@ def recompute(st: Queues, i: int, s: int) -> None:
     """Give up the cache for which a segment waits: all of it is computed here, as after a preemption."""
     inst, seg = st.inst[i], st.seg[s]
     _leave(st, i, s)
+    _give_back(st, i, s)
     seg.left += seg.cached + (seg.left == 0)  # with the token that is not in the cache yet
     seg.reserve = seg.cached = 0
     seg.preemptions += 1

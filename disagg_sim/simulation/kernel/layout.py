@@ -237,6 +237,8 @@ class Segment:
     lost_from: int  # value of ``taken`` from which on its freed blocks are overwritten, the last first
     handed: int  # index of its ``TransferRecord`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
     moved: int  # sent to the next instance after its end [token]
+    feeds: int  # segment of the next instance that takes blocks as this one computes; -1 = none
+    asked: int  # of its cache, what its sender has computed, in whole chunks; -1 = blocks are taken at once [token]
     submit_s: float
     start_s: float  # start of its first step or pass; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]
@@ -259,6 +261,7 @@ class World:
     pending_events: int  # instances to report, with ``draining`` 2 or ``stalled`` 1
     reserves: int  # 1 = stalls are reported, since some segment has its context elsewhere
     shared: int  # address of the ``Shared``; 0 = instances share no blocks of prefixes
+    chunk_tokens: int  # of a pushed cache whose chunks take blocks one by one; 0 = caches take all at once [token]
     gap_limit_s: float  # gaps between tokens above it are late; inf = none is [s]
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.simulation.kernel.chunks import ask_for_chunks, steps_to_chunk
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
@@ -253,7 +254,7 @@ def decode_steps_left(st: FleetState, i: int) -> int:
         rank = st.inst[row]
         if rank.running_requests > 0:
             steps = min(steps, (st.sets[0, row, 0] >> 32) - rank.counter)
-            steps = steps_in_memory(st, row, steps)
+            steps = steps_to_chunk(st, row, steps_in_memory(st, row, steps))
     return steps
 
 
@@ -335,6 +336,9 @@ def end_all_ranks(st: FleetState, i: int, now: float) -> None:
         if kind != DECODING:
             end_pieces(st, row, now, emitted)
     next_away(st, i)
+    if st.world[0].chunk_tokens > 0:
+        for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+            ask_for_chunks(st, row, now)
 
 
 @inner

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.simulation.kernel.chunks import ask_for_chunks, steps_to_chunk, take_chunk_blocks
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import admit_landed, reserved
 from disagg_sim.simulation.kernel.layout import (
@@ -56,7 +57,9 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
         swapped = st.seg[s].reserve == 0 and st.seg[s].preemptions > 0
         if swapped and inst.preempted == 1:  # nothing comes back in a step for which something went
             return
-        if inst.running_requests + inst.admitted >= inst.max_sequences or not take_blocks(st, i, s, 0):
+        if inst.running_requests + inst.admitted >= inst.max_sequences:
+            return
+        if not (take_blocks(st, i, s, 0) if st.seg[s].asked < 0 else take_chunk_blocks(st, i, s)):
             return
         if swapped:
             count_swap(st, i, s)
@@ -321,7 +324,7 @@ def form(st: FleetState, i: int, now: float) -> None:
                 return
             alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
             alone |= head.drafts > 0
-            steps = 1 if alone else steps_in_memory(st, i, steps)
+            steps = 1 if alone else steps_to_chunk(st, i, steps_in_memory(st, i, steps))
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
@@ -403,6 +406,8 @@ def end_run(st: FleetState, i: int, now: float) -> None:
         emitted = start + inst.latency_s
         end_pieces(st, i, now, emitted if emitted > now else now)
         next_leaving(st, i)
+    if kind != IDLE and st.world[0].chunk_tokens > 0:
+        ask_for_chunks(st, i, now)
 
 
 @inner

@@ -31,7 +31,8 @@ from disagg_sim.simulation.kernel.queue import by_priority, enqueue, most_tokens
 from disagg_sim.simulation.kernel.ranking import least_loaded
 from disagg_sim.simulation.kernel.ranks import choose_rank, gather
 
-QUEUED, MANUAL, PRIORITY = int(SegmentStatus.QUEUED), int(Mode.MANUAL), int(Scheduling.PRIORITY)
+QUEUED, RESERVED = int(SegmentStatus.QUEUED), int(SegmentStatus.RESERVED)
+MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 
 #: Why ``submitted`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
@@ -110,6 +111,7 @@ def submitted(
     one.ready = one.shared = one.lent = one.reached = 0
     one.tail = -1
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
+    one.feeds = one.asked = -1
     one.late_gaps = one.late_from = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
@@ -119,6 +121,10 @@ def submitted(
     inst[i].turn = (rank + 1) % inst[i].ranks
     if one.reserve < 2:
         count(st, row, s, 1)
+    elif world[0].chunk_tokens > 0:  # it asks for blocks when its sender has computed a chunk
+        one.status, one.asked = RESERVED, 0
+        changed(st, i)
+        return 0
     alone = _enqueue(st, row, s)
     if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
         alone = _close(st, i) or alone
