@@ -61,14 +61,14 @@ def told(owner, name, value):
     return ""
 
 
-@pytest.mark.parametrize(("owner", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
-def test_no_value_ends_in_an_error_of_python(owner, name):
-    for value in STRANGE:
-        with pytest.raises(DisaggSimError) as caught:
-            made(owner, name, value)
-        assert "\n" not in str(caught.value)
-    for value in ODD:
-        assert "\n" not in told(owner, name, value)
+def test_no_value_ends_in_an_error_of_python():
+    for owner, name in FIELDS:
+        for value in STRANGE:
+            with pytest.raises(DisaggSimError) as caught:
+                made(owner, name, value)
+            assert "\n" not in str(caught.value)
+        for value in ODD:
+            assert "\n" not in told(owner, name, value)
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,11 @@ def test_list_of_one_kind(capsys):
     assert [line.split()[1] for line in lines[1:]] == [*list_specs("precision")]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in list_specs(kind)])
-def test_every_shipped_spec_can_be_shown(capsys, kind, name):
-    text = output(capsys, "show", kind, name)
-    assert name in text
-    assert all(line == line.rstrip() for line in text.splitlines())
+def test_every_shipped_spec_can_be_shown(capsys):
+    for kind, name in [(each, name) for each in KINDS for name in list_specs(each)]:
+        text = output(capsys, "show", kind, name)
+        assert name in text
+        assert [line for line in text.splitlines() if line != line.rstrip()] == [], name
 
 
 def test_a_system_is_shown_in_engineers_units_with_its_fits(capsys):

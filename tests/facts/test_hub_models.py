@@ -46,16 +46,16 @@ def test_nine_of_ten_files_are_read():
     assert len(IMPORTED) >= 0.9 * len(MODELS)
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_parameters_are_the_published_ones(name, folder):
-    found, row = import_model(config_file(name, folder)), MODELS[name]
-    assert found.unknown == ()
-    assert found.recipe == row["recipe"]
-    if row["exact"]:
-        assert found.model.total_params == round(float(row["published_b"]) * 1e9)
-    elif row["published_b"]:
-        within = abs(found.model.total_params / (float(row["published_b"]) * 1e9) - 1) <= 0.01
-        assert within == (not row["off_because"])
+def test_parameters_are_the_published_ones(folder):
+    for name in IMPORTED:
+        found, row = import_model(config_file(name, folder)), MODELS[name]
+        assert found.unknown == ()
+        assert found.recipe == row["recipe"]
+        if row["exact"]:
+            assert found.model.total_params == round(float(row["published_b"]) * 1e9)
+        elif row["published_b"]:
+            within = abs(found.model.total_params / (float(row["published_b"]) * 1e9) - 1) <= 0.01
+            assert within == (not row["off_because"])
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - IMPORTED.keys()))

@@ -12,9 +12,7 @@ from disagg_sim.simulation.policies.registry import policies, title_of
 from disagg_sim.simulation.run_options import RunOptions
 
 OWNERS = {**policies(), "run": RunOptions}
-EVERY_OPTION = pytest.mark.parametrize(
-    ("owner", "name"), [(owner, name) for owner, kind in OWNERS.items() for name in options_of(kind)]
-)
+EVERY_OPTION = [(owner, name, known) for owner in OWNERS.values() for name, known in options_of(owner).items()]
 
 
 def just_outside(known: Option) -> list[object]:
@@ -30,29 +28,27 @@ def just_outside(known: Option) -> list[object]:
     return outside + ([known.low + 0.5] if whole else []) + ([over] if not known.infinite else [])
 
 
-@EVERY_OPTION
-def test_every_option_says_what_it_means_and_takes_its_default(owner, name):
-    known = options_of(OWNERS[owner])[name]
-    assert len(known.meaning) > 10
-    assert known.takes(known.default)
-    assert known.allowed or known.default == ""
-    if isinstance(known.default, int | float) and not isinstance(known.default, bool):
-        assert known.low > -math.inf, "a number without a least value"
-        assert known.unit == "s" or not name.endswith("_s")
-    if isinstance(known.default, str):
-        assert known.default in known.choices
+def test_every_option_says_what_it_means_and_takes_its_default():
+    for owner, name, known in EVERY_OPTION:
+        assert len(known.meaning) > 10, (owner, name)
+        assert known.takes(known.default), (owner, name)
+        assert known.allowed or known.default == "", (owner, name)
+        if isinstance(known.default, int | float) and not isinstance(known.default, bool):
+            assert known.low > -math.inf, f"{name} of {owner}: a number without a least value"
+            assert known.unit == "s" or not name.endswith("_s"), (owner, name)
+        if isinstance(known.default, str):
+            assert known.default in known.choices, (owner, name)
 
 
-@EVERY_OPTION
-def test_values_next_to_the_range_are_refused_in_one_line_that_names_it(owner, name):
-    known = options_of(OWNERS[owner])[name]
-    for value in just_outside(known):
-        with pytest.raises(InputError) as caught:
-            OWNERS[owner](**{name: value})
-        text = str(caught.value)
-        assert text.startswith(f"{name} {value!r} is ")
-        assert text.endswith(f"; allowed: {known.allowed}")
-        assert "\n" not in text
+def test_values_next_to_the_range_are_refused_in_one_line_that_names_it():
+    for owner, name, known in EVERY_OPTION:
+        for value in just_outside(known):
+            with pytest.raises(InputError) as caught:
+                owner(**{name: value})
+            text = str(caught.value)
+            assert text.startswith(f"{name} {value!r} is ")
+            assert text.endswith(f"; allowed: {known.allowed}")
+            assert "\n" not in text
 
 
 @pytest.mark.parametrize(
