@@ -18,6 +18,7 @@ from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.view import locked
 from disagg_sim.simulation.wishes import LATER, Flip, Leg, Limits, Role, State
 
 P, D = Role.PREFILL, Role.DECODE
@@ -33,7 +34,7 @@ COLUMNS = (
 
 
 class View(SimpleNamespace):
-    """Instances with these roles, and loads that a test sets: names of ClusterView."""
+    """Instances with these roles, and loads that a test sets: names of ClusterView, whose arrays are read-only, too."""
 
     def __init__(self, roles, **columns):
         count = len(roles)
@@ -48,18 +49,19 @@ class View(SimpleNamespace):
             inst=np.zeros(count, dtype_of(InstanceRecord)),
         )
         self.arrays = arrays_of(self.inst)
-        self.home = addresses_of(self.arrays)
+        self.home = locked(addresses_of(self.arrays))
         for name in COLUMNS:
             setattr(self, name, self.inst[name.replace("_time", "_s")])
         for name, values in columns.items():
             getattr(self, name)[:] = values
+        self.inst = locked(self.inst)
 
     @property
     def waiting_prompt_tokens(self):
         return self.queued_prompt_tokens.copy()
 
     def of(self, role):
-        return np.array([i for i, each in enumerate(self.roles) if each is role], np.intp)
+        return locked(np.array([i for i, each in enumerate(self.roles) if each is role], np.intp))
 
     def refresh(self):
         """The loads are the present ones already."""

@@ -19,6 +19,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.dynaserve import book, history, predictor
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.view import locked
 
 PAIR = deployment(pairs=2)
 
@@ -43,7 +44,7 @@ def kept_of(fleet, entries=None, promised=()):
     for request in promised:
         one = {name: int(kept.entries[name][request]) for name in kept.entries.dtype.names}
         lengths = one["tokens"], one["expected"], one["split"]
-        book.commit(fleet.home, kept.home, request, lengths, one["first"], one["second"])
+        book.commit(locked(fleet.home), kept.home, request, lengths, one["first"], one["second"])
     return kept
 
 
@@ -64,7 +65,7 @@ def ask(
     search = predictor.Search(rounds, tolerance, 0.0, watch)
     wanted = predictor.SplitRequest(prompt, expected, 0, 1, paces)
     kept = kept_of(fleet, entries, promised)
-    return predictor.finish_times(fleet.home, kept.home, wanted, now, search)
+    return predictor.finish_times(locked(fleet.home), kept.home, wanted, now, search)
 
 
 def test_plain_disaggregation_on_an_idle_pair():

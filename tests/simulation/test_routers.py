@@ -14,6 +14,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD, ScorerWeights
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.view import locked
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
@@ -24,25 +25,26 @@ COLUMNS = (
 
 
 def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.0, **columns):
-    """Two instances of 100 blocks; one request, the first tokens of which they remember."""
+    """Two instances of 100 blocks; one request, the first tokens of which they remember. Arrays are read-only."""
     inst = np.zeros(2, INSTANCE)
     inst["admitted"] = admitted
     for name in COLUMNS:
         inst[name] = columns.get(name, (0, 0))
+    inst, both = locked(inst), locked(np.arange(2))
     return SimpleNamespace(
         now=now,
         inst=inst,
         states=(1, 1),
-        prefill=np.arange(2),
-        decode=np.arange(2),
+        prefill=both,
+        decode=both,
         input_tokens=(prompt,),
         remembers=any(cached),
-        cached_everywhere=lambda request: np.array(cached),
+        cached_everywhere=lambda request: locked(np.array(cached)),
         refresh=lambda: None,
-        prefill_rate=np.array([7.0, 7.0]),
-        seats=np.array([9, 9]),
-        free_blocks=np.array(free),
-        total_blocks=np.array([100, 100]),
+        prefill_rate=locked(np.array([7.0, 7.0])),
+        seats=locked(np.array([9, 9])),
+        free_blocks=locked(np.array(free)),
+        total_blocks=locked(np.array([100, 100])),
         **{name: inst[name] for name in COLUMNS},
     )
 
