@@ -15,7 +15,7 @@ from disagg_sim.cli.main import app, run
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
-from disagg_sim.planning.flips import _kept, flips
+from disagg_sim.planning.flips import _axes, _kept, flips
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
@@ -30,6 +30,20 @@ ASK = {"ttft": "2 s", "tpot": "30 ms"}
 
 def asked(model="llama_3_1_70b", system="h200_sxm", **changes):
     return ds.plan(model, system, LENGTHS, **(ASK | changes))
+
+
+@pytest.fixture
+def flips_along(monkeypatch):
+    """Flips of a plan along one axis, or by price alone: the search along another takes as long."""
+
+    def found(plan, axis):
+        def one(*of):
+            return (each for each in _axes(*of) if each[0] == axis)
+
+        monkeypatch.setattr("disagg_sim.planning.flips._axes", one)
+        return [each for each in flips(plan) if each.axis == axis]
+
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +252,12 @@ def test_queues_of_prompts_are_planned_at_a_load_of_at_most_85_percent(model, sy
             assert np.interp(occupied.mean, first.choice.batch, mixing.used) <= 0.85 * (1 + 1e-9)
 
 
-def test_a_narrower_link_flips_the_answer_where_it_is_said_to():
+def test_a_narrower_link_flips_the_answer_where_it_is_said_to(flips_along):
     """At 4 GB/s a GPU two pools still win; at the bandwidth of the flip they do not."""
     asked = {"ttft": "2 s", "rate": 20}
     case = "llama_3_1_70b", "h100_sxm", ds.lengths(4096, 256)
     found = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=4e9))
-    (flip,) = (each for each in flips(found) if each.axis == "nic")
+    (flip,) = flips_along(found, "nic")
     assert flip.value == pytest.approx(4e9 * flip.factor)
     assert flip.factor < 1
     again = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=flip.value))
@@ -489,7 +503,7 @@ def test_co_located_attention_ranks_come_first_only_where_they_are_cheaper():
     assert (found.best is joint) == (joint.cost < found.cheapest.cost or found.gain > 1.0)
 
 
-def test_flips_are_asked_where_ranks_share_prompts():
+def test_flips_are_asked_where_ranks_share_prompts(flips_along):
     """Pools that decode share no prompt: their mappings are those of prefill without them."""
     options = PlanOptions(max_pcp=2)
     ask = ("llama_3_1_70b", "h100_sxm", ds.lengths(8192, 256))
@@ -498,14 +512,14 @@ def test_flips_are_asked_where_ranks_share_prompts():
     prefill, decode = _kept(case)
     assert (prefill.pcp > 1).any()
     assert (decode.pcp == 1).all()
-    flip = next(each for each in flips(found) if each.axis == "ttft")
+    flip = flips_along(found, "ttft")[0]
     assert ds.plan(*ask, ttft=flip.value, rate=10, options=options).best.mode == flip.mode != found.best.mode
 
 
 @pytest.mark.parametrize("isl", [1, 2])
-def test_flips_of_the_shortest_prompts_ask_for_none_without_a_token(isl):
+def test_flips_of_the_shortest_prompts_ask_for_none_without_a_token(flips_along, isl):
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(isl, 128), rate=10)
-    assert all(flip.value >= 1 for flip in flips(found) if flip.axis == "isl")
+    assert all(flip.value >= 1 for flip in flips_along(found, "isl"))
 
 
 def test_a_routing_that_is_not_played_is_refused_by_a_simulation():
@@ -549,12 +563,12 @@ def test_an_instance_on_one_host_comes_before_one_on_four_beside_a_large_decode_
     assert (prefill.gpus, int(prefill.mapping.gpus), int(decode.mapping.gpus)) == (20, 4, 12)
 
 
-def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little():
+def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little(flips_along):
     """20 H100 against 16 H200: at 20/16 of the price of an H100 both cost the same."""
     options = PlanOptions(objective="usd", prices={"h100_sxm": 3.0, "h200_sxm": 5.0})
     plan = asked(system="h100_sxm,h200_sxm", rate=20, tpot="50 ms", options=options)
     second = next(each for each in plan.runners_up if each.pools[-1].setup.system.name == "h200_sxm")
-    (flip,) = (each for each in flips(plan) if each.axis == "price")
+    (flip,) = flips_along(plan, "price")
     assert (plan.best.pools[-1].setup.system.name, flip.system) == ("h100_sxm", "h200_sxm")
     assert flip.value * second.gpus == pytest.approx(3.0 * plan.best.gpus)
     assert flip.value == pytest.approx(5.0 * flip.factor)
