@@ -142,7 +142,7 @@ def plan(asked: PlanQuestion) -> PlanJson:
     return plan_answer(asked).flipped()[0].json()
 
 
-@of_question("hold_prompts", needs="pools")
+@of_question(needs="pools")
 def plan_pools(asked: PlanQuestion) -> PoolsJson:
     """Plan encode, attention and feed-forward pools beside prefill and decode: counts, rates, what binds each pool."""
     if not of_more_pools(asked):

@@ -26,7 +26,7 @@ from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
-from disagg_sim.question import PlanQuestion, changed_flags
+from disagg_sim.question import PlanQuestion
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan
 from disagg_sim.report.schemas import PlanJson, PoolsJson
@@ -101,9 +101,6 @@ class PoolsAnswer:
 def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
     """Plan encode, attention and feed-forward pools beside prefill and decode."""
     work, memory, limits, options = plan_inputs(asked)
-    flags = [*(["--tiers of sessions"] if memory else []), *changed_flags(asked, "hold_prompts")]
-    if flags:
-        raise InputError(f"{', '.join(flags)} and --pools exclude each other: only plans of prefill and decode take it")
     if not _names(asked.pools):
         raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
     question = PoolsQuestion(
@@ -114,8 +111,19 @@ def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
         ffn_system=asked.ffn_system or None,
         confidence=asked.confidence,
     )
-    found = plan_more_pools(asked.model, asked.system, work, question, options)
-    assert isinstance(found, PlannedPools)  # of prefill and decode alone the command plans as without --pools
+    made: list[PlannedPools] = []
+
+    def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
+        pools = plan_more_pools(asked.model, asked.system, lengths, question, options)
+        assert isinstance(pools, PlannedPools)  # of prefill and decode alone the command plans as without --pools
+        made.append(pools)
+        return pools.answer
+
+    if memory is None:
+        of(work)
+    else:
+        plan_turns(options.trace or asked.traffic, memory, of)
+    found = made[-1]
     if not found.plan.members:
         return PoolsAnswer(found=found)
     assert found.design is not None

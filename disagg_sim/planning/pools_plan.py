@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from disagg_sim.choices import POOLS, TWO
+from disagg_sim.choices import POOLS, TUNED_DELAY, TWO
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
@@ -76,6 +76,10 @@ class PoolsQuestion:
         """``InputError`` for what does not go together, one line a fault."""
         faults = list(pool_faults(self.pools, self.images, models, float(lengths.isl[0]), {}))
         split = "attention" in self.pools
+        if options.hold_prompts != TUNED_DELAY:
+            faults.append(
+                "hold_prompts: only co-located instances hold prompts back, and pools are of one phase each; use 'tuned'"
+            )
         if self.ffn_system is not None and not split:
             faults.append("ffn_system: needs attention and ffn among the pools")
         if split and options.speculation is not None:

@@ -32,6 +32,7 @@ POOLS = "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 1
 ENCODE = f"{POOLS} --pools encode,prefill,decode --images 1x1120x1120"
 SPLIT = "--model qwen3_30b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 32 --pools prefill,attention,ffn"
 OF_USERS = ENCODE.replace("--gpus 16", "--users 50")
+OF_SESSIONS = ENCODE.replace("--isl 4096 --osl 256", "--traffic coding_agent --tiers hbm=8GB,dram")
 TRACE = "timestamp,prompt_tokens,completion_tokens\n" + "".join(
     f"{place / 8},{400 + 37 * place % 500},{20 + 11 * place % 40}\n" for place in range(400)
 )
@@ -255,6 +256,7 @@ CHANGES = [
 SLOW = [
     Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "pools.0"),
     Change("users", OF_USERS, OF_USERS.replace("--users 50", "--users 500"), "rate_per_s"),
+    Change("tiers", OF_SESSIONS, OF_SESSIONS.replace("hbm=8GB", "hbm=1GB"), "ttft_s.p90"),
     _with("confidence", OF_USERS, "--confidence 99%", "holds"),
     _with("availability", ENCODE, "--availability 99.99%", "spares"),
     _with("objective", SPLIT, "--objective joule", "drawn"),

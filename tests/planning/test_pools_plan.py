@@ -270,7 +270,10 @@ def test_what_the_rate_rests_on_is_said(capsys):
         (("--images", "2x1120x1120"), "--images and --ffn-system need --pools"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
-        (("--pools", "prefill,attention,ffn", "--hold-prompts", "8"), "--hold-prompts and --pools exclude each other"),
+        (
+            ("--pools", "prefill,attention,ffn", "--hold-prompts", "8"),
+            "hold_prompts: only co-located instances hold prompts back",
+        ),
         (("--pools", "prefill,attention,ffn", "--confidence", "0.9"), "attention and ffn pools have no error bars"),
         (("--pools", "prefill,attention,ffn", "--tpot", "30 ms@p98"), "p90 where none is said"),
         (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "no drafts"),
