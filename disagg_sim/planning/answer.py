@@ -33,6 +33,8 @@ RUNNERS_UP = 3
 FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
 #: Factors by which a limit is loosened in turn, until something keeps it. [1]
 LOOSER = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+#: What is told where only closed forms have a design.
+NONE_HOLDS = "designs keep the limits as planned, but none when it is simulated; a looser limit leaves more room"
 #: Gives the choices of a case under other limits.
 Rebuild = Callable[[Candidates, Demand], Candidates]
 #: Gives a design, the same or one that holds its limits where this one does not; None where none does.
@@ -83,7 +85,7 @@ def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
     if chosen is None:
         said = "; ".join(why_infeasible(case, asked.size, rebuilt(asked.options)) for case in asked.cases)
         if choose(asked.cases, asked.size, lambda each: each, others) is not None:
-            said = "designs keep the limits as planned, but none when it is simulated; a looser limit leaves more room"
+            said = NONE_HOLDS
         return replace(asked, infeasible=said)
     best, after, other, gain, cheapest = chosen
     return replace(asked, best=best, runners_up=after, other=other, gain=gain, cheapest=cheapest)

@@ -136,7 +136,7 @@ def _planned(
         source=source_of(lengths, work),
         ask=again,
     )
-    check = partial(_checked, question, {})
+    check = partial(played_if_flattered, question, {})
     found = answer(question, check, others)
     if options.objective != JOULE or found.best is None:
         return found
@@ -193,7 +193,7 @@ def source_of(lengths: Lengths | Trace | TrafficCase, work: Demand) -> TrafficCa
     return (round(law.mean_isl), round(law.mean_osl)) if law.isl.size == 1 and law.mean_osl.is_integer() else None
 
 
-def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | None:
+def played_if_flattered(question: Plan, known: dict[int, int], design: Design) -> Design | None:
     """Correct a design by simulation if its kind is one that the closed forms overrate; return others unchanged."""
     if not design.flattered:
         return design

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,13 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.answer import Plan, choose
+from disagg_sim.planning.answer import NONE_HOLDS, Plan, choose
 from disagg_sim.planning.assurance import holding, surer
 from disagg_sim.planning.candidates import FurtherPools, candidates_of, mappings_of
 from disagg_sim.planning.choices import Grids, grids_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import TPOT, TTFT, Demand, Limit, limit_of
-from disagg_sim.planning.plan import availability_of, costs_of, demand_of, plan, source_of
+from disagg_sim.planning.plan import availability_of, costs_of, demand_of, plan, played_if_flattered, source_of
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.search.deployment import Instance
@@ -40,6 +41,8 @@ from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
 USUAL = PlanOptions()
+#: What requests are drawn from: a case, or one ISL and OSL [token]; None = neither is known.
+Source = TrafficCase | tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +80,11 @@ class PoolsQuestion:
         faults = list(pool_faults(self.pools, self.images, models, float(lengths.isl[0]), {}))
         split = "attention" in self.pools
         if options.hold_prompts != TUNED_DELAY:
-            faults.append(
-                "hold_prompts: only co-located instances hold prompts back, and pools are of one phase each; use 'tuned'"
-            )
+            faults.append("hold_prompts: only co-located instances hold prompts back; use 'tuned'")
         if self.ffn_system is not None and not split:
             faults.append("ffn_system: needs attention and ffn among the pools")
         if split and options.speculation is not None:
             faults.append("speculation: decode steps over attention and ffn pools have no drafts; use 'off'")
-        if split and lengths.rank_imbalance:
-            faults.append("rank_imbalance: decode steps over attention and ffn pools count DP ranks as even")
         if split and self.confidence is not None:
             faults.append("confidence: attention and ffn pools have no error bars, as nobody has measured them")
         if faults:
@@ -183,7 +182,8 @@ def _more_pools(
     work, options = demand_of(lengths, **limits, rate=question.size.rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
     question.check([setups[0][0].model], work.lengths, options)
-    found = [(_names(*pair), *_planned(pair, work, question, options)) for pair in setups]
+    source = source_of(lengths, work)
+    found = [(_names(*pair), *_planned(pair, work, source, question, options)) for pair in setups]
     best = min(found, key=lambda each: (not each[1].members, _value(each[1], question)))
     return PlannedPools(
         question=question,
@@ -191,7 +191,7 @@ def _more_pools(
         lengths=work.lengths,
         model=setups[0][0].model,
         plan=best[1],
-        answer=replace(best[2], source=source_of(lengths, work)),
+        answer=best[2],
         stages=() if best[2].best is None else tuple(_stages(best[1], best[2].best)),
         others=tuple((names, plan) for names, plan, _ in found if plan is not best[1]),
         left_out=tuple(left_out),
@@ -201,11 +201,9 @@ def _more_pools(
 def _value(plan: PoolsPlan, question: PoolsQuestion) -> float:
     """What is least of the best plan: its cost for a rate, else what each request a second costs."""
     cost = plan.total_gpus if math.isnan(plan.cost) else plan.cost
-    if question.size.rate is not None:
-        return cost
     if question.size.gpus is not None and math.isnan(plan.cost):
         return -plan.request_rate
-    return cost / max(plan.request_rate, math.ulp(0.0))
+    return cost / (1.0 if question.size.rate else max(plan.request_rate, math.ulp(0.0)))
 
 
 def _names(decode: Setup, prefill: Setup) -> str:
@@ -216,7 +214,7 @@ def _names(decode: Setup, prefill: Setup) -> str:
 
 
 def _planned(
-    setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion, options: PlanOptions
+    setups: tuple[Setup, Setup], work: Demand, source: Source, question: PoolsQuestion, options: PlanOptions
 ) -> tuple[PoolsPlan, Plan]:
     """Plan for the setups of decode and of prefill."""
     grids = grids_of(*setups, mappings_of(setups, options), work)
@@ -225,8 +223,11 @@ def _planned(
     costs = costs_of(every, options)
     case = candidates_of(setups, work, grids, costs, options.max_nic, further)
     case = replace(case, drawn=options.objective == JOULE, availability=availability_of(options))
-    chosen = choose([case], question.size, lambda design: design, others=0)
-    answer = Plan(size=question.size, options=options, cases=(case,), best=None if chosen is None else chosen[0])
+    answer = Plan(size=question.size, options=options, cases=(case,), source=source)
+    chosen = choose([case], question.size, partial(played_if_flattered, answer, {}), others=0)
+    answer = answer if chosen is None else replace(answer, best=chosen[0])
+    if answer.best is None and choose([case], question.size, lambda design: design, others=0) is not None:
+        return PoolsPlan(status="infeasible", message=NONE_HOLDS, binds="queues"), answer
     if answer.best is None:
         return _infeasible(_scored(grids, further), work, question, options), answer
     priced = options.objective in ("usd", "watt", JOULE)
@@ -241,7 +242,9 @@ def _further(setups: tuple[Setup, Setup], work: Demand, question: PoolsQuestion,
         encode = encode_step(prefill, **asdict(question.images))
     if "attention" in question.pools:
         ffn = decode if question.ffn_system is None else _on(decode, question.ffn_system, options)
-        split = split_grid(decode, work.lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus))
+        budget = question.size.gpus  # an instance has no more GPUs than there are, nor than ``split_grid`` tries
+        most = None if budget is None or budget >= max(decode.system.nvlink_domain, 64) else max(budget, 2)
+        split = split_grid(decode, work.lengths, ffn=ffn, max_gpus=most)
     return FurtherPools(encode=encode, split=split, whole="decode" in question.pools)
 
 
@@ -256,11 +259,6 @@ def _on(decode: Setup, name: str, options: PlanOptions) -> Setup:
     system = load_system(name)
     recipe = options.precision or usual_precision(decode.model, system)
     return setup(decode.model, system, recipe, decode.profile, options.engine)
-
-
-def _most(at: Setup, budget: int | None) -> int | None:
-    """Most GPUs of a split instance: no more than there are; None = as many as ``split_grid`` tries."""
-    return None if budget is None or budget >= max(at.system.nvlink_domain, 64) else max(budget, 2)
 
 
 def _infeasible(grids: Sequence[Candidates], work: Demand, question: PoolsQuestion, options: PlanOptions) -> PoolsPlan:

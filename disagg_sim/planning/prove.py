@@ -32,6 +32,8 @@ from disagg_sim.workload.trace import Trace
 
 #: Simulations of a search. [1]
 MOST_RUNS = 40
+#: Rate over the planned one below which none is tried. [1]
+LEAST_RATE = 0.01
 #: Relative width at which the search for the rate of a number of GPUs ends. [1]
 RATE_STEP = 0.02
 #: Instances that are added first, of those of the largest pool, and their growth from one simulation to the next. [1]
@@ -337,6 +339,8 @@ def _most_rate(runs: _Runs, first: ProofRun) -> ProofRun:
     while (held is None or failed is None) and runs.done < MOST_RUNS:
         at = held or failed
         assert at is not None
+        if at.rate < LEAST_RATE * first.rate:  # not the load is what it fails at
+            return at
         run = runs.at(counts, at.rate * (step if held else 1.0 / step))
         held, failed = (run, failed) if run.holds else (held, run)
         step = step**1.5

@@ -139,7 +139,8 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
             f"{share} {seconds_text(value)}" for share, value in values.items() if share != limit.percentile
         )
         of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
-        yield name, f"{of}; {others}", beside
+        played = "as simulated" if design.simulated is not None else beside
+        yield name, f"{of}; {others}", played
     if found.holds is not None:
         room = f"{found.options.headroom:.0%} of headroom"
         bars = f"{Trust.ASSUMED}: error bars of passes and steps, encoding as prefill"

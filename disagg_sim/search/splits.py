@@ -191,8 +191,10 @@ def split_grid(
     found = [np.empty(shape) for _ in range(5)]
     for rows in row_blocks(*shape):
         here, axis = _rows(splits, rows), sizes[None, :].astype(float)
-        step = split_step(at, theirs, here, sequences=axis, context=lengths.context)
-        held = split_bytes(at, theirs, here, sequences=axis, cached=lengths.resident)
+        load = lengths.on_ranks(axis * here.attention.dp_attn * here.microbatches, here.attention.dp_attn)
+        fullest = axis if load.batch is None else load.batch / here.microbatches
+        step = split_step(at, theirs, here, sequences=axis, context=load.context, fullest=fullest)
+        held = split_bytes(at, theirs, here, sequences=fullest, cached=lengths.resident)
         for array, values in zip(found, (step.ttl, step.attention_idle, step.ffn_idle, *held), strict=True):
             array[rows] = values
     ttl, attention_idle, ffn_idle, attention_bytes, ffn_bytes = found

@@ -116,3 +116,32 @@ def test_a_split_over_two_domains_uses_the_nic(r1):
     near, far = (Split(Sharding(dp_attn=n, ep=n), Sharding(dp_attn=16, ep=16), 1) for n in (32, 64))
     crossing = [split_step(r1, r1, split, sequences=64.0, context=4096.0).crossing for split in (near, far)]
     assert crossing[1] > 5 * crossing[0]
+
+
+def test_attention_takes_as_long_as_its_fullest_rank_and_the_rest_as_long_as_all_tokens():
+    at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    split, context = Split(Sharding(dp_attn=8, ep=8), Sharding(dp_attn=8, ep=8), 2), 4096.0
+    even, fuller = (halves(at, at, split, sequences=each, context=context) for each in (64.0, 96.0))
+    uneven = halves(at, at, split, sequences=64.0, context=context, fullest=96.0)
+    assert (uneven.attention, uneven.ends) == (fuller.attention, fuller.ends)
+    assert (uneven.ffn, uneven.crossing) == (even.ffn, even.crossing)
+    times = [split_step(at, at, split, sequences=64.0, context=context, fullest=each).ttl for each in (64.0, 96.0)]
+    assert times[0] == split_step(at, at, split, sequences=64.0, context=context).ttl < times[1]
+
+
+def test_a_grid_counts_unequal_ranks_as_whole_decode_instances_do():
+    """Of the rank that a step waits for: its sequences at their context; one rank has no other to wait for."""
+    at, chat = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), "log_normal_4096_512"
+    even, random = (
+        ds.split_grid(at, ds.lengths(chat, rank_imbalance=each), max_gpus=16) for each in ("even", "random")
+    )
+    alone = even.splits.attention.dp_attn == 1
+    assert np.array_equal(even.latency[alone], random.latency[alone])
+    assert (random.latency[~alone] >= even.latency[~alone]).all()
+    assert (random.attention_bytes[~alone] >= even.attention_bytes[~alone]).all()
+    row = int(np.flatnonzero((even.splits.attention.dp_attn == 8) & (even.splits.microbatches == 2))[0])
+    lengths, sequences = ds.lengths(chat, rank_imbalance="random"), even.sequences[3]
+    load = lengths.on_ranks(2.0 * 8 * sequences, 8.0)
+    split = Split(even.splits.attention[row], even.splits.ffn[row], 2)
+    step = split_step(at, at, split, sequences=float(sequences), context=load.context, fullest=load.batch / 2)
+    assert random.latency[row, 3] == pytest.approx(float(step.ttl), rel=1e-12)

@@ -71,16 +71,24 @@ class SplitStep(NamedTuple):
 
 
 def split_step(
-    at: Setup, at_ffn: Setup, split: Split, *, sequences: Numeric, context: Numeric, mla_form: str = "auto"
+    at: Setup,
+    at_ffn: Setup,
+    split: Split,
+    *,
+    sequences: Numeric,
+    context: Numeric,
+    mla_form: str = "auto",
+    fullest: Numeric | None = None,
 ) -> SplitStep:
     """Time one decode step of m micro-batches of ``sequences`` on each attention rank, at mean length ``context``.
 
-    The docstring of this module has the equation.
+    The docstring of this module has the equation. Attention takes as long as its ``fullest`` rank, whose micro-batches
+    have so many sequences (None = all are equal), and feed-forward ranks as long as all tokens.
     """
     rows = np.shape(split.microbatches)[0] if np.ndim(split.microbatches) else 0
     if rows:
         sequences = np.broadcast_to(sequences, (rows, np.shape(sequences)[-1]))
-    times = halves(at, at_ffn, split, sequences=sequences, context=context, mla_form=mla_form)
+    times = halves(at, at_ffn, split, sequences=sequences, context=context, mla_form=mla_form, fullest=fullest)
     counts, last = at.model.kind_counts, at.model.kinds.index(at.model.layers[-1])
     m = split.microbatches
     layers, (attention, ffn, crossing) = ping_pong(times, counts, last, m)
@@ -111,27 +119,35 @@ def ping_pong(
 
 
 def halves(
-    at: Setup, at_ffn: Setup, split: Split, *, sequences: Numeric, context: Numeric, mla_form: str = "auto"
+    at: Setup,
+    at_ffn: Setup,
+    split: Split,
+    *,
+    sequences: Numeric,
+    context: Numeric,
+    mla_form: str = "auto",
+    fullest: Numeric | None = None,
 ) -> Halves:
     """Time both halves of a layer of each kind and the crossings between them, for one micro-batch.
 
     The result is of the broadcast shape of split and ``sequences`` [s].
     """
-    rank, total = DistinctCounts(sequences), DistinctCounts(sequences * split.attention.dp_attn)
+    own = sequences if fullest is None else np.maximum(fullest, sequences)
+    rank, total = DistinctCounts(own), DistinctCounts(sequences * split.attention.dp_attn)
 
-    def attention(tp: Numeric, tokens: Numeric) -> tuple[tuple[Numeric, ...], Numeric]:
+    def attention(tp: Numeric, tokens: Numeric, context: Numeric) -> tuple[tuple[Numeric, ...], Numeric]:
         return _attention_half(at, tp, Tokens(decodes=tokens, context=context, emitted=tokens), mla_form)
 
     def ffn(tp: Numeric, groups: Numeric, tokens: Numeric) -> tuple[Numeric, ...]:
         return _ffn_half(at_ffn, tp, tokens / groups)
 
-    own, ends = tabulate(attention, (split.attention.tp_attn,), rank)
+    mine, ends = tabulate(attention, (split.attention.tp_attn,), rank, context)
     theirs = list(tabulate(ffn, (split.ffn.tp_attn, split.ffn.dp_attn), total))
     for kind, (layer, count) in enumerate(layers_of(at.model)):
         if layer.ffn.picks:
             theirs[kind] = theirs[kind] + routed_time(at_ffn, layer.ffn, count, split.ffn, "decode", total)[0]
     across = tuple(crossing_time(at, at_ffn, split, layer, total.arguments[0]) for layer, _ in layers_of(at.model))
-    return Halves(own, tuple(theirs), across, ends)
+    return Halves(mine, tuple(theirs), across, ends)
 
 
 def _attention_half(at: Setup, tp: Numeric, tokens: Tokens, form: str) -> tuple[tuple[Numeric, ...], Numeric]:
