@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from disagg_sim.workload.trace import concatenate
+from lab.studies.bench import StudyCase
 from lab.studies.claims import PAPER, Finding, Without, claim
 from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
-    AS_PRINTED,
     BATCH,
     CASES,
     CHUNK,
@@ -30,6 +31,7 @@ from lab.studies.dynaserve.setup import (
     WORKLOADS,
     DynaServeBench,
     DynaServeMeasures,
+    as_printed,
     case_of,
     look,
 )
@@ -47,9 +49,9 @@ KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predic
 MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
 
 
-def as_printed(value: str, holds: bool) -> Without:
-    """What a claim comes to with algorithms 1 and 2 as printed."""
-    return Without("all work of both instances is balanced, as printed", value, holds)
+def printed(value: str, holds: bool) -> Without:
+    """What a claim comes to with algorithms 1 and 2 as printed, and caches as in figure 7."""
+    return Without("all work of both instances is balanced, chunks take blocks of their own, as printed", value, holds)
 
 
 def _chunks(bench: DynaServeBench, names: Iterable[str], measure: Callable[[str, str], float] | None = None) -> str:
@@ -81,7 +83,7 @@ def y7_capacity(bench: DynaServeBench) -> Finding:
         f"{bench.stand_ins(*WORKLOADS)}paper means {MEANS[0]} and {MEANS[1]}; chunks {_chunks(bench, WORKLOADS)}; over "
         f"co-location with chunk 2048 {_by_name(over(LARGEST))}; first parts to the less loaded instance: co-located "
         f"{_by_name(over('tuned', 'least_loaded'))}, disaggregated {_by_name(over('disaggregated', 'least_loaded'))}",
-        as_printed(*gains("printed")),
+        printed(*gains("printed")),
     )
 
 
@@ -112,7 +114,7 @@ def y8_goodput(bench: DynaServeBench) -> Finding:
         *gains("dynaserve"),
         f"{bench.stand_ins(*WORKLOADS)}tokens within 100 ms, each at its own capacity; chunks "
         f"{_chunks(bench, WORKLOADS, bench.goodput)}; with chunk 2048 up to {largest:.2f}; paper 1.91 and 1.61",
-        as_printed(*gains("printed")),
+        printed(*gains("printed")),
     )
 
 
@@ -146,7 +148,7 @@ def y9_mix(bench: DynaServeBench) -> Finding:
         f"{_chunks(bench, [MIX])} by capacity, {_chunks(bench, [MIX], bench.goodput)} by goodput; chunk 2048 serves "
         f"{bench.rate(MIX, LARGEST):.2f}: its step of 0.33 s is more than 1 % of the gaps at nearly any rate; "
         f"DynaServe with first parts to the less loaded instance {least:.2f}",
-        as_printed(*ordered("printed")),
+        printed(*ordered("printed")),
     )
 
 
@@ -187,7 +189,7 @@ def y11_slo_aware(bench: DynaServeBench) -> Finding:
         f"{bench.stand_ins(MIX)}mix at {bench.rate(MIX, 'dynaserve'):.2f} requests/s; code alone "
         f"{inside('code', 'dynaserve', 'full_steps')[0]}; paper 99 % against 52 %; without it steps fill a budget of "
         f"2,048 tokens",
-        as_printed(*inside(MIX, "printed", "printed_full_steps")),
+        printed(*inside(MIX, "printed", "printed_full_steps")),
     )
 
 
@@ -199,19 +201,20 @@ def y11_slo_aware(bench: DynaServeBench) -> Finding:
 )
 def y12_length_error(bench: DynaServeBench) -> Finding:
     """Goodput by the error of predicted outputs."""
+    ours = partial(case_of, "", "dynaserve")
 
-    def loses(**options: Any) -> tuple[str, bool]:
-        cases = [case_of("", "dynaserve", length_error=error, **options) for error in ERRORS]
+    def loses(case: Callable[..., StudyCase]) -> tuple[str, bool]:
+        cases = [case(length_error=error) for error in ERRORS]
         found = [bench.saturated(SHAPES[-1], case).goodput for case in cases]
         loss = 1 - found[-1] / found[0]
         return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
 
     paper = 1 - GOODPUT[-1] / GOODPUT[0]
     return Finding(
-        *loses(),
+        *loses(ours),
         f"standard deviation {listed(ERRORS, 'g')} tokens, {shape_name(SHAPES[-1])} in a closed loop; paper loses "
         f"{100 * paper:.1f} %",
-        as_printed(*loses(**AS_PRINTED)),
+        printed(*loses(partial(as_printed, ""))),
     )
 
 
@@ -238,7 +241,7 @@ def y13_push(bench: DynaServeBench) -> Finding:
         *found,
         f"{bench.stand_ins('reasoning')}at {PUSH_RATE:g} requests/s, {seen.moved:,.0f} tokens a request in chunks of "
         f"{CHUNK}: the last chunk is exposed; in chunks of {SMALL_CHUNK} {small[0]:.1%}, as printed {small[1]:.1%}",
-        as_printed(*waits("printed")[1]),
+        printed(*waits("printed")[1]),
     )
 
 
@@ -250,17 +253,16 @@ def y13_push(bench: DynaServeBench) -> Finding:
 )
 def y15_six_steps(bench: DynaServeBench) -> Finding:
     """Six halvings against all splits, with outputs known exactly to both."""
+    ours = partial(case_of, "", "dynaserve")
     shapes = ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH))
-    best = {
-        shape: max(seen.steady for seen in scan(bench, shape, model=model, batch=batch).values())
-        for shape, model, batch in shapes
-    }
 
-    def reaches(**options: Any) -> tuple[list[float], tuple[str, bool]]:
-        six = [
-            bench.saturated(shape, case_of("", "dynaserve", model=model, **KNOWN, **options), batch).steady
-            for shape, model, batch in shapes
-        ]
+    def reaches(case: Callable[..., StudyCase]) -> tuple[list[float], tuple[str, bool]]:
+        best, six = {}, []
+        for shape, model, batch in shapes:
+            own = case(model=model, **KNOWN)
+            found = scan(bench, shape, model=model, batch=batch, transfer=own.transfer)
+            best[shape] = max(seen.steady for seen in found.values())
+            six.append(bench.saturated(shape, own, batch).steady)
         shares = [rate / best[shape] for rate, (shape, *_) in zip(six, shapes, strict=True)]
         said = "; ".join(
             f"{shape_name(shape)} {rate:.3f} of {best[shape]:.3f}"
@@ -268,12 +270,12 @@ def y15_six_steps(bench: DynaServeBench) -> Finding:
         )
         return six, (f"{said} requests/s", min(shares) >= 0.98)
 
-    many, _ = reaches(rounds=FINE, tolerance=0.0)
+    many, _ = reaches(partial(ours, rounds=FINE, tolerance=0.0))
     return Finding(
-        *reaches()[1],
+        *reaches(ours)[1],
         f"closed loops of equal requests; with {FINE} halvings {listed(many, '.3f')}: what they balance decides, not "
         f"their number",
-        as_printed(*reaches(**AS_PRINTED)[1]),
+        printed(*reaches(partial(as_printed, ""))[1]),
     )
 
 
@@ -301,7 +303,7 @@ def y18_sizes(bench: DynaServeBench) -> Finding:
     return Finding(
         *over_sizes(bench, "dynaserve"),
         f"{bench.stand_ins(MIX)}two instances of one, two and four GPUs",
-        as_printed(*over_sizes(bench, "printed")),
+        printed(*over_sizes(bench, "printed")),
     )
 
 
@@ -336,7 +338,7 @@ def y19_plateau(bench: DynaServeBench) -> Finding:
     return Finding(
         *beyond_capacity(bench, "dynaserve", chunk),
         f"{bench.stand_ins(MIX)}rates over the capacity of each: {listed(BEYOND, 'g')}",
-        as_printed(*beyond_capacity(bench, "printed", chunk)),
+        printed(*beyond_capacity(bench, "printed", chunk)),
     )
 
 

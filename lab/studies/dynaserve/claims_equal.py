@@ -79,6 +79,23 @@ def best_of(found: Map[int, DynaServeMeasures]) -> int:
     return max(found, key=lambda split: found[split].steady)
 
 
+def peaks(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
+    """Where the throughput of Y5 peaks, and whether it does so past the prompt."""
+    best, prompt = best_of(found), EQUAL[0]
+    return (
+        f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
+        f"{found[prompt].steady:.3f}",
+        1200 <= best <= 1600 and found[best].steady > found[prompt].steady,
+    )
+
+
+def equal(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
+    """How long both instances work at the best split of Y6, and whether they work equally long."""
+    best = best_of(found)
+    one, two = found[best].busy
+    return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
+
+
 def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
     """A shape at the paper's rate, equal requests, Poisson arrivals."""
     rate = RATES[shape][CO if name == LARGEST else 1]
@@ -219,15 +236,6 @@ def y21_memory(bench: DynaServeBench) -> Finding:
 )
 def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks."""
-
-    def peaks(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
-        best, prompt = best_of(found), EQUAL[0]
-        return (
-            f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
-            f"{found[prompt].steady:.3f}",
-            1200 <= best <= 1600 and found[best].steady > found[prompt].steady,
-        )
-
     found, late = scan(bench), scan(bench, transfer="pull")
     inside = best_of({split: seen for split, seen in found.items() if 1200 <= split <= 1600})
     batches = [seen.batch for seen in (found[inside], late[best_of(late)])]
@@ -254,12 +262,6 @@ def reserving_later(value: str, holds: bool) -> Without:
 )
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
-
-    def equal(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
-        best = best_of(found)
-        one, two = found[best].busy
-        return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
-
     found = scan(bench)
     apart = {split: seen.busy[0] / seen.busy[1] for split, seen in found.items()}
     last = max(apart)

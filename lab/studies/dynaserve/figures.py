@@ -15,9 +15,9 @@ from lab.studies.dynaserve.claims import ERRORS, GOODPUT, GOODPUT_OF_MIX, RATES_
 from lab.studies.dynaserve.claims_equal import ATTAINED, LARGEST, RATES, scan, shape_name
 from lab.studies.dynaserve.judges import DOUBLED, WORKLOADS, saturated
 from lab.studies.dynaserve.setup import (
-    AS_PRINTED,
     BATCH,
     CASES,
+    FIGURE_7,
     LARGE,
     MIDDLE,
     MIX,
@@ -27,7 +27,7 @@ from lab.studies.dynaserve.setup import (
     SHAPES,
     SYSTEM,
     DynaServeBench,
-    case_of,
+    as_printed,
 )
 from lab.studies.paper_figures import Figure
 
@@ -84,7 +84,7 @@ def splits(bench: DynaServeBench) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"curve": "simulated", "split": split, "rate": seen.steady, "first": seen.busy[0], "second": seen.busy[1]}
-            for split, seen in scan(bench, transfer="pull").items()
+            for split, seen in scan(bench, transfer=FIGURE_7).items()
         ]
     )
 
@@ -191,9 +191,7 @@ def table_of_errors(bench: DynaServeBench) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "error_tokens": error,
-            "goodput_tokens_per_s": bench.saturated(
-                SHAPES[-1], case_of("", "dynaserve", length_error=error, **AS_PRINTED)
-            ).goodput,
+            "goodput_tokens_per_s": bench.saturated(SHAPES[-1], as_printed("", length_error=error)).goodput,
             "paper_goodput_tokens_per_s": paper,
         }
         for error, paper in zip(ERRORS, GOODPUT, strict=True)
@@ -206,9 +204,7 @@ def table_of_decisions(bench: DynaServeBench) -> pd.DataFrame:
         {
             "paper_requests_per_s": rate,
             "paper_decision_ms": 1e3 * taken,
-            "goodput_tokens_per_s": bench.saturated(
-                SHAPES[-1], case_of("", "dynaserve", overhead_s=taken, **AS_PRINTED)
-            ).goodput,
+            "goodput_tokens_per_s": bench.saturated(SHAPES[-1], as_printed("", overhead_s=taken)).goodput,
         }
         for rate, taken in DECISIONS
     )

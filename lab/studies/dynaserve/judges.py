@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Mapping as Map
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, KNOWN, MEANS, RATES_OF_
 from lab.studies.dynaserve.claims_equal import COUNTED, EQUAL, IN_LOOP, LARGEST, QUICK, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
     ARXIV,
-    AS_PRINTED,
     BATCH,
     CASES,
     CHUNK,
+    FIGURE_7,
     LIMIT,
     MIDDLE,
     MIX,
@@ -31,7 +32,7 @@ from lab.studies.dynaserve.setup import (
     SYSTEM,
     DynaServeBench,
     DynaServeMeasures,
-    case_of,
+    as_printed,
     look,
 )
 from lab.studies.published_like import mini_reasoning_standin
@@ -205,6 +206,28 @@ def who_is_strong(bench: DynaServeBench) -> Finding:
     return Finding(*compared(bench.rate), bench.stand_ins(*strong), second)
 
 
+def _pulled(value: str, holds: bool) -> Without:
+    """What a claim comes to if the second instance takes no block before the first part has ended."""
+    return Without("blocks for the whole cache are taken when the first part ends", value, holds)
+
+
+def _by_way(bench: DynaServeBench, said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]]) -> Finding:
+    """What a scan of all splits shows, by when the second instance takes blocks."""
+    whole, _ = said(scan(bench))
+    note = f"blocks for the whole cache from the start: {whole}"
+    return Finding(*said(scan(bench, transfer=FIGURE_7)), note, _pulled(*said(scan(bench, transfer="pull"))))
+
+
+def best_split(bench: DynaServeBench) -> Finding:
+    """Where the throughput peaks."""
+    return _by_way(bench, claims_equal.peaks)
+
+
+def equal_times(bench: DynaServeBench) -> Finding:
+    """Busy times at the best split."""
+    return _by_way(bench, claims_equal.equal)
+
+
 def push(bench: DynaServeBench) -> Finding:
     """Transfer of reasoning requests that they wait for, over that of caches pushed whole, by the size of a chunk."""
     rate = BELOW * bench.rate("reasoning", "printed")
@@ -224,14 +247,18 @@ def push(bench: DynaServeBench) -> Finding:
 
 def within_the_oracle(bench: DynaServeBench) -> Finding:
     """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
-    said, least = [], 1.0
-    for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
-        best = max(seen.steady for seen in scan(bench, shape, model=model, batch=batch, transfer="pull").values())
-        case = case_of("", "dynaserve", model=model, **KNOWN, **AS_PRINTED)._replace(transfer="pull")
-        six = bench.saturated(shape, case, batch).steady
-        least = min(least, six / best)
-        said.append(f"{shape_name(shape)} {six:.3f} of {best:.3f}")
-    return Finding(f"{'; '.join(said)} requests/s", least >= ORACLE, "")
+
+    def reaches(way: str) -> tuple[str, bool]:
+        said, least = [], 1.0
+        for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
+            best = max(seen.steady for seen in scan(bench, shape, model=model, batch=batch, transfer=way).values())
+            case = as_printed("", model=model, **KNOWN)._replace(transfer=way)
+            six = bench.saturated(shape, case, batch).steady
+            least = min(least, six / best)
+            said.append(f"{shape_name(shape)} {six:.3f} of {best:.3f}")
+        return f"{'; '.join(said)} requests/s", least >= ORACLE
+
+    return Finding(*reaches(FIGURE_7), "", _pulled(*reaches("pull")))
 
 
 def decodes_in_a_step(bench: DynaServeBench) -> Finding:

@@ -81,14 +81,23 @@ CHUNKS = (256, 384, 512, 768, 1024, 1536, 2048)
 COLOCATED = tuple(f"chunk_{chunk}" for chunk in CHUNKS)
 #: Algorithms 1 and 2 as the paper prints them.
 AS_PRINTED: dict[str, Any] = {"balance": "all", "least_piece": 1}
+#: How caches move in figure 7: each chunk when it is computed, into blocks of its own.
+FIGURE_7 = "chunks"
+
+
+def as_printed(label: str, *, model: str = MODEL, **options: Any) -> StudyCase:
+    """DynaServe with the algorithms as printed and caches as in figure 7, on one GPU an instance."""
+    return case_of(label, "dynaserve", model=model, **options, **AS_PRINTED)._replace(transfer=FIGURE_7)
+
+
 CASES = {
     "dynaserve": case_of("DynaServe", "dynaserve"),
     "disaggregated": case_of("disaggregated", "disaggregated"),
     **{name: _colocated(chunk) for name, chunk in zip(COLOCATED, CHUNKS, strict=True)},
-    "printed": case_of("DynaServe, all work balanced as printed", "dynaserve", **AS_PRINTED),
+    "printed": as_printed("DynaServe, all work balanced as printed"),
     "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
     "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
-    "printed_full_steps": case_of("DynaServe as printed, full steps", "dynaserve", slo_aware=False, **AS_PRINTED),
+    "printed_full_steps": as_printed("DynaServe as printed, full steps", slo_aware=False),
 }
 for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
     for _name in ("dynaserve", "printed", "disaggregated", *COLOCATED):
