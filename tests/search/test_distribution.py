@@ -168,8 +168,13 @@ def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(mod
         assert quadrature_error(at, traffic, chunk) < limit, chunk
 
 
-@pytest.mark.parametrize("traffic", [TRAFFIC, "azure_2023_conversation"])
-@BOTH_MODELS
+@pytest.mark.parametrize(
+    ("model", "traffic"),
+    [
+        *(("llama_3_1_70b", TRAFFIC), ("llama_3_1_70b", "azure_2023_conversation"), ("deepseek_r1", TRAFFIC)),
+        pytest.param("deepseek_r1", "azure_2023_conversation", marks=pytest.mark.long),
+    ],
+)
 def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, traffic):
     """A pass rises by 3 % at 65 ... 385 tokens, 1.7 % near 1,000 and 0.7 % near 4,000 (Llama, rows of 64 tokens).
 
