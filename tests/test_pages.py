@@ -206,9 +206,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page):
-    for link in LINK.findall(page.read_text(encoding="utf-8")):
+def test_links_between_pages_lead_somewhere():
+    for page, link in ((each, link) for each in PAGES for link in LINK.findall(each.read_text(encoding="utf-8"))):
         if link.startswith("https://"):
             continue
         path, _, anchor = link.partition("#")
@@ -238,11 +237,14 @@ def resolves(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_and_functions_that_a_page_names_exist(page):
-    """A path is complete from some folder on; a function is named from its room, or from ``physics``, on."""
+def names_of_code(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for name in set(CODE.findall(text)):
+    return set(CODE.findall(text))
+
+
+def test_files_and_functions_that_a_page_names_exist():
+    """A path is complete from some folder on; a function is named from its room, or from ``physics``, on."""
+    for page, name in ((each, name) for each in PAGES for name in names_of_code(each)):
         if name.endswith(".py") and not name.startswith("my_"):
             assert any(path.endswith(f"/{name}") for path in sources()), f"{page.name} names {name}"
         elif "." in name and "/" not in name:

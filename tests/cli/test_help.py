@@ -19,23 +19,23 @@ def shown(words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_is_whole(words, width, monkeypatch, capsys):
+def test_help_is_whole(width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
-    text = shown(words, "--help", capsys)
-    assert shown(words, "-h", capsys) == text
-    assert max(map(len, text.splitlines())) <= width
-    assert "\u2026" not in text
-    assert not re.search(r"^(?!Usage: ).*[\w,]\.\.\.$", text, flags=re.MULTILINE), text  # a line that was cut
+    for words in COMMANDS:
+        text = shown(words, "--help", capsys)
+        assert shown(words, "-h", capsys) == text
+        assert max(map(len, text.splitlines())) <= width, words
+        assert "\u2026" not in text
+        assert not re.search(r"^(?!Usage: ).*[\w,]\.\.\.$", text, flags=re.MULTILINE), text  # a line that was cut
 
 
-@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_the_example_of_a_command_is_one(words):
+def test_the_example_of_a_command_is_one():
     """Its words name the command, and its options are the command's own."""
-    example = LEAVES[words].epilog.removeprefix("Example: disagg-sim ").split()
-    assert tuple(example[: len(words)]) == words
-    known = {name for each in LEAVES[words].params for name in each.opts}
-    assert {word for word in example if word.startswith("--")} <= known
+    for words in LEAVES:
+        example = LEAVES[words].epilog.removeprefix("Example: disagg-sim ").split()
+        assert tuple(example[: len(words)]) == words
+        known = {name for each in LEAVES[words].params for name in each.opts}
+        assert {word for word in example if word.startswith("--")} <= known, words
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])

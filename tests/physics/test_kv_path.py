@@ -140,18 +140,20 @@ def test_the_published_hand_over_of_glm_on_gb200():
     assert found["domain"].post / found["domain"].time > 0.95  # published: 56.9 %
 
 
-@pytest.mark.parametrize("name", list_specs("hardware"))
-def test_a_stated_spine_that_is_not_oversubscribed_changes_no_link(name):
+def test_a_stated_spine_that_is_not_oversubscribed_changes_no_link():
     """Shipped leaves are of full fat trees: wires are those of a system that states none, to the last bit."""
-    at = ds.setup("llama_3_1_8b", name, "bf16", profile="ideal")
-    plain = at.changed(system=replace(at.system, leaf_gpus=None, spine_oversubscription=None))
-    for gpus in (1, 8, 256, 257, 10_000, math.inf):
-        assert LinkSpec().wire(at, gpus) == LinkSpec().wire(plain, gpus)
-        assert LinkSpec().spine(at, gpus) is None
-        if (leaf := at.system.leaf_gpus) and math.isfinite(gpus):
-            own = LinkSpec(spine_oversubscription=4.0)
-            assert (own.spine(at, gpus) is not None) == (gpus > leaf)
-            assert own.wire(at, gpus).bandwidth * (4.0 if gpus > leaf else 1.0) == LinkSpec().wire(at, gpus).bandwidth
+    for name in list_specs("hardware"):
+        at = ds.setup("llama_3_1_8b", name, "bf16", profile="ideal")
+        plain = at.changed(system=replace(at.system, leaf_gpus=None, spine_oversubscription=None))
+        for gpus in (1, 8, 256, 257, 10_000, math.inf):
+            assert LinkSpec().wire(at, gpus) == LinkSpec().wire(plain, gpus)
+            assert LinkSpec().spine(at, gpus) is None
+            if (leaf := at.system.leaf_gpus) and math.isfinite(gpus):
+                own = LinkSpec(spine_oversubscription=4.0)
+                assert (own.spine(at, gpus) is not None) == (gpus > leaf)
+                assert (
+                    own.wire(at, gpus).bandwidth * (4.0 if gpus > leaf else 1.0) == LinkSpec().wire(at, gpus).bandwidth
+                )
 
 
 def test_faults_name_the_value(llama):
