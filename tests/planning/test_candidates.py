@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,17 @@ def at_load(choice: AnyChoice, rate: float, count: int) -> dict[str, Any]:
     return told
 
 
-def table_of(name: str, every: int) -> list[dict[str, str]]:
+@cache
+def candidates(name: str) -> list[tuple[str, AnyChoice]]:
+    """All of a question, planned once for the short and the long comparison."""
     model, system, lengths, rate, limits, options = ASKED[name]
     case = ds.plan(model, system, lengths(), rate=rate, **limits, options=PlanOptions(**options)).cases[0]
     sides = {"prefill": case.across[0], "decode": case.across[1], "both": case.colocated}
-    found = [(role, choice) for role, choices in sides.items() for choice in choices]
-    rows = [row(role, choice, rate) for role, choice in found[::every]]
+    return [(role, choice) for role, choices in sides.items() for choice in choices]
+
+
+def table_of(name: str, every: int) -> list[dict[str, str]]:
+    rows = [row(role, choice, ASKED[name][3]) for role, choice in candidates(name)[::every]]
     return [
         {key: f"{value:.9g}" if isinstance(value, float) else str(value) for key, value in each.items()}
         for each in rows
