@@ -2,9 +2,9 @@
 
 ``python benchmarks/planned_latencies.py``: forecast over simulated at p50, p90 and p99, Poisson arrivals at shares of
 what each deployment takes. ``JUDGED`` are those that the law of TPOT (``planning.token_times``) was not found with;
-``SEVERAL`` are instances that share requests, from which ``planning.pools.EVEN`` was chosen, with constant lengths and
-with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md. ``--counts`` plays
-``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes).
+``SEVERAL`` are instances that share requests, from which ``planning.shared_instances.EVEN`` was chosen, with constant
+lengths and with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md.
+``--counts`` plays ``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes).
 """
 
 from __future__ import annotations

@@ -36,13 +36,11 @@ from disagg_sim.planning.queueing import (
     shortest_queue_delay,
 )
 from disagg_sim.planning.rank_steps import prompt_times
-from disagg_sim.planning.token_times import met_prompts, token_times
+from disagg_sim.planning.shared_instances import evened
+from disagg_sim.planning.token_times import Joining, met_prompts, token_times
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
-#: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where each request goes
-#: to the instance with the fewest requests (chosen from simulations, which lie on both sides). [1]
-EVEN = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -267,17 +265,16 @@ class ColocatedChoice:
     def _delay(self, rate: float, instances: int) -> Delay:
         """TTFT. [s]"""
         if (key := ("ttft", rate, instances)) not in self._known:
-            found, mixing = self._state(rate, instances)
-            self._known[key] = self._delay_of(rate, instances, found.mean, mixing)
+            self._known[key] = self._delay_of(rate, instances, *self._state(rate, instances))
         delay: Delay = self._known[key]
         return delay
 
-    def _delay_of(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
-        even = self._evenness(instances)
-        node, load, weights = loaded(self.loads, self.weights, rate / instances, even)
+    def _delay_of(self, rate: float, instances: int, found: Occupancy, mixing: Mixing) -> Delay:
+        some, own_rate, even = found.mean, rate / instances, self.work.dispersion * evened(instances)
+        node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
-            laws = prompt_delay(rate / instances, self.nodes, self.weights, room, step, even)
+            laws = prompt_delay(own_rate, self.nodes, self.weights, room, step, even)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
@@ -286,12 +283,12 @@ class ColocatedChoice:
             own = self.host + np.ceil(self.nodes / held)[node] * time + load
             own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
             weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
-            each, longest = rate / instances, self.hold_steps * float(np.interp(some, self.batch, self.step))
-            under_way = max(each * self.work.lengths.mean_new / held, each) * time
-            wait, shares = waits(each, longest, time, under_way, self.ranks)
+            longest = self.hold_steps * float(np.interp(some, self.batch, self.step))
+            under_way = max(own_rate * self.work.lengths.mean_new / held, own_rate) * time
+            wait, shares = waits(own_rate, longest, time, under_way, self.ranks)
             own, weights = np.add.outer(wait, own).ravel(), np.multiply.outer(shares, weights).ravel()
         else:
-            times, chances = prompt_times(self.steps, mixing, some, rate / instances, self.nodes)
+            times, chances = prompt_times(self.steps, mixing, some, own_rate, self.nodes)
             own = (self.host + times[node] + load[:, None]).ravel()
             weights = np.outer(weights, chances).ravel()
         mean = float(self.weights @ self.nodes)
@@ -300,22 +297,18 @@ class ColocatedChoice:
         law = Service(service, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
-    def _evenness(self, instances: int) -> float:
-        """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
-        return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
-
     def _tpot(self, rate: float, instances: int) -> Delay:
         """TPOT. [s]"""
         if (key := ("tpot", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
-            size, even = float(self.weights @ self.nodes), self._evenness(instances)
-            uneven = float(self.weights @ self.nodes**2) / size**2
+            even = self.work.dispersion * evened(instances)
+            uneven = float(self.weights @ self.nodes**2) / float(self.weights @ self.nodes) ** 2
             steps = self.work.lengths.gaps / self._accepted
-            used, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), rate / instances, (even, uneven))
-            full = float(np.interp(found.mean, self.batch, self.steps.full))
-            each = token_times(mean * (1.0 - used), wide, met, steps, full)
+            arrivals = Joining(rate / instances, even, uneven)
+            alone, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), arrivals)
+            each = token_times(alone, wide, met, steps, float(np.interp(found.mean, self.batch, self.steps.full)))
             self._known[key] = replace(each, calm=each.calm / self._accepted)
         delay: Delay = self._known[key]
         return delay

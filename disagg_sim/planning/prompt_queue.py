@@ -11,6 +11,8 @@ for the rest of that step, then for :math:`m - 1` full ones and its last, with
 
 .. math:: TTFT = (1 - x)\,T(s) + (m - 1)\,T(c) + T(\min(c,\ Q + p - (m - 1)\,c + p\,N))
 
+Requests may come at another rate in steps with prompts.
+
 Where requests of a short window vary D times as much as Poisson ones, groups of a geometric number arrive, (D + 1)/2 on
 average; where they vary less, their number is binomial, of as few trials as that takes.
 Source: batch service that depends on the state, after N. T. J. Bailey, "On queueing processes with bulk service", 1954.
@@ -46,7 +48,13 @@ TINY = 1e-9
 
 
 def prompt_delay(
-    rate: float, prompts: Floats, weights: Floats, room: float, step: Callable[[Floats], Floats], dispersion: float
+    rate: float,
+    prompts: Floats,
+    weights: Floats,
+    room: float,
+    step: Callable[[Floats], Floats],
+    dispersion: float,
+    sent: float = 1.0,
 ) -> list[tuple[Floats, Floats]]:
     """Find the time from the arrival of a prompt to the end of the step that completes it.
 
@@ -62,6 +70,8 @@ def prompt_delay(
         Time of a step by its prompt tokens. [s]
     dispersion
         Variance of the requests of a short window over their mean; 1 = Poisson. [1]
+    sent
+        Rate at which requests come while prompts are under way, over that in steps of decodes alone. [1]
 
     Returns
     -------
@@ -93,6 +103,9 @@ def prompt_delay(
     places = min(math.ceil(reach / room * cells) + cells, CELLS)
     width = room / cells
     times = step(width * np.arange(cells + 1, dtype=np.float64))
+    busy = min(rate * mean / held * float(step(np.array([held]))[0]), 1.0)  # share of the time in steps with prefill
+    idle = rate / (1.0 - busy + busy * sent)
+    rates = np.where(np.arange(cells + 1) > 0, sent * idle, idle)
     size = 64 * math.ceil(2 * places / 64)  # of transforms, two times the cells at least
     jumps = np.zeros(size)
     filled = np.minimum(prompts / width, places - 1.0)
@@ -115,10 +128,10 @@ def prompt_delay(
     def chances(transforms: Complexes) -> Floats:
         return np.maximum(np.fft.irfft(transforms, size)[..., :places], 0.0)
 
-    waiting = _stationary(chances(arrived(rate * times)), cells)
-    spent = waiting * times[np.minimum(np.arange(places), cells)]
-    spent /= spent.sum()  # share of the time
-    met = arrived(rate * PARTS[:, None] * times) * ahead
+    waiting = _stationary(chances(arrived(rates * times)), cells)
+    spent = waiting * (rates * times)[np.minimum(np.arange(places), cells)]
+    spent /= spent.sum()  # share of the arrivals
+    met = arrived(rates * PARTS[:, None] * times) * ahead
     met[:, :cells] *= spent[:cells, None]
     met[:, cells] *= np.fft.rfft(spent[cells:], size)
     chance = chances(met)  # that a prompt comes in a part of a step of each kind, and finds so many cells before it
@@ -130,7 +143,7 @@ def prompt_delay(
     found = []
     for own in prompts.tolist():
         parts = [
-            _own(rest, ahead_of_it + own, chance * share, room, mean, (rate / group, more), step)
+            _own(rest, ahead_of_it + own, chance * share, room, mean, (rates[-1] / group, more), step)
             for more, share in behind
         ]
         found.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))

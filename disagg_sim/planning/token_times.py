@@ -50,6 +50,15 @@ EVENEST = 1e-4
 LEAST, MOST = 1e-9, 1.0 - 1e-6
 
 
+class Joining(NamedTuple):
+    """Requests that join an instance."""
+
+    rate: float  # [request/s]
+    dispersion: float  # variance of their number in a long window over that of Poisson arrivals [1]
+    uneven: float  # mean of the squares of their prompts over the squared mean [1]
+    beside: float = 1.0  # rate while one of its requests decodes, over the mean rate [1]
+
+
 class Met(NamedTuple):
     """What the prompts that come while a request decodes add to its time."""
 
@@ -59,36 +68,31 @@ class Met(NamedTuple):
 
 
 def met_prompts(
-    law: MixedSteps,
-    mixing: Mixing,
-    sequences: float,
-    decodes: tuple[float, float],
-    rate: float,
-    dispersion: tuple[float, float],
+    law: MixedSteps, mixing: Mixing, sequences: float, decodes: tuple[float, float], arrivals: Joining
 ) -> tuple[float, Met]:
-    """Find the share of its time that prompts add to a request, and what they add.
+    """Find the mean time of a step by decodes alone [s], and what prompts add to a request.
 
-    Takes ``sequences`` of the instance [request], ``decodes`` (steps of a request [1], and their mean time [s]), its
-    ``rate`` [request/s] and ``dispersion``: variance of the requests of a long window over that of Poisson ones, and of
-    the squares of their prompts over the squared mean. [1]
+    Takes ``sequences`` of the instance [request] and ``decodes`` (steps of a request [1], and their mean time [s]).
     """
     held, time, share, alone, one = (
         float(np.interp(sequences, law.batch, values))
         for values in (mixing.held, mixing.time, mixing.share, law.step, law.own[1][0])
     )
-    (steps, mean), (even, uneven) = decodes, dispersion
-    used, window = min(max(share * (1.0 - alone / time), LEAST), MOST), steps * mean
+    (steps, mean), (rate, even, uneven, beside) = decodes, arrivals
+    used = min(max(share * (1.0 - alone / time), LEAST), MOST)
+    mean, used, share, rate = mean * (1.0 - used), used * beside, share * beside, rate * beside
+    window = steps * mean / (1.0 - used)
     if law.ranks == 1:
         each, begun = used / rate, (1.0 - used**steps) / (1.0 - used**2)
         work = window * (1.0 - used) + even * each * begun
         varied = even * uneven * each * used * work / (1.0 - used) ** 3 * (1.0 - 2.0 * used * begun / steps)
-        return used, Met(used * work / (1.0 - used), varied, each)
+        return mean, Met(used * work / (1.0 - used), varied, each)
     busy = max(law.prompt / held, 1.0) * time  # steps of a prompt [s]
     further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
     further = min(max(further, 0.0), MOST / rate)
     alternating = (used / share / (1.0 - used)) ** 2 * busy_variance(share, busy, law.ranks)
     several = share * rate * (further / (1.0 - rate * further)) ** 2
-    return used, Met(window * used, even * window * (alternating + several), max(time - alone, LEAST))
+    return mean, Met(window * used, even * window * (alternating + several), max(time - alone, LEAST))
 
 
 def token_times(alone: float, wide: float, met: Met, tokens: float, most: float) -> Delay:
