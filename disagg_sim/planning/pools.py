@@ -2,6 +2,8 @@
 
 A choice is one configuration of an instance. ``holds`` tells whether so many of them keep the limits, with queueing
 (``planning.queueing``); ``planning.counts`` finds the fewest. Arriving requests see the time average of the pool.
+
+Past 400 lines: one class for each kind of pool, under one protocol.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from disagg_sim.planning.queueing import (
     shortest_queue_delay,
 )
 from disagg_sim.planning.rank_steps import prompt_times
-from disagg_sim.planning.shared_instances import evened
+from disagg_sim.planning.shared_instances import alike, beside, evened, renewed, sent
 from disagg_sim.planning.token_times import Joining, met_prompts, token_times
 
 #: Most instances of a pool. [1]
@@ -274,7 +276,8 @@ class ColocatedChoice:
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
-            laws = prompt_delay(own_rate, self.nodes, self.weights, room, step, even)
+            busy, even = self._sent(rate, found, mixing, instances)
+            laws = prompt_delay(own_rate, self.nodes, self.weights, room, step, self.work.dispersion * even, busy)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
@@ -297,16 +300,26 @@ class ColocatedChoice:
         law = Service(service, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
+    def _sent(self, rate: float, found: Occupancy, mixing: Mixing, instances: int) -> tuple[float, float]:
+        """Find what an instance with a prompt is given over one without, and how evenly requests come. [1]"""
+        tables = self.steps.cut[0], mixing.time, self.step
+        pieces, mixed, alone = (float(np.interp(found.mean, self.batch, each)) for each in tables)
+        steps = 1.0 / (rate * alone) + pieces
+        return sent(found, instances, alike(self.work.lengths.requests, steps * self._accepted), mixed / alone)
+
     def _tpot(self, rate: float, instances: int) -> Delay:
         """TPOT. [s]"""
         if (key := ("tpot", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
-            even = self.work.dispersion * evened(instances)
             uneven = float(self.weights @ self.nodes**2) / float(self.weights @ self.nodes) ** 2
             steps = self.work.lengths.gaps / self._accepted
-            arrivals = Joining(rate / instances, even, uneven)
+            tables = self.steps.cut[0] * mixing.time, mixing.used
+            own, used = (float(np.interp(found.mean, self.batch, each)) for each in tables)
+            decoding = steps * mean / (steps * mean + own + used * mean_wait(1, used, own, 0.5))
+            even = self.work.dispersion * renewed(self.work.lengths.requests, instances, decoding)
+            arrivals = Joining(rate / instances, even, uneven, beside(found, instances, decoding))
             alone, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), arrivals)
             each = token_times(alone, wide, met, steps, float(np.interp(found.mean, self.batch, self.steps.full)))
             self._known[key] = replace(each, calm=each.calm / self._accepted)

@@ -11,7 +11,7 @@ for the rest of that step, then for :math:`m - 1` full ones and its last, with
 
 .. math:: TTFT = (1 - x)\,T(s) + (m - 1)\,T(c) + T(\min(c,\ Q + p - (m - 1)\,c + p\,N))
 
-Requests may come at another rate in steps with prompts.
+Requests may come at another rate in steps with prompts (``planning.shared_instances``).
 
 Where requests of a short window vary D times as much as Poisson ones, groups of a geometric number arrive, (D + 1)/2 on
 average; where they vary less, their number is binomial, of as few trials as that takes.

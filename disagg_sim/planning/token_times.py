@@ -17,6 +17,8 @@ K has the law of Borel and Tanner, :math:`P(K = k) = a (a + k \rho)^{k-1} e^{-a 
 which some of several ranks has a prompt (``queueing.busy_variance``). There a step takes longer by d for each further
 prompt, which varies the time by :math:`\lambda d^2/(1 - \lambda d)^2` per second in steps with prefill.
 
+Of several instances each is given fewer requests while one decodes there (``planning.shared_instances``).
+
 The prompts that a request meets decode beside it, too. Over its time W the sequences in service are the arrivals of W
 before and W after its first token, each by the share of W in which it is there: their mean has 2/3 of the variance of
 their number at one time, of which 1/4 follows from the prompts that are met, and 5/12 does not.
