@@ -29,9 +29,8 @@ R1 = """import disagg_sim as ds
 at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(16_384, 2048)
 mappings = ds.enumerate_mappings(at)"""
 SEARCH = f"""{R1}
-import importlib.util
-known = [name for name in ("search_cache", "searched") if importlib.util.find_spec("disagg_sim.serving." + name)]
-kept = importlib.import_module("disagg_sim.serving." + known[0])._kept
+try: from disagg_sim.serving.search_cache import _kept as kept  # of older trees
+except ImportError: kept = dict()
 spread = ds.lengths("log_normal_4096_512")
 def anew(search, lengths): kept.clear(); search(at, mappings, lengths)"""
 FRONT = f"""{R1}

@@ -12,7 +12,6 @@ import pytest
 
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving import search_cache
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.piggyback import search_piggyback
@@ -40,8 +39,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
 @pytest.mark.parametrize(("isl", "osl"), [(16384, 2048), (2048, 16384)])
 @pytest.mark.parametrize("model", ["deepseek_r1", "llama_3_1_70b"])
 @pytest.mark.parametrize("search", [search_colocated, search_piggyback])
-def test_points_per_second(benchmark, monkeypatch, table, search, model, isl, osl, ttl_measure):
-    monkeypatch.setattr(search_cache, "KEPT_GROUPS", 0)  # each round searches anew
+def test_points_per_second(benchmark, table, search, model, isl, osl, ttl_measure):
     at, options = setup(model, SYSTEM, RECIPE), Colocation(ttl_measure=ttl_measure)
     case = ColocatedCase(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=options)
     found = benchmark.pedantic(search, (case, enumerate_mappings(at)), rounds=3, warmup_rounds=1)

@@ -33,12 +33,13 @@ from disagg_sim.serving.colocation import (
     Colocation,
     Group,
     Options,
+    SearchTally,
     choose,
     drafted_groups,
     points_of_search,
 )
+from disagg_sim.serving.group_rows import Found, Rows, of_one_depth, searched
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
-from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
 from disagg_sim.serving.step_mixing import longest_gap, token_times
 from disagg_sim.workload.lengths import Lengths
 
@@ -116,10 +117,10 @@ def colocated(
 
 def search_colocated(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> ColocatedPoints:
     """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at."""
-    parts = searched(_search, case, mappings)
-    if (sizes := case.options.prefill_batch) is not None and not parts:
+    chosen, tally = searched(_search, case, mappings)
+    if (sizes := case.options.prefill_batch) is not None and not chosen:
         raise InputError(f"prefill_batch {list(sizes)} is above every batch; allowed: up to the requests of a batch")
-    return points_of_search(case, ServingMode.COLOCATED, parts)
+    return points_of_search(case, ServingMode.COLOCATED, chosen, tally)
 
 
 def count_colocated(case: ColocatedCase, mappings: Sharding) -> int:
@@ -236,17 +237,19 @@ def _passes(
     return list(zip(means, longest, loads, strict=True))
 
 
-def _search(case: ColocatedCase, groups: Sequence[Group]) -> list[Best | None]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> Found:
     """Score every (batch, cut, pass size) of the rows of all groups, and keep the best."""
     passes = pass_columns(case, groups)
     depths = of_one_depth(groups)
     timed = [_timed(case, groups, passes, places) for places in depths]
-    found: list[Best | None] = [None for _ in groups]
+    points, tally = list[tuple[int, Chosen]](), SearchTally()
     for scored in chain(*timed):
-        if columns := scored.passes.batch_index.size:
-            blocks = scored.group.blocks(columns * len(scored.cuts))
-            found[scored.place] = Best.joined([scored.block(rows) for rows in blocks])
-    return found
+        columns = scored.passes.batch_index.size
+        for rows in scored.group.blocks(columns * len(scored.cuts)) if columns else ():
+            chosen, seen = scored.block(rows)
+            points.append((scored.place, chosen))
+            tally = tally.plus(seen)
+    return points, tally
 
 
 def _timed(
@@ -285,7 +288,7 @@ class _Scored:
     decode_ttl: Floats  # (rows, batches) [s]
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
 
-    def block(self, rows: slice) -> Best:
+    def block(self, rows: slice) -> tuple[Chosen, SearchTally]:
         """Join passes and steps of some rows, the cuts one after the other, and choose."""
         case, cuts, batch, passes = self.case, self.cuts, self.group.batch, self.passes
         part, columns = self.group.table[rows], passes.batch_index.size
@@ -318,7 +321,7 @@ class _Scored:
             ),
             group=1.0 / often,
         )
-        row, column, tallies = choose(case, batch, options)
+        row, column, tally = choose(case, batch, options)
         batch_place = index[column]
         chosen = Chosen(
             mapping=part[row],
@@ -334,7 +337,7 @@ class _Scored:
             bound=self.bound[rows][row, batch_place],
             mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // columns],
         )
-        return Best(chosen, row, tallies)
+        return chosen, tally
 
     @cached_property
     def _resident_bytes(self) -> list[Floats]:

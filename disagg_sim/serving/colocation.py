@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -197,42 +196,8 @@ class SearchTally:
         return SearchTally(**joined)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTallies:
-    """The tallies of rows, fields as in ``SearchTally``, of shape (rows,)."""
-
-    design_points: Ints
-    feasible: Ints
-    above_ftl_limit: Ints
-    above_ttl_limit: Ints
-    least_shortfall: Floats
-    best_ftl_s: Floats
-    best_ttl_s: Floats
-
-    def __len__(self) -> int:
-        """Rows."""
-        return self.feasible.size
-
-    @classmethod
-    def joined(cls, parts: Sequence[RowTallies]) -> RowTallies:
-        """The rows of several, one after the other."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
-
-    def part(self, rows: Any) -> RowTallies:
-        """Those of some of the rows."""
-        return RowTallies(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-    @property
-    def total(self) -> SearchTally:
-        """That of all rows."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SearchTally(
-            **{name: (np.sum if each.dtype == int else np.min)(each).item() for name, each in held.items()}
-        )
-
-
-def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, Ints, RowTallies]:
-    """Rows and columns of the options worth a row in the table, and the tally of every row.
+def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, Ints, SearchTally]:
+    """Rows and columns of the options worth a row in the table, and their tally.
 
     The FTL limit acts on the first token of a request that waits for a slot: ``ftl + b/(2*X)`` with the b prompts
     that start together and the instance's rate X = B/(mean TTL*(OSL-1)).
@@ -251,16 +216,16 @@ def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, In
     measured = options.measured(case.options.ttl_measure)
     usable = fast & (measured <= (np.inf if case.ttl_limit is None else case.ttl_limit))
 
-    def least(values: Floats, mask: NDArray[np.bool_]) -> Floats:
-        """The smallest of every row that counts, infinite where none does."""
-        return np.asarray(np.where(mask, values, np.inf).min(axis=1))
+    def least(values: Floats, mask: NDArray[np.bool_]) -> float:
+        """The smallest that counts, infinite where none does."""
+        return float(np.where(mask, values, np.inf).min(initial=np.inf))
 
-    feasible, within = fits.sum(axis=1), fast.sum(axis=1)
-    tallies = RowTallies(
-        design_points=feasible + lacks.sum(axis=1),
+    feasible, within = int(fits.sum()), int(fast.sum())
+    tally = SearchTally(
+        design_points=feasible + int(lacks.sum()),
         feasible=feasible,
         above_ftl_limit=feasible - within,
-        above_ttl_limit=within - usable.sum(axis=1),
+        above_ttl_limit=within - int(usable.sum()),
         least_shortfall=least(options.memory - case.at.memory_limit, lacks),
         best_ftl_s=least(first, fits),
         best_ttl_s=least(measured, fast),
@@ -277,13 +242,13 @@ def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, In
     if case.options.ttl_measure != "p99":
         best = np.argmin(mean, axis=-1)
         row, batch = np.nonzero(np.isfinite(np.take_along_axis(mean, best[..., None], axis=-1)[..., 0]))
-        return row, place[batch, best[row, batch]], tallies
+        return row, place[batch, best[row, batch]], tally
     order = np.lexsort((mean, laid_out(measured)), axis=-1)
     rising = np.take_along_axis(mean, order, axis=-1)
     keep = np.isfinite(rising)
     keep[..., 1:] &= rising[..., 1:] < np.minimum.accumulate(rising, axis=-1)[..., :-1] * (1.0 - _ROUNDING)
     row, batch, rank = np.nonzero(keep)
-    return row, place[batch, order[row, batch, rank]], tallies
+    return row, place[batch, order[row, batch, rank]], tally
 
 
 def _columns_of_batches(batch_index: Ints) -> Ints:
@@ -360,14 +325,13 @@ def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: s
 
 
 def points_of_search(
-    case: ColocatedCase, mode: ServingMode, parts: list[tuple[Chosen, SearchTally]]
+    case: ColocatedCase, mode: ServingMode, chosen: list[Chosen], tally: SearchTally
 ) -> ColocatedPoints:
-    """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
+    """The table of points (``points.COLUMNS``) of a co-located mode from what its search chose.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
     section 8): the OSL tokens of B residents in the time in which all of them are replaced once.
     """
-    chosen, tally = [part for part, _ in parts], reduce(SearchTally.plus, (seen for _, seen in parts), SearchTally())
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }

@@ -30,11 +30,12 @@ from disagg_sim.serving.colocation import (
     Colocation,
     Group,
     Options,
+    SearchTally,
     choose,
     drafted_groups,
     points_of_search,
 )
-from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
+from disagg_sim.serving.group_rows import Found, Rows, of_one_depth, searched
 from disagg_sim.serving.step_mixing import mixed_steps, own_step
 from disagg_sim.workload.lengths import Lengths
 
@@ -205,7 +206,7 @@ def search_piggyback(case: ColocatedCase, mappings: Sharding | list[Sharding]) -
     >>> search_piggyback(case, Sharding()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    return points_of_search(case, ServingMode.PIGGYBACK, searched(_search, case, mappings))
+    return points_of_search(case, ServingMode.PIGGYBACK, *searched(_search, case, mappings))
 
 
 def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
@@ -228,14 +229,14 @@ def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
     )
 
 
-def _search(case: ColocatedCase, groups: Sequence[Group]) -> list[Best | None]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> Found:
     """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
-    scored = [_block(case, columns) for columns in blocks(case, groups)]
-    parts: list[list[Best]] = [[] for _ in groups]
-    for of_block in scored:
-        for place, part in of_block:
-            parts[place].append(part)
-    return [Best.joined(of_group) for of_group in parts]
+    points, tally = list[tuple[int, Chosen]](), SearchTally()
+    for columns in blocks(case, groups):
+        of_block, seen = _block(case, columns)
+        points += of_block
+        tally = tally.plus(seen)
+    return points, tally
 
 
 class _Mixed(NamedTuple):
@@ -342,8 +343,8 @@ def _sums_of_forms(mixed: list[MixedStep], form: Ints, points: tuple[Ints, Ints]
     return Sums(*found)
 
 
-def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]:
-    """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
+def _block(case: ColocatedCase, columns: ChunkColumns) -> Found:
+    """Score the rows of a block, forms of MLA one after the other."""
     at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
     batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk
     mapping, axis = part.for_grid(), batches[None, :].astype(float)
@@ -388,7 +389,7 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]
         group=of_forms(np.where(chunk > mapping.dp_attn * new, chunk / new, 1.0)[:, None]),
         tried=of_forms(columns.tried[:, None]),
     )
-    row, column, tallies = choose(case, batches, options)
+    row, column, tally = choose(case, batches, options)
     form, own = np.divmod(column, batch_index.size)
 
     mixed_share, batch = columns.share[row, own], batches[batch_index[own]]
@@ -413,5 +414,5 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]
     of_groups = []
     for place, rows in columns.rows.places:
         points = slice(*np.searchsorted(row, [rows.start, rows.stop]).tolist())
-        of_groups.append((place, Best(chosen.part(points), row[points] - rows.start, tallies.part(rows))))
-    return of_groups
+        of_groups.append((place, chosen.part(points)))
+    return of_groups, tally

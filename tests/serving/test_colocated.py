@@ -20,7 +20,6 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import colocated as colocated_module
-from disagg_sim.serving import search_cache as searched_module
 from disagg_sim.serving.colocated import colocated, search_colocated
 from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
@@ -530,24 +529,6 @@ def test_passes_above_every_batch_are_refused():
 # Mappings that are searched together.
 
 
-def searched_anew(mode, table, **options):
-    searched_module._kept.clear()
-    return run(mode, R1, table, **options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_mappings_met_before_have_the_points_of_a_search_of_their_own(mode):
-    """One that is new, one that is gone, and the others in another order."""
-    first = [Sharding(dp_attn=4, ep=4, pp=pp) for pp in (2, 4, 8)]
-    then = [Sharding(tp_attn=2, dp_attn=4, ep=8, pp=2), first[2], first[0]]
-    options = {"isl": 600, "osl": 1200, "batch": (4, 48, 640)}
-    anew = [searched_anew(mode, each, **options) for each in (then, first)]
-    pd.testing.assert_frame_equal(run(mode, R1, then, **options), anew[0], check_exact=True)
-    (kept,) = searched_module._kept.values()
-    assert len(kept.number) == len({*first, *then}) == 4
-    pd.testing.assert_frame_equal(run(mode, R1, first, **options), anew[1], check_exact=True)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mapping_has_the_points_that_it_has_alone(mode):
     """Whatever its neighbours are: ranks, depths and batches of their own, prompts as short as answers, so that either
@@ -561,14 +542,7 @@ def test_each_mapping_has_the_points_that_it_has_alone(mode):
     ]
     options = {"isl": 600, "osl": 1200, "batch": (1, 16, 48, 640)}
     together = run(mode, R1, table, **options)
-    apart = pd.concat([searched_anew(mode, each, **options) for each in table])
+    apart = pd.concat([run(mode, R1, each, **options) for each in table])
     by = ["decode_tp_attn", "decode_dp_attn", "decode_pp", "decode_batch"]
     both = [points.sort_values(by).reset_index(drop=True) for points in (together, apart)]
     pd.testing.assert_frame_equal(*both, check_exact=True)
-
-
-def test_a_search_that_was_made_before_is_taken_from_there_unless_something_differs():
-    case = ColocatedCase(at=setup(LLAMA, SYSTEM, RECIPE), lengths=lengths(4096, 512), ftl_limit=10.0)
-    first, again = (search_colocated(case, TP4).points for _ in range(2))
-    pd.testing.assert_frame_equal(first, again, check_exact=True)
-    assert search_colocated(replace(case, ftl_limit=0.05), TP4).tally.above_ftl_limit > 0
