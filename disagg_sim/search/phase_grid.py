@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -95,46 +94,11 @@ class PhaseGrid(Shown):
         distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
 
-    def part(self, rows: Any, batches: Any = slice(None)) -> PhaseGrid:
-        """Take some of the rows, at some of the batches.
-
-        >>> import disagg_sim as ds
-        >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-        >>> ds.decode_grid(at, ds.Sharding(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
-        [1, 8]
-        """
-        arrays: dict[str, Any] = {name: getattr(self, name)[rows][:, batches] for name in self._of_points}
-        return replace(self, mappings=self.mappings[rows], batch=self.batch[batches], **arrays)
-
-    @staticmethod
-    def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Sharding, batches: int) -> PhaseGrid:
-        """Join rows of grids of one setup, at their first batches.
-
-        >>> import disagg_sim as ds
-        >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-        >>> grids = [ds.decode_grid(at, ds.Sharding(tp_attn=tp, tp_ffn=tp), load, batch=[1, 8]) for tp in (1, 2)]
-        >>> two, one = (ds.Sharding(tp_attn=tp, tp_ffn=tp) for tp in (2, 1))
-        >>> both = PhaseGrid.joined(grids, np.array([1, 0]), ds.Sharding.stack([two, one]), 1)
-        >>> both.gpus.tolist(), (both.latency[0] == grids[1].latency[0, :1]).tolist()
-        ([2, 1], [True])
-        """
-        ends = np.cumsum([len(grid.mappings) for grid in grids])
-        found = np.searchsorted(ends, rows, side="right")
-        parts, order = [], []
-        for place, grid in enumerate(grids):
-            if (mine := np.flatnonzero(found == place)).size:
-                parts.append(grid.part(rows[mine] - (ends[place] - len(grid.mappings)), slice(batches)))
-                order.append(mine)
-        back = np.argsort(np.concatenate(order))
-        arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])[back] for name in parts[0]._of_points
-        }
-        return replace(parts[0], mappings=mappings, **arrays)
-
-    @property
-    def _of_points(self) -> list[str]:
-        """Names of the arrays that it has."""
-        return [name for name in _OF_POINTS if getattr(self, name) is not None]
+    def part(self, rows: Any) -> PhaseGrid:
+        """Take some of the rows."""
+        held: dict[str, Any] = {name: getattr(self, name) for name in _OF_POINTS}
+        arrays = {name: each[rows] for name, each in held.items() if each is not None}
+        return replace(self, mappings=self.mappings[rows], **arrays)
 
     def chosen(self, rows: Any, columns: Any) -> Sharding:
         """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""

@@ -1,7 +1,6 @@
-"""Score the grids of blocks; rows that a block of equal setups and lengths has had scored are taken from there.
+"""Score the grids of blocks, those of equal setups and lengths once.
 
-Cases that differ in limits, costs or matching alone score the same grids. Of two that differ in their mappings,
-such as with and without stages of one GPU, the one has the rows of the other. Small grids of cases that differ in their
+Cases that differ in limits, costs or matching alone score the same grids. Small grids of cases that differ in their
 lengths are scored together.
 """
 
@@ -11,18 +10,14 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from disagg_sim.arrays import Ints
-from disagg_sim.domain import MAPPING_COLUMNS, Sharding
-from disagg_sim.search.axes import CHUNK_TOKENS, with_chunks
+from disagg_sim.domain import Sharding
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.grid import decode_grids, prefill_grids
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.sweep.cases import setup_case
 from disagg_sim.sweep.plan import PREFILL, Block
 
-#: Grids whose rows further blocks may take: those of both phases of a case or two. [1]
+#: Grids that further blocks may take: those of both phases of a case or two. [1]
 KEPT_GRIDS = 16
 #: Blocks whose grids are scored together: with more of them numpy's overhead falls little further. [1]
 MOST_TOGETHER = 16
@@ -45,7 +40,7 @@ _ahead: dict[_Asked, PhaseGrid] = {}  # scored for the blocks of one task, which
 def scored(block: Block) -> PhaseGrid:
     """The grid of a block of prefill or decode."""
     asked = _asked(block)
-    grid = _ahead.pop(asked, None) or _known(block) or _new([block])[0]
+    grid = _ahead.pop(asked, None) or _kept.get(asked) or _new([block])[0]
     _kept[asked] = grid
     _kept.move_to_end(asked)
     while len(_kept) > KEPT_GRIDS:
@@ -77,24 +72,14 @@ def score_group(blocks: Sequence[Block]) -> None:
     _ahead.clear()
     if len(blocks) > 1:
         asked = {_asked(block): block for block in blocks}
-        _ahead.update((key, grid) for key, block in asked.items() if (grid := _known(block)) is not None)
-        others = [key for key in asked if key not in _ahead]
+        others = [key for key in asked if key not in _kept]
+        _ahead.update((key, _kept[key]) for key in asked if key in _kept)
         _ahead.update(zip(others, _new([asked[key] for key in others]) if others else (), strict=True))
 
 
 def _asked(block: Block) -> _Asked:
     assert block.batch is not None
     return _Asked(block.scored_as, block.key.table, block.mappings, block.batch.tobytes())
-
-
-def _known(block: Block) -> PhaseGrid | None:
-    """The grid of a block that was scored before, by itself or as rows of others; None if it was not."""
-    asked = _asked(block)
-    if (grid := _kept.get(asked)) is not None:
-        return grid
-    assert block.batch is not None
-    alike = [each for key, each in _kept.items() if (key.digest, key.phase) == (asked.digest, asked.phase)]
-    return _rows_of(alike, block.mappings, block.batch)
 
 
 def _new(blocks: Sequence[Block]) -> list[PhaseGrid]:
@@ -111,21 +96,3 @@ def _new(blocks: Sequence[Block]) -> list[PhaseGrid]:
         mla_form=case.mla_form,
         allow_long_context=True,  # lengths that the sweep did not allow were refused when it was read
     )
-
-
-def _rows_of(grids: Sequence[PhaseGrid], mappings: Sharding, batch: Ints) -> PhaseGrid | None:
-    """The grid of mappings and batches from the rows of others; None where they lack one of them."""
-    grids = [grid for grid in grids if np.array_equal(grid.batch[: batch.size], batch)]
-    if not grids:
-        return None
-    first = grids[0]
-    table = with_chunks(mappings, first.lengths.longest_timed, CHUNK_TOKENS if first.phase == PREFILL else ())
-    places = {key: place for place, key in enumerate(key for grid in grids for key in _keys(grid.mappings))}
-    rows = np.array([places.get(key, -1) for key in _keys(table)], dtype=np.intp)
-    return PhaseGrid.joined(grids, rows, table, batch.size) if np.all(rows >= 0) else None
-
-
-def _keys(table: Sharding) -> list[tuple[int, ...]]:
-    """What tells one row from another."""
-    columns = (np.broadcast_to(getattr(table, name), len(table)).tolist() for name in MAPPING_COLUMNS)
-    return list(zip(*columns, strict=True))

@@ -1,12 +1,10 @@
-"""Grids of blocks whose rows another block has had scored, or that are scored beside others: the same points, once."""
+"""Grids of blocks that another block has had scored, or that are scored beside others: the same points, once."""
 
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
-from disagg_sim.domain import MAPPING_FIELDS
 from disagg_sim.sweep import compute, grid_cache
 from disagg_sim.sweep.plan import PREFILL, Block, plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -31,33 +29,6 @@ def blocks(folder: Path, stages: str) -> list[list[Block]]:
 @pytest.fixture(autouse=True)
 def nothing_kept():
     grid_cache._kept.clear()
-
-
-def test_fewer_mappings_take_the_points_of_more(tmp_path, monkeypatch):
-    wide, narrow = blocks(tmp_path, "true, false")
-    phases = [block.key.table for block in narrow]
-    assert len({block.key.table for block in wide}) == 2
-    assert phases.count(PREFILL) > 1  # so that rows come from several grids
-    alone = [grid_cache._new([block])[0] for block in narrow]
-    for block in wide:
-        grid_cache.scored(block)
-    monkeypatch.setattr(grid_cache, "_new", lambda some: pytest.fail("scored again"))
-    for block, expected in zip(narrow, alone, strict=True):
-        found = grid_cache.scored(block)
-        assert all(
-            np.array_equal(getattr(found.mappings, name), getattr(expected.mappings, name)) for name in MAPPING_FIELDS
-        )
-        np.testing.assert_array_equal(found.batch, expected.batch)
-        for name in ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts"):
-            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-
-
-def test_a_row_that_no_grid_has_is_scored(tmp_path):
-    narrow, wide = blocks(tmp_path, "false, true")
-    for block in narrow:
-        grid_cache.scored(block)
-    gpus = [grid_cache.scored(block).mappings for block in wide]
-    assert sum(map(len, gpus)) > sum(len(grid_cache.scored(block).mappings) for block in narrow)
 
 
 MANY = """
