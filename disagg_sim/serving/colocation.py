@@ -2,8 +2,6 @@
 
 A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of those of one (mapping,
 batch) only what no other beats in both TTL and throughput stays: the frontier over the rows is that over all options.
-
-Past 400 lines: both modes share options, cases, choice and table, each with its checks.
 """
 
 from __future__ import annotations
