@@ -44,7 +44,6 @@ TECHNIQUES = {
     "linear attention": r"linear_attention|\bgdn|Gdn|mamba|Mamba|kda|recurrent",
     "piggyback, chunks": r"piggyback|chunk",
     "energy": r"joule|energy|watt",
-    "interference": r"interfer",
 }
 #: Most lines of the body of a small function.
 SMALL = 6

@@ -25,7 +25,6 @@ from .launch.workers import Workers
 from .physics.counts import decode_work, prefill_work
 from .physics.encoder import EncodeStep, encode_step
 from .physics.kv_path import KvHandOver, KvLayout, kv_hand_over
-from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.answer import Plan
 from .planning.evaluate import Evaluation, evaluate
@@ -74,7 +73,6 @@ __all__ = [
     "Gain",
     "ImportedModel",
     "Instance",
-    "Interference",
     "KvHandOver",
     "KvLayout",
     "Launch",

@@ -65,6 +65,7 @@ _STILL = "was removed: forecasts and simulations take copies of experts that hav
 REMOVED = {
     "popularity_drift_s": _STILL,
     "rebalance_s": _STILL,
+    "interference": "was removed: nothing measured says what phases of a mixed step cost each other; leave it out",
     "--popularity-drift": _STILL,
     "--bucket": "was removed: give --out on a disk that all workers share, or an object store that is mounted as one",
     "store compact": "was removed: every command reads many small files, so nothing needs it",

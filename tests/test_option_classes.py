@@ -23,7 +23,6 @@ SEES = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
 #: Classes with what they need at least.
 CLASSES = {
     ds.Colocation: {},
-    ds.Interference: {},
     ds.MatchOptions: {},
     ds.PlanOptions: {},
     ds.SpareRules: {"target": 0.99},

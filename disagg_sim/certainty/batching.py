@@ -74,7 +74,7 @@ def batch_passes(designs: Sequence[Designs]) -> list[PassBatch]:
     for place, one in enumerate(designs):
         if "prefill" not in one.phases:
             continue
-        mixed = (one.interference, _setup_of(one.at), one.load.batch is None) if one.mode == "piggyback" else None
+        mixed = (_setup_of(one.at), one.load.batch is None) if one.mode == "piggyback" else None
         shared = _setup_of(one.prefill_at), one.form, mixed
         chunk = one.chunk_tokens[0] > 0 if one.lengths.constant else one.chunk_tokens[0]
         for prompt in one.prompts:

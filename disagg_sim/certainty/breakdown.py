@@ -41,7 +41,6 @@ from disagg_sim.physics import attention, attention_parts, cost, experts, gemm
 from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time
-from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.residents import (
     colocated_load,
     decode_load,
@@ -67,7 +66,6 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
     "hop": cost.hop_cost,
     "host": engine_time.step_time,
     "waiting": engine_time.slowest_stage,
-    "interference": mixed_step,
 }
 #: Kinds that no fit covers, and the keys of a profile that they rest on.
 _ASSUMED = {
@@ -146,7 +144,7 @@ def breakdown(
     at : tuple of int
         Row and column of a grid; without effect on a table.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a distribution of lengths.
+        What the rows were made with: systems of one's own, a distribution of lengths.
 
     Returns
     -------
@@ -363,7 +361,7 @@ def _trust(each: Summand, one: Pass) -> Any:
         return labels_of(each.operator[0])
     if each.key[1] == "host":
         return str(trust_of_host(one.designs.at if one.phase == "decode" else one.designs.prefill_at))
-    return str(Trust.ASSUMED) if each.key[1] == "interference" else ""
+    return ""
 
 
 def _engine_keys(each: Summand, one: Pass) -> list[str]:

@@ -22,7 +22,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
@@ -76,7 +76,6 @@ class Designs:
     lengths: Lengths
     at: Setup  # of decode, and of instances that do both phases
     prefill_at: Setup
-    interference: Interference
     rows: Ints  # places in the table
     mapping: Sharding  # of decode
     prefill_mapping: Sharding
@@ -244,7 +243,6 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
             context=designs.load.context,
             chunk=chunk,
             mla_form=form,
-            interference=designs.interference,
             rank_batch=designs.load.batch,
         )
         return step.time, step.time, prompt.load * load

@@ -208,7 +208,7 @@ def with_energy(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFra
     points : DataFrame
         A table of points or a frontier (``points.COLUMNS``), any modes and cases.
     origin : Origin
-        What its rows were made with: systems of one's own, interference, a distribution of lengths.
+        What its rows were made with: systems of one's own, a distribution of lengths.
 
     Returns
     -------

@@ -183,7 +183,7 @@ def uncertainty(
     throughput : str
         Column of the throughput: per GPU, USD or joule, as in ``pareto_front``; costs have no error.
     origin : Origin
-        Inputs of the rows: own systems, interference, a distribution of lengths.
+        Inputs of the rows: own systems, a distribution of lengths.
 
     Returns
     -------

@@ -108,7 +108,7 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     points : DataFrame
         A table of points or a frontier (``points.COLUMNS``), any modes and cases.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a distribution of lengths. Rows need not be
+        What the rows were made with: systems of one's own, a distribution of lengths. Rows need not be
         exact: those of a distribution that nothing names are judged at its means.
 
     Returns

@@ -10,7 +10,6 @@ from disagg_sim.arrays import Ints
 from disagg_sim.certainty.designs import Designs, timed_prompts
 from disagg_sim.certainty.rows import rows_alike
 from disagg_sim.physics.blocks import forms_of
-from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 
@@ -44,7 +43,6 @@ def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[De
             lengths=grid.lengths,
             at=at,
             prefill_at=at,
-            interference=NO_INTERFERENCE,
             rows=some,
             mapping=own,
             prefill_mapping=own,

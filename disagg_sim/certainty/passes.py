@@ -47,7 +47,6 @@ from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, time
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
 from disagg_sim.physics.passes.engine_time import without_host
-from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Operator
@@ -146,7 +145,7 @@ def batched_passes(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass
 
 
 def _apart(designs: Designs) -> Designs:
-    """One stage with one micro-batch of decodes and of prefill tokens, and nothing that its phases cost each other."""
+    """One stage with one micro-batch of decodes and of prefill tokens."""
     stages = designs.mapping.pp
     micro = np.minimum(stages, np.maximum(designs.batch, 1.0))
     return replace(
@@ -154,7 +153,6 @@ def _apart(designs: Designs) -> Designs:
         mapping=replace(designs.mapping, pp=np.ones_like(stages)),
         batch=np.ceil(designs.batch / micro),
         mixed_chunk=designs.mixed_chunk / micro,
-        interference=NO_INTERFERENCE,
     )
 
 
@@ -215,13 +213,12 @@ class Summand:
 
     key: tuple[str, str, str]  # name, kind, and format or kind of attention
     seconds: Floats
-    operator: tuple[Contribution, CountedOperators] | None = None  # None = no operator: host, waiting, interference
+    operator: tuple[Contribution, CountedOperators] | None = None  # None = no operator: host, waiting
 
 
 def summands_of(one: Pass) -> list[Summand]:
-    """Parts of a pass, which add up to its time: operators, host, interference, waiting."""
-    designs, at = one.designs, one.at
-    total = one.time
+    """Parts of a pass, which add up to its time: operators, host, waiting."""
+    at, total = one.at, one.time
     found = [
         Summand(key=each.key, seconds=each.seconds[route.field], operator=(each, route))
         for route in one.routes
@@ -229,8 +226,6 @@ def summands_of(one: Pass) -> list[Summand]:
         if np.any(each.seconds[route.field])
     ]
     rest = {"host": total - times_of(one.bare)[one.field]}
-    if one.name == "mixed step" and designs.interference != NO_INTERFERENCE:
-        rest["interference"] = total - times_of(replace(designs, interference=NO_INTERFERENCE))[one.field]
     left = total - sum(each.seconds for each in found) - sum(rest.values())
     rest["waiting"] = np.where(np.abs(left) < _ROUNDING * total, 0.0, left)
     return [*found, *(Summand(key=(name, name, ""), seconds=part) for name, part in rest.items() if np.any(part))]

@@ -26,7 +26,6 @@ from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS
-from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.prefixes import align_to_checkpoints
@@ -49,7 +48,7 @@ _NUMBERS = (
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
 )
 #: Columns of a sweep's frontier that say what its rows assume beside their specs; all rows of a case agree.
-ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic")
+ASSUMED = ("nvlink_domain", "traffic")
 #: Columns beside the system that name the setup of a pool.
 _OF_SIDE = ("precision", "profile", "engine")
 #: Columns of a row that stay the same in every row of ``Designs``.
@@ -66,8 +65,6 @@ class Origin:
     ----------
     systems, models : mapping
         Systems and models by name, in place of the shipped ones.
-    interference : Interference
-        What the phases cost each other in mixed steps.
     lengths : Lengths, or mapping of str to Lengths, optional
         Of the requests, where they follow a distribution that the column ``traffic`` does not name; or by what that
         column says.
@@ -79,7 +76,6 @@ class Origin:
 
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
     models: abc.Mapping[str, ModelSpec] = field(default_factory=dict)
-    interference: Interference = NO_INTERFERENCE
     lengths: Lengths | abc.Mapping[str, Lengths] | None = None
     ftl_quantile: float | None = None
     exact: bool = True
@@ -102,7 +98,7 @@ def rescore(
         From the setting of a row (``physics.setup.Setup``: model, system, rates) to the one to time it under; by
         default nothing changes and the result equals the row's own numbers.
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a distribution of lengths.
+        What the rows were made with: systems of one's own, a distribution of lengths.
 
     Returns
     -------
@@ -173,16 +169,12 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
                     origin.models.get(model, model), system, precision, profile, _engine(engine), drafter
                 )
             sides.append(known[place])
-        interference = origin.interference
-        if ASSUMED[1] in words:
-            efficiency, loss = (_number(words, name) for name in ASSUMED[1:3])
-            interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         lengths = align_to_checkpoints(sides[1], _lengths(words, origin))
         chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0
         for alike in rows_alike([drafts, chunks > 0 if lengths.constant else chunks], rows):
             drafted = bool(drafts[alike[0]])
             pair = sides if drafted else [undrafted(sides[0]), sides[1] if mode == MODES[0] else undrafted(sides[1])]
-            designs = _read(alike, columns, words, pair, interference, lengths)
+            designs = _read(alike, columns, words, pair, lengths)
             designs = designs.of_prompts(*timed_prompts(designs, origin.ftl_quantile))
             if origin.exact:
                 _check(designs, points)
@@ -257,12 +249,7 @@ def _engine(word: str) -> str | None:
 
 
 def _read(
-    rows: Ints,
-    columns: abc.Mapping[str, Floats],
-    words: dict[str, Any],
-    sides: list[Setup],
-    interference: Interference,
-    lengths: Lengths,
+    rows: Ints, columns: abc.Mapping[str, Floats], words: dict[str, Any], sides: list[Setup], lengths: Lengths
 ) -> Designs:
     def column(name: str) -> Floats:
         return columns[name][rows]
@@ -278,7 +265,6 @@ def _read(
         lengths=lengths,
         at=sides[0],
         prefill_at=sides[1],
-        interference=interference,
         rows=rows,
         mapping=Sharding(**degrees["decode"]),
         prefill_mapping=Sharding(**degrees["prefill"]),
@@ -330,6 +316,6 @@ def _check(designs: Designs, points: pd.DataFrame) -> None:
             row = wrong[0]
             raise InputError(
                 f"row {points.index[designs.rows[row]]} of the table: its settings give {name} {values[row]:.6g}, the "
-                f"table says {own[row]:.6g}: made under other specs or fits, or under an interference or a "
-                "distribution of lengths that neither the table nor the caller names"
+                f"table says {own[row]:.6g}: made under other specs or fits, or under a distribution "
+                "of lengths that neither the table nor the caller names"
             )

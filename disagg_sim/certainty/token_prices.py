@@ -61,7 +61,7 @@ def with_token_prices(
     utilisation : float
         Share of the reserved hours in which the deployment serves its rate; 1 = hours are paid as they are used. [1]
     origin : Origin
-        What the rows were made with: systems of one's own, interference, a distribution of lengths.
+        What the rows were made with: systems of one's own, a distribution of lengths.
 
     Returns
     -------

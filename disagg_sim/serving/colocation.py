@@ -21,7 +21,6 @@ from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes_of
-from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import batch_axes, draft_choices, drafting
@@ -50,7 +49,6 @@ class Colocation:
     rank_chunk_tokens: tuple[int, ...] | None = None  # ``piggyback``: chunks of a DP rank to try beside the balance,
     # where they exceed it; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
-    interference: Interference = NO_INTERFERENCE  # ``piggyback``: what the phases cost each other in a mixed step
     ttl_measure: str = "tpot"  # what ``ttl_s`` is, of ``TTL_MEASURES``
     mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
     allow_long_context: bool = False  # score requests beyond the model's context limit instead of refusing them

@@ -162,7 +162,7 @@ def piggyback(
     at, mappings, lengths, ftl_limit, ttl_limit
         As in ``colocated``.
     options : Colocation
-        Batches and chunks to try, interference of the phases, measure of TTL, and the form of MLA in a chunk: "naive"
+        Batches and chunks to try, measure of TTL, and the form of MLA in a chunk: "naive"
         re-projects the past, "absorbed" works in latent space, "cached" keeps the up-projected past in memory, "auto"
         takes the fastest that fits.
 
@@ -272,7 +272,6 @@ def _of_prompts(
         context=of_all(held.context),
         chunk=Chunk(of_all(pieces), isl, of_all(ranks), past),
         forms=case.forms,
-        interference=case.options.interference,
         rank_batch=of_all(held.batch),
     )
     if one:

@@ -128,7 +128,6 @@ class Case:
             ttl_limit=self.limits.ttl_s,
             options=Colocation(
                 every_step_mixed=self.sharing.every_step_mixed,
-                interference=self.sharing.interference,
                 ttl_measure=self.sharing.ttl_measure,
                 hold_steps=self.sharing.hold_steps,
                 mla_form=self.mla_form,
@@ -250,8 +249,6 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "every_step_mixed": "every_step_mixed" if sharing.every_step_mixed else "best_mix",
         "hold_steps": "hold_"
         + ("tuned" if sharing.hold_steps is None else "_".join(map(str, sharing.hold_steps)) or "none"),
-        "minority_efficiency": f"minority{_number(sharing.interference.minority_efficiency)}",
-        "overlap_loss": f"overlap{_number(sharing.interference.overlap_loss)}",
         "per": f"per_{case.per}",
         "pools": "-".join(case.pool_names),
         "speculation": case.speculation.replace(" ", "_") or "no_speculation",
@@ -296,8 +293,6 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "mla_form": case.mla_form,
         "ttl_measure": sharing.ttl_measure,
         "every_step_mixed": sharing.every_step_mixed,
-        "minority_efficiency": sharing.interference.minority_efficiency,
-        "overlap_loss": sharing.interference.overlap_loss,
     }
     if link is not None:
         columns |= {LINK: str(link), LINK_BANDWIDTH: link.bandwidth(case.prefill_setup, case.decode_setup)}
@@ -337,7 +332,7 @@ def setup_case(case: Case) -> Case:
 def origin_of(case: Case) -> Origin:
     """Make the ``Origin`` of the points of a case."""
     systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
-    return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
+    return Origin(systems=systems, lengths=case.lengths)
 
 
 def throughput_column(per: str, *, spares: bool = False) -> str:

@@ -355,7 +355,7 @@ def _text(cell: Any) -> str:
 def read_block(path: Path) -> pd.DataFrame:
     """Read a file of ``points/``, as a table whose rows can be timed again (``certainty.rows``).
 
-    A block does not repeat what all rows of its case share: NVLink domain, interference, traffic, link. These come from
+    A block does not repeat what all rows of its case share: NVLink domain, traffic, link. These come from
     the ``frontier.csv`` of the same results, where it has the case. Returns columns of ``serving.points.COLUMNS`` with
     ``case`` in front, and those of ``certainty.rows.ASSUMED`` and of the link.
     """

@@ -46,7 +46,6 @@ from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.kv_tiers import tier_of
-from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
@@ -149,7 +148,6 @@ class ColocatedOptions:
     ttl_measure: str = Colocation().ttl_measure  # definition of TTL, of ``serving.colocation.TTL_MEASURES``
     every_step_mixed: bool = False  # piggyback: every step has prefill chunks; else the best mix of steps
     hold_steps: tuple[int, ...] | None = Colocation().hold_steps  # prefill delay, see ``serving.colocation.Colocation``
-    interference: Interference = field(default_factory=Interference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,13 +301,6 @@ def _combined(limits: _Limits) -> tuple[PointLimits, ...]:
 _Prices = Annotated[dict[_System, Annotated[float, Range(1e-3, 1e4, "USD/h")]], WrapValidator(one_spelling)]
 
 
-class _Interference(Strict):
-    """Keys of ``interference``: how mixed steps slow down."""
-
-    minority_efficiency: Annotated[float, Range(1e-3, 1.0)] = 1.0
-    overlap_loss: Annotated[float, Range(0.0, 1.0)] = 0.0
-
-
 def _speculation(word: str) -> str:
     """Return the canonical spelling of a curve, or of a method with its acceptance."""
     return str(expected(load.load_speculation, word).name)
@@ -335,9 +326,6 @@ class _File(ServedKeys):
     ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = ColocatedOptions().ttl_measure
     every_step_mixed: bool = False
     hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(delays_to_try)] = ColocatedOptions().hold_steps
-    interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
-        Interference(minority_efficiency=1.0, overlap_loss=0.0)
-    )
     per: Annotated[str, OneOf(COLUMNS_PER)] = _USUAL["per"]
     prices: Annotated[
         tuple[tuple[str, float], ...], Written(_Prices, lambda prices: tuple(sorted(prices.items())))
@@ -512,7 +500,6 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
         ("ttl_measure", sharing.ttl_measure != neutral.ttl_measure, ("colocated", "piggyback")),
         ("every_step_mixed", sharing.every_step_mixed, ("piggyback",)),
         ("hold_steps", sharing.hold_steps != neutral.hold_steps, ("colocated",)),
-        ("interference", sharing.interference != neutral.interference, ("piggyback",)),
     )
     for key, given, modes in uses:
         if given and not {*modes} & {*spec.modes}:

@@ -216,7 +216,6 @@ models: [llama_3_1_8b]
 systems: {h100_sxm: fp8}
 traffic: [log_normal_4096_512]
 modes: [disaggregated, piggyback]
-interference: {overlap_loss: 0.2}
 limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
 """
 
@@ -234,7 +233,7 @@ def test_memory_of_a_server_is_told_by_its_terms(capsys):
 
 @pytest.mark.long
 def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
-    """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
+    """A sweep names the distribution in its frontier, where a block of points finds it."""
     (tmp_path / "law.yaml").write_text(LAW)
     sweep, out = [str(tmp_path / "law.yaml"), "--out", str(tmp_path / "out")], tmp_path / "out"
     assert run(["sweep", *sweep, "--jobs", "1", "--no-figures", "--uncertainty"]) == 0

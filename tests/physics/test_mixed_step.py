@@ -1,4 +1,4 @@
-"""The mixed step: its limits, its chunk penalty under MLA, and interference."""
+"""The mixed step: its limits, and its chunk penalty under MLA."""
 
 from dataclasses import replace
 
@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError
 from disagg_sim.physics.memory import colocated_bytes, decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 
@@ -61,44 +60,6 @@ def test_a_chunk_never_makes_a_step_faster_than_decode_alone(case, batch, chunk,
     at, mapping = case
     plain = decode_step(at, mapping, batch=float(batch), context=float(context)).ttl
     assert step_of(at, mapping, batch, chunk, context).time >= plain * (1 - 1e-12)
-
-
-@quick
-@given(cases(), batches, chunks, st.floats(0.05, 1.0), st.floats(0.0, 1.0))
-def test_interference_only_slows_down_and_neutral_knobs_change_nothing(case, batch, chunk, efficiency, loss):
-    at, mapping = case
-    free = step_of(at, mapping, batch, chunk)
-    neutral = step_of(at, mapping, batch, chunk, interference=Interference(minority_efficiency=1.0, overlap_loss=0.0))
-    assert neutral.time == free.time
-    one = step_of(at, mapping, batch, chunk, interference=Interference(minority_efficiency=efficiency)).time
-    other = step_of(at, mapping, batch, chunk, interference=Interference(overlap_loss=loss)).time
-    both = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-    assert min(one, other) >= free.time
-    slow = step_of(at, mapping, batch, chunk, interference=both).time
-    assert slow - free.time == pytest.approx(one + other - 2 * free.time, rel=1e-6, abs=1e-12)
-
-
-def test_overlap_loss_adds_its_share_of_the_smaller_of_compute_and_memory():
-    at = cached_setting("llama_3_1_70b", "h100_sxm", "ideal")
-    mapping = mappings_of("llama_3_1_70b", "h100_sxm")[3]
-    free = step_of(at, mapping, 64, 512)
-    slow = step_of(at, mapping, 64, 512, interference=Interference(overlap_loss=0.5))
-    assert slow.time - free.time == pytest.approx(0.5 * min(free.sums.compute, free.sums.memory), rel=1e-9)
-
-
-def test_half_the_efficiency_doubles_what_the_minority_adds():
-    """Few prefill tokens beside many decodes: the minority is the chunk, the majority the decode step."""
-    at, mapping = cached_setting("llama_3_1_70b", "h100_sxm", "measured"), mappings_of("llama_3_1_70b", "h100_sxm")[3]
-    free = step_of(at, mapping, 256, 32).time
-    plain = decode_step(at, mapping, batch=256.0, context=5000.0).ttl
-    slow = step_of(at, mapping, 256, 32, interference=Interference(minority_efficiency=0.5)).time
-    assert slow - plain == pytest.approx(2 * (free - plain), rel=1e-9)
-
-
-@pytest.mark.parametrize("knobs", [{"minority_efficiency": 0.0}, {"minority_efficiency": 1.5}, {"overlap_loss": -0.1}])
-def test_knobs_out_of_range_are_refused_by_name(knobs):
-    with pytest.raises(InputError, match=f"^{next(iter(knobs))} .* is out of range"):
-        Interference(**knobs)
 
 
 def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():

@@ -5,14 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import instance_bytes
-from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.roofline import Sums
@@ -437,17 +435,6 @@ def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
     kept = 61 * 128 * 320 * 16384  # one prompt a rank: layers, heads, key and value elements of 1 B, tokens
     kept /= 0.9  # TensorRT-LLM keeps a tenth of the room for the cache free
     assert rows["cached"].decode_memory_bytes - rows["naive"].decode_memory_bytes == pytest.approx(kept)
-
-
-@settings(max_examples=4, deadline=None)
-@given(st.floats(0.2, 1.0), st.floats(0.0, 1.0), st.booleans())
-def test_interference_never_raises_the_throughput(efficiency, loss, every):
-    knobs = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-    free, slow = (
-        run("piggyback", batch=[4, 64], every_step_mixed=every, interference=i, ftl_limit=100.0)
-        for i in (Interference(), knobs)
-    )
-    assert (slow.tokens_per_s_per_gpu <= free.tokens_per_s_per_gpu).all()
 
 
 def test_limits_act_on_the_latencies_they_name():

@@ -12,7 +12,6 @@ import pytest
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_system
-from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
@@ -93,16 +92,16 @@ def test_names_tell_every_case_apart_and_show_what_varies():
         ctx_gen_ratios=(None, Fraction(1, 2), Fraction(1, 3)),
         nvlink_domains=(None, 72),
         mla_forms=("auto", "naive"),
-        sharing=ColocatedOptions(ttl_measure="p99", interference=Interference(overlap_loss=0.25)),
+        sharing=ColocatedOptions(ttl_measure="p99", every_step_mixed=True),
     )
     names = [case.name for case in cases_of(spec)]
     assert len(names) == len(set(names)) == 2 * 4 * 3 * 2 * (1 + 2)
     assert names[0] == (
-        "llama_3_1_8b-h100_sxm-bf16-measured-2048-256-ftl1-nic_none-ratio_optimal-domain_own-ttl_p99-overlap0.25"
+        "llama_3_1_8b-h100_sxm-bf16-measured-2048-256-ftl1-nic_none-ratio_optimal-domain_own-ttl_p99-every_step_mixed"
     )
     assert names[-1] == (
         "deepseek_r1-h100_sxm-bf16-measured-log_normal_4096_512-ftl10-nic50-ratio1to3-domain72-mla_naive"
-        "-ttl_p99-overlap0.25"
+        "-ttl_p99-every_step_mixed"
     )
     assert [case.name for case in cases_of(replace(SMALL, limits=(PointLimits(),)))] == [
         "llama_3_1_8b-h100_sxm-bf16-measured-2048-256"
@@ -216,23 +215,15 @@ def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
     assert not reaches(naive, free)
 
 
-def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path):
+def test_the_measure_of_ttl_costs_throughput(tmp_path):
     spec = replace(SMALL, modes=("piggyback",))
-    free, hurt, strict = (
-        fronts(run(replace(spec, sharing=sharing), tmp_path / str(number)))[0]
-        for number, sharing in enumerate(
-            (
-                ColocatedOptions(),
-                ColocatedOptions(interference=Interference(minority_efficiency=0.5, overlap_loss=0.5)),
-                ColocatedOptions(ttl_measure="p99"),
-            )
-        )
+    free, strict = (
+        fronts(run(replace(spec, sharing=ColocatedOptions(**sharing)), tmp_path / str(number)))[0]
+        for number, sharing in enumerate(({}, {"ttl_measure": "p99"}))
     )
-    for worse in (hurt, strict):
-        assert reaches(free, worse)
-        assert not reaches(worse, free)
+    assert reaches(free, strict)
+    assert not reaches(strict, free)
     assert (strict["ttl_s"] == strict["ttl_largest_gap_s"]).all()
-    assert set(hurt["minority_efficiency"]) == {0.5}
 
 
 def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path):

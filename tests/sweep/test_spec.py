@@ -12,7 +12,6 @@ from fault_tables import faults_of
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
-from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, load_sweep, same_system
@@ -107,9 +106,7 @@ hold_steps: tuned, modes: [piggyback] :: hold_steps: acts in colocated only; mod
 every_step_mixed: 1 :: every_step_mixed: 1 is not true or false
 every_step_mixed: true, modes: [disaggregated, colocated]
   every_step_mixed: acts in piggyback only; modes has disaggregated, colocated
-interference: {minority_efficiency: 1.5} :: minority_efficiency: 1.5 is out of range; allowed: from 0.001 to 1
-interference: {overlap_los: 0} :: interference: unknown key 'overlap_los', did you mean 'overlap_loss'?
-interference: {overlap_loss: 0.2}, modes: [colocated] :: interference: acts in piggyback only; modes has colocated
+interference: {overlap_loss: 0.2} :: interference was removed: nothing measured says what phases
 per: wat :: per: 'wat' is unknown, did you mean 'watt'?; allowed: gpu, usd, watt, joule
 per: usd, prices: {h100_smx: 2} :: prices.h100_smx: unknown system 'h100_smx', did you mean 'h100_sxm'?; known: a100
 per: usd, prices: {h100_sxm: 0} :: prices.h100_sxm: 0 is out of range; allowed: from 0.001 to 10000 USD/h
@@ -325,7 +322,7 @@ def test_shipped_sweeps_are_valid(name):
 def test_axes_are_lists_or_single_values(tmp_path):
     text = GOOD.replace("{ftl_s: 10.0}", "{ftl_s: [1, 10], gpu_cap: 16, nic_gb_per_s: [none, 50]}") + (
         "ctx_gen_ratio: [optimal, 0.5, 1/3]\nnvlink_domain: [own, 72]\nmla_form: naive\n"
-        "modes: [piggyback, disaggregated]\ninterference: {overlap_loss: 0.1}\n"
+        "modes: [piggyback, disaggregated]\n"
         "ttl_measure: p99\nevery_step_mixed: true\n"
     )
     spec = load_sweep(write(tmp_path, text))
@@ -334,8 +331,7 @@ def test_axes_are_lists_or_single_values(tmp_path):
     )
     assert spec.ctx_gen_ratios == (None, Fraction(1, 2), Fraction(1, 3))
     assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "disaggregated"))
-    knobs = Interference(minority_efficiency=1.0, overlap_loss=0.1)
-    assert spec.sharing == ColocatedOptions(ttl_measure="p99", every_step_mixed=True, interference=knobs)
+    assert spec.sharing == ColocatedOptions(ttl_measure="p99", every_step_mixed=True)
 
 
 def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path):

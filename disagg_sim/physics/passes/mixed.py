@@ -2,8 +2,6 @@
 
 Physics page, sections 7 (Mixed) and 8 (piggyback). A step of B decodes and c prefill tokens makes
 ONE linear pass at T = B + c; the scores and values of both run one after the other.
-
-Past 400 lines: load, layers and drafts of the step are one idea.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
@@ -66,38 +63,6 @@ def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
     return np.where(share > 0, np.maximum(share, 1.0), 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interference:
-    """What prefill and decode cost each other in one step, beyond the sum of their work. Neutral by default.
-
-    Both are assumptions of a study: no measurement of them is shipped. They act on steps that hold
-    both phases and can only slow them down.
-
-    Parameters
-    ----------
-    minority_efficiency : float
-        Efficiency e of the phase that would take less time alone: what it adds to the other phase's
-        own step takes 1/e as long, ``T = T_major + (T_mix - T_major)/e``. In (0, 1]. [1]
-    overlap_loss : float
-        Imperfect overlap k of the step's compute time c and memory time m: the roofline's
-        ``max(c, m)`` becomes ``max(c, m) + k*min(c, m)``. In [0, 1]. [1]
-    """
-
-    minority_efficiency: float = 1.0
-    overlap_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_kinds(self)
-        if not 0 < self.minority_efficiency <= 1:
-            raise InputError(f"minority_efficiency {self.minority_efficiency:g} is out of range; allowed: (0, 1]")
-        if not 0 <= self.overlap_loss <= 1:
-            raise InputError(f"overlap_loss {self.overlap_loss:g} is out of range; allowed: [0, 1]")
-
-
-NO_INTERFERENCE = Interference()
-
-
 class MixedStep(NamedTuple):
     """One step of B decodes and a chunk of prefill."""
 
@@ -118,7 +83,6 @@ def mixed_step(
     context: Numeric,
     chunk: Chunk,
     mla_form: str = "auto",
-    interference: Interference = NO_INTERFERENCE,
     rank_batch: Numeric | None = None,
 ) -> MixedStep:
     """Time one step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
@@ -147,8 +111,6 @@ def mixed_step(
         Prefill tokens of the step, and the prompts that they are cut from. [token]
     mla_form
         Form of the chunk; ``auto`` is the faster of ``naive`` and ``absorbed``.
-    interference
-        What the phases cost each other beyond the sum of their work.
     rank_batch
         As in ``decode_step``; ``context`` is then the mean on the fullest rank. [request]
 
@@ -169,14 +131,7 @@ def mixed_step(
     ['2.8 ms', '39.5 ms']
     """
     (step,) = mixed_step_by_form(
-        at,
-        mapping,
-        batch=batch,
-        context=context,
-        chunk=chunk,
-        forms=(mla_form,),
-        interference=interference,
-        rank_batch=rank_batch,
+        at, mapping, batch=batch, context=context, chunk=chunk, forms=(mla_form,), rank_batch=rank_batch
     )
     return step
 
@@ -189,7 +144,6 @@ def mixed_step_by_form(
     context: Numeric,
     chunk: Chunk,
     forms: tuple[str, ...] = ("auto",),
-    interference: Interference = NO_INTERFERENCE,
     rank_batch: Numeric | None = None,
 ) -> list[MixedStep]:
     """Time the same step as ``mixed_step`` under several forms of MLA.
@@ -208,7 +162,7 @@ def mixed_step_by_form(
     mean, tokens = batch / microbatches, chunk.tokens / microbatches
     most = np.ceil(mean)  # sequences of the fullest micro-batch
     even = np.ceil(most / dp)  # least sequences of its fullest rank, however requests are routed
-    both = Load(
+    load = Load(
         sequences=even if rank_batch is None else np.maximum(rank_batch / microbatches, even),
         queries=1.0 + drafts,
         share=chunk_share(tokens, ranks),
@@ -217,33 +171,16 @@ def mixed_step_by_form(
         alike=alike_rows((pp, dp, drafts), batch, chunk.tokens, ranks),
     )
 
-    def steps(load: Load) -> list[MixedStep]:
-        """Time steps without interference; those with prefill run outside CUDA graphs. [s]"""
-        # decodes return to the first stage
-        hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.has_decodes else pp - 1
-        hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.has_decodes else 0.0
-        host, found = host_time(at, mapping, decodes), []
-        for times in _layers(at, mapping, load, context, chunk, forms):
-            stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-            time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
-            found.append(MixedStep(time + hop.time, with_ends(times.sums, hop, host)))
-        return found
-
-    found = steps(both)
-    if interference == NO_INTERFERENCE or not (both.has_decodes and both.has_prefill):
-        return found
-    alone: list[Numeric] = []
-    if interference.minority_efficiency < 1:
-        parts = steps(both.without_chunk), steps(both._replace(sequences=0.0, decodes=0.0))
-        alone = [np.maximum(one.time, other.time) for one, other in zip(*parts, strict=True)]
-    slower = []
-    for index, step in enumerate(found):
-        time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
-        if alone:
-            added = np.maximum(step.time - alone[index], 0.0)
-            time = time + added * (1.0 / interference.minority_efficiency - 1.0)
-        slower.append(MixedStep(time, step.sums))
-    return slower
+    # decodes return to the first stage
+    hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.has_decodes else pp - 1
+    hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.has_decodes else 0.0
+    host, found = host_time(at, mapping, decodes), []
+    for times in _layers(at, mapping, load, context, chunk, forms):
+        stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
+        # steps with prefill run outside CUDA graphs
+        time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
+        found.append(MixedStep(time + hop.time, with_ends(times.sums, hop, host)))
+    return found
 
 
 class Load(NamedTuple):
