@@ -12,12 +12,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 from disagg_sim.errors import StoreError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Name of a temporary file: that of its target, and the process that writes it.
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
@@ -65,13 +62,13 @@ def write_text(path: Path, text: str) -> None:
         handle.write(text.encode())
 
 
-def write_csv(path: Path, table: pd.DataFrame, *, digits: int = 0) -> None:
-    """Write a table as CSV so that it is there whole or not at all."""
+def write_csv(path: Path, table: Any, *, digits: int = 0) -> None:
+    """Write a DataFrame as CSV so that it is there whole or not at all."""
     write_text(path, csv_text(table, digits=digits))
 
 
-def csv_text(table: pd.DataFrame, *, digits: int = 0) -> str:
-    """Return the text that ``write_csv`` writes of a table."""
+def csv_text(table: Any, *, digits: int = 0) -> str:
+    """Return the text that ``write_csv`` writes of a DataFrame."""
     return str(table.to_csv(index=False, lineterminator="\n", float_format=f"%.{digits}g" if digits else None))
 
 

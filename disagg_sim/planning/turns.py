@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.design import Design
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
@@ -45,9 +44,11 @@ def plan_turns(traffic: str | Trace, memory: GpuCaches, planned: Callable[[Lengt
         plan = planned(law)
         if plan.best is None:
             break
-        caches = _met(
-            plan.best, memory, law, plan.best.rate / (mean_turns(traffic) if isinstance(traffic, str) else 1.0)
-        )
+        pool, rate = plan.best.first, plan.best.rate
+        own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
+        served = cached_layers(pool.setup), pool.setup.precision
+        sessions_per_s = rate / mean_turns(traffic) if isinstance(traffic, str) else rate
+        caches = own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)
         found = _law(traffic, caches)
         if _alike(found, law):
             break
@@ -64,11 +65,3 @@ def _alike(found: Lengths, law: Lengths) -> bool:
     first, second = (dict(each.cached.reuse.tiers) if each.cached is not None else {} for each in (found, law))
     apart = [abs(first.get(name, 0.0) - second.get(name, 0.0)) for name in {*first, *second}]
     return abs(found.mean_new / law.mean_new - 1.0) < SETTLED and max(apart, default=0.0) < SETTLED
-
-
-def _met(design: Design, memory: GpuCaches, law: Lengths, sessions_per_s: float) -> TurnCaches:
-    """The caches of a design, in tokens."""
-    pool = design.first
-    own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
-    served = cached_layers(pool.setup), pool.setup.precision
-    return own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)

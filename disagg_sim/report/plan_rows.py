@@ -98,7 +98,8 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     what, mode = "DISAGGREGATE" if best.mode == ServingMode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.other is None:
-        return [f"{what}: {head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
+        (rest,) = {ServingMode.DISAGGREGATED, ServingMode.COLOCATED} - {best.mode}
+        return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits"]
     chance = math.nan if sure is None else sure.probability
     either = not (plan.gain >= LEAST_GAIN and not chance < LEAST_PROBABILITY)
     head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
@@ -167,10 +168,6 @@ def moved_line(best: Design, fewest: Design) -> str:
 def instances_text(design: Design) -> str:
     """Write the pools of a design in short: ``13 x 1 GPU + 2 x TP4``."""
     return " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools)
-
-
-def _other(mode: ServingMode) -> ServingMode:
-    return ServingMode.COLOCATED if mode == ServingMode.DISAGGREGATED else ServingMode.DISAGGREGATED
 
 
 def _limit(limit: Limit) -> str:

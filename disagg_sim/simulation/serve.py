@@ -290,18 +290,15 @@ def _models(models: Sequence[Served], numbers: Sequence[Ints], requests: int) ->
 
 def _peak_flops(budget: GpuBudget, instances: Instances) -> float:
     """Dense peak of a GPU, on average over the time for which instances of unlike GPUs were there. [FLOP/s]"""
-    peaks = [_peak_of(roster.site, roster.mapping[each]) for roster, each in budget.instances]
-    held = instances.gpu_s
+    peaks, held = [], instances.gpu_s
+    for roster, each in budget.instances:
+        mapping = roster.mapping[each]
+        peak, ffn = peak_flops(roster.site.setup_of(mapping)), ffn_of(mapping)
+        if ffn is not None and ffn.setup is not None:  # the mean over both pools of an instance
+            share = float(ffn.mapping.gpus / mapping.gpus)
+            peak = (1.0 - share) * peak + share * peak_flops(ffn.setup)
+        peaks.append(peak)
     return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))
-
-
-def _peak_of(site: Site, mapping: Sharding) -> float:
-    """Dense peak of a GPU of an instance, the mean over both of its pools where it has two. [FLOP/s]"""
-    own, ffn = peak_flops(site.setup_of(mapping)), ffn_of(mapping)
-    if ffn is None or ffn.setup is None:
-        return own
-    share = float(ffn.mapping.gpus / mapping.gpus)
-    return (1.0 - share) * own + share * peak_flops(ffn.setup)
 
 
 class Sampler:

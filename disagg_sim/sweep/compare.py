@@ -177,17 +177,12 @@ def read_frontier(path: Path) -> Frontier:
             "stopped; run the sweep again"
         )
     table = _read_table(file, data)
-    manifest = manifest or _manifest_beside(file, data)
+    if manifest is None:
+        with suppress(InputError):  # of the directory of a table, where it was written for that table
+            beside = read_manifest(file.parent)
+            manifest = beside if beside and is_as_written(beside, data) else None
     planned = manifest.cases if manifest else ()
     return Frontier(path, table, tuple(dict.fromkeys([*planned, *table["case"]])), manifest)
-
-
-def _manifest_beside(file: Path, data: bytes) -> Manifest | None:
-    """The manifest in the directory of a table, where it was written for that table."""
-    with suppress(InputError):
-        found = read_manifest(file.parent)
-        return found if found and is_as_written(found, data) else None
-    return None
 
 
 def _read_table(file: Path, data: bytes) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
 from disagg_sim.domain import BOUNDS, ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, StoreError
+from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -33,7 +34,7 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.pool_frontier import COLUMNS as POOL_COLUMNS
 from disagg_sim.serving.pool_frontier import pools_front
-from disagg_sim.serving.spares import with_spares
+from disagg_sim.serving.spares import SpareRules, with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.digests import SpecFile
 from disagg_sim.sweep.grid_cache import score_group, scored
@@ -265,9 +266,10 @@ def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     if case.served.kv_link is not None:
         ends = case.prefill_setup, case.decode_setup
         frame = with_link(frame, case.served.kv_link, ends, case.lengths)
-    wanted = case.served.spare_rules(case.limits.gpu_cap, dict(case.prices) or case.per)
-    if wanted is None:
+    if case.served.availability is None:
         return frame
+    failing, per = load_failures(case.served.failures), dict(case.prices) or case.per
+    wanted = SpareRules(target=case.served.availability, failing=failing, gpu_cap=case.limits.gpu_cap, per=per)
     return with_spares(frame, wanted, {spec.name: spec for spec in (case.prefill_system, case.decode_system)})
 
 

@@ -66,15 +66,6 @@ def _plain(name: str) -> str:
     return name
 
 
-def finished_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
-    """Name and cases of the sweep that was finished in a directory; both empty where there is none to be read."""
-    try:
-        manifest = read_manifest(root)
-    except InputError:
-        return "", ()
-    return (manifest.name, manifest.cases) if manifest else ("", ())
-
-
 def is_as_written(manifest: Manifest, data: bytes) -> bool:
     """Whether these are the bytes of the frontier that the manifest was written for."""
     return manifest.tables.get(FRONTIER_FILE) == checksum(data)

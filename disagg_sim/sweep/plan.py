@@ -201,7 +201,10 @@ def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
     cases, named = [cases_of(spec) for spec in specs], Common()
-    inputs = [inputs_of(_depends_on(some, named)) for some in cases]
+    inputs = [
+        inputs_of(dict.fromkeys(name for case in some for name, spec in named.specs(case).items() if spec is not None))
+        for some in cases
+    ]
     common = Common()  # specs are read again after the stamps of their files, so that a change in between is seen
     return tuple(
         SweepPlan(
@@ -213,12 +216,6 @@ def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[
         )
         for spec, some, (content, sources) in zip(specs, cases, inputs, strict=True)
     )
-
-
-def _depends_on(cases: Sequence[Case], named: Common) -> tuple[str, ...]:
-    """The specs of some cases, ``kind/name``, each once."""
-    specs = (named.specs(case) for case in cases)
-    return tuple(dict.fromkeys(name for each in specs for name, value in each.items() if value is not None))
 
 
 def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePlan:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
-from disagg_sim.errors import StoreError
+from disagg_sim.errors import InputError, StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
 from disagg_sim.sweep.grid_cache import MOST_TOGETHER, groups
 from disagg_sim.sweep.index import Key
-from disagg_sim.sweep.manifest import finished_sweep
+from disagg_sim.sweep.manifest import read_manifest
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import Gathered, SweepResult, collect
 from disagg_sim.sweep.store import Own, RunListener, Store, missing, opened
@@ -161,7 +161,9 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Ru
         for done in chain.from_iterable(run_tasks(compute_blocks, left, jobs=jobs, given_up=give_up)):
             listener.advance(done.points)
             first, *_ = takers[done.key]
-            first.effort = first.effort.and_of(done.points, done.seconds)
+            first.effort.blocks += 1
+            first.effort.points += done.points
+            first.effort.seconds += done.seconds
             for run in takers[done.key]:
                 run.gathered.add(done.key, done.found)
         left, alone = alone, []
@@ -179,7 +181,10 @@ def _ordered(blocks: Mapping[Key, Block]) -> list[Key]:
 
 def _require_own(plan: SweepPlan, store: Store) -> None:
     """Raise ``StoreError`` when the directory holds another sweep."""
-    name, finished = finished_sweep(store.root)
+    manifest = None
+    with suppress(InputError):  # none to be read
+        manifest = read_manifest(store.root)
+    name, finished = (manifest.name, manifest.cases) if manifest else ("", ())
     cases = dict.fromkeys([*finished, *sorted(store.groups((PREFILL, POINTS)))])
     shared = any(case.case.name in cases for case in plan.cases)
     if cases and (not shared or name not in ("", plan.spec.name)):

@@ -18,9 +18,9 @@ from disagg_sim.certainty.token_prices import with_token_prices
 from disagg_sim.choices import FAILURES
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
-from disagg_sim.serving.costs import JOULE, Per
+from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.points import Column
-from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
+from disagg_sim.serving.spares import MOST_GPUS, spares_columns
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
 #: Kinds of columns: of ``token_prices.PRICE_COLUMNS`` and of ``energy.ENERGY_COLUMNS``.
@@ -87,13 +87,6 @@ class ServingOptions:
     def specs(self) -> dict[str, Any]:
         """Specs that the case depends on, by ``kind/name``."""
         return {f"failures/{self.failures}": load.load_failures(self.failures)} if self.availability else {}
-
-    def spare_rules(self, gpu_cap: int, per: Per) -> SpareRules | None:
-        """What spares are added for; None = rows say none."""
-        if self.availability is None:
-            return None
-        failing = load.load_failures(self.failures)
-        return SpareRules(target=self.availability, failing=failing, gpu_cap=gpu_cap, per=per)
 
 
 #: All off.

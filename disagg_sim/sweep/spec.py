@@ -413,7 +413,10 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     if many:
         yield from many
         return
-    yield from _traffic_conflicts(spec, long_context=long_context)
+    for model in (load.load_model(name) for name in spec.models):
+        check = partial(model.check_context, allow_long=long_context)
+        for traffic in spec.traffic:
+            yield from faults_of_call("traffic", check, traffic.isl, traffic.osl)
     yield from _domain_conflicts(spec)
     yield from _idle_keys(spec)
     yield from _idle_recipes(spec)
@@ -471,13 +474,6 @@ def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
         if hbm >= system.hbm_reported:
             held = f"{system.hbm_reported / GB:.0f} GB"
             yield f"traffic: hbm {hbm / GB:g} GB set aside of each GPU, and {name} has {held}; allowed: less"
-
-
-def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
-    for model in (load.load_model(name) for name in spec.models):
-        for traffic in spec.traffic:
-            check = partial(model.check_context, allow_long=long_context)
-            yield from faults_of_call("traffic", check, traffic.isl, traffic.osl)
 
 
 def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:

@@ -119,11 +119,6 @@ def detail(item: Removal, limits: PointLimits) -> str:
     return f"the closest takes {taken} s, limit {allowed} s"
 
 
-def is_partial(item: Removal) -> bool:
-    """Whether the shortfall is of the blocks alone in which nothing passes, so not always that of the closest point."""
-    return item.phase == SHARED and item.reason != OUT_OF_MEMORY
-
-
 def _of_instances(case: Case, plan: ModePlan, points: Tally) -> str:
     """What binds co-located instances."""
     if not points.computed:

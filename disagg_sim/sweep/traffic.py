@@ -212,16 +212,16 @@ class _Named(Strict):
     cached: Axis[_Cached] = (None,)
 
 
-def _equivalent(each: Traffic) -> Traffic:
-    isl, osl = each.shape
-    return replace(each, isl=isl, osl=osl, law="", part=0)
-
-
 def with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
     """Traffic of the file; before each distribution the equivalent constant lengths."""
     given = distinct(tuple(traffic for entry in entries for traffic in entry))
-    constant = ((_equivalent(each), each) if each.law and each.turns is None else (each,) for each in given)
-    return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
+    found: dict[Traffic, None] = {}
+    for each in given:
+        if each.law and each.turns is None:
+            isl, osl = each.shape
+            found[replace(each, isl=isl, osl=osl, law="", part=0)] = None
+        found[each] = None
+    return tuple(found)
 
 
 def _of_shape(shape: _Shape) -> list[Traffic]:

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +20,12 @@ from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS
 from disagg_sim.sweep.results import NOTHING, CaseResult, ModeResult, SweepResult
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.tally import detail, is_partial
+from disagg_sim.sweep.tally import OUT_OF_MEMORY, SHARED, detail
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effort:
     """What one run did: it depends on the machine, and on what was stored before."""
 
@@ -33,10 +33,6 @@ class Effort:
     points: int = 0  # design points of these [1]
     seconds: float = 0.0  # spent on them, of all processes [s]
     wall_seconds: float = 0.0  # of the whole run [s]
-
-    def and_of(self, points: int, seconds: float) -> Effort:
-        """With one more block."""
-        return replace(self, blocks=self.blocks + 1, points=self.points + points, seconds=self.seconds + seconds)
 
 
 def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
@@ -71,7 +67,9 @@ def _infeasible_csv(result: SweepResult) -> str:
                 row = [name, "no result", mode.total.computed, math.inf, NOTHING, NOTHING, mode.verdict, mode.mode]
                 writer.writerow(row)
             for item in (*mode.prefill.removals, *mode.points.removals):
-                known = math.isfinite(item.shortfall) and (bool(mode.verdict) or not is_partial(item))
+                # of the blocks alone in which nothing passes, so not always that of the closest point
+                partial = item.phase == SHARED and item.reason != OUT_OF_MEMORY
+                known = math.isfinite(item.shortfall) and (bool(mode.verdict) or not partial)
                 shortfall = f"{item.shortfall:.10g}" if known else math.inf
                 said, unit = (detail(item, limits), item.unit) if known else (NOTHING, NOTHING)
                 writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, said, mode.mode])
