@@ -138,7 +138,7 @@ def _spared(part: Admission, sheds: str, limits: RequestLimits) -> Admission:
     return part if sheds == "all" else _Sparing(part, limits.priority)
 
 
-class _Both:
+class Both:
     """What two parts admit."""
 
     def __init__(self, first: Admission, second: Admission) -> None:
@@ -147,18 +147,3 @@ class _Both:
     def admit(self, view: ClusterView, request: int) -> bool:
         """See ``Admission``."""
         return all(part.admit(view, request) for part in self._parts)
-
-
-def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site, limits: RequestLimits) -> Admission | None:
-    """Join the admission of a policy with that of a run.
-
-    >>> class Never:
-    ...     def admit(self, view, request):
-    ...         return False
-    >>> admitting(Never(), None, site=None, limits=None).admit(None, 0), admitting(None, None, site=None, limits=None)
-    (False, None)
-    """
-    if kind is None:
-        return own
-    built = kind.build(site, limits)
-    return built if own is None else _Both(own, built)

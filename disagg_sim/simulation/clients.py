@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from disagg_sim.workload.request_columns import Sessions
-from disagg_sim.workload.stream import TraceStream
-from disagg_sim.workload.trace import Trace
 
 
 class NextRequest(NamedTuple):
@@ -107,17 +105,3 @@ class SessionLoop:
             turn = self._after[turn]
         self._after[request] = -1
         return turns
-
-
-def clients_of(trace: Trace | TraceStream, concurrency: int = 0) -> Clients:
-    """Make the clients of a trace.
-
-    >>> from dataclasses import replace
-    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4])
-    >>> turns = Sessions(session=[7, 7], think_s=[0.0, 2.5])
-    >>> clients_of(trace).following(0), clients_of(replace(trace, sessions=turns)).following(0)
-    (None, NextRequest(request=1, wait_s=2.5))
-    """
-    if trace.sessions is not None:
-        return SessionLoop(trace.sessions, concurrency)
-    return ClosedLoop(len(trace), concurrency) if concurrency else OpenLoop(len(trace))

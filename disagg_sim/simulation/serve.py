@@ -22,9 +22,9 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
-from disagg_sim.simulation.admission import admitting
+from disagg_sim.simulation.admission import Both
 from disagg_sim.simulation.classes import limits_of
-from disagg_sim.simulation.clients import Clients, clients_of
+from disagg_sim.simulation.clients import Clients, ClosedLoop, OpenLoop, SessionLoop
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import OBSERVE, Engine
@@ -198,7 +198,9 @@ def _opened(
     parts = require_parts(name, policy.build(site))
     classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
     limits = limits_of(trace, site.slo, classes)
-    parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
+    if options.admission is not None:
+        own, of_run = parts.admission, options.admission.build(site, limits)
+        parts = replace(parts, admission=of_run if own is None else Both(own, of_run))
     spec = cache(partial(spec_of, name, site, parts.steps))
     priority = limits.priority if site.scheduling == Scheduling.PRIORITY and coming is None else None
     fleet = Fleet(
@@ -222,7 +224,12 @@ def _opened(
             f"trace {trace.name} comes in windows, and policy {name!r} keeps all that it has seen; allowed: window 0, "
             "or another policy"
         )
-    clients = clients_of(trace, options.concurrency)
+    clients: Clients
+    if trace.sessions is not None:
+        clients = SessionLoop(trace.sessions, options.concurrency)
+    else:
+        count, at_once = len(trace), options.concurrency
+        clients = ClosedLoop(count, at_once) if at_once else OpenLoop(count)
     arrival, *lengths = _columns(trace, clients, coming)
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))

@@ -170,6 +170,4 @@ def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
         return on_dask(where) if where.backend == "dask" else on_ray(where)
     if where.backend == "serial" or where.jobs == 1 or tasks < 2:
         return nullcontext(lambda call, tasks: ((number, call(task)) for number, task in tasks.items()))
-    from disagg_sim.sweep.backends.run import in_processes
-
     return in_processes(where.jobs)
