@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,20 +60,10 @@ def run_sweeps(
         runs = [_opened(held, plan, root, listener, overwrite=overwrite) for plan, root in sweeps]
         lacking = {block.key: block.points for run in runs for block in run.lacking}
         listener.start(sum(lacking.values()))
-        tabled = partial(_tabled, outside=outside, begun=begun)
-        groups, found = _apart(runs, jobs), dict[Path, SweepResult]()
-        with ThreadPoolExecutor(1) as behind:
-            tables = []
-            for group in groups:
-                for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
-                    _compute(group, table, jobs, listener)
-                if group is not groups[-1]:  # written while the workers compute the next group
-                    tables.append(behind.submit(tabled, group, jobs=1))
-            listener.finish()
-            for each in tables:
-                found |= each.result()
-        if groups:
-            found |= tabled(groups[-1], jobs=jobs)
+        for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
+            _compute(runs, table, jobs, listener)
+        listener.finish()
+        found = _tabled(runs, outside=outside, begun=begun, jobs=jobs)
     return tuple(found[run.store.root] for run in runs)
 
 
@@ -100,14 +89,6 @@ def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: RunListener,
             listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
     lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
     return _Run(plan, store, lacking, Gathered(plan))
-
-
-def _apart(runs: Sequence[_Run], jobs: Workers) -> list[list[_Run]]:
-    """Runs by profile, which share no block; one group where no worker computes beside this process."""
-    groups: dict[str, list[_Run]] = {}
-    for run in runs:
-        groups.setdefault("" if jobs.jobs == 1 else run.plan.spec.profile, []).append(run)
-    return list(groups.values())
 
 
 def _tabled(runs: Sequence[_Run], *, outside: bool, begun: float, jobs: int | Workers) -> dict[Path, SweepResult]:
