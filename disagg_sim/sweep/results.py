@@ -277,25 +277,8 @@ def _collect_sweep(
                 own[key] = front if told == OWN_COLUMNS else told.added(front, prices, origin_of(case.case))
     cases = tuple(_collect_case(case, gathered, failed, own, beyond) for case in plan.cases)
     found = [(case.plan.digest, mode.mode) for case in cases for mode in case.found]
-    if told == OWN_COLUMNS:
-        whole = _below([fronts[key] for key in found])
-    else:
-        whole = pd.concat([own[key] for key in found], ignore_index=True) if found else pd.DataFrame()
+    whole = pd.concat([own[key] for key in found], ignore_index=True) if found else pd.DataFrame()
     return SweepResult(plan=plan, cases=cases, failed=failed, frontier=whole)
-
-
-def _below(fronts: Sequence[tuple[pd.DataFrame, slice]]) -> pd.DataFrame:
-    """Rows of tables below one another; a table that has several of them is copied once."""
-    starts: dict[int, int] = {}
-    tables: list[pd.DataFrame] = []
-    for table, _ in fronts:
-        if id(table) not in starts:
-            starts[id(table)] = sum(map(len, tables))
-            tables.append(table)
-    if not tables:
-        return pd.DataFrame()
-    places = [np.arange(rows.start, rows.stop) + starts[id(table)] for table, rows in fronts]
-    return pd.concat(tables, ignore_index=True).take(np.concatenate(places)).reset_index(drop=True)
 
 
 def _frontiers(
