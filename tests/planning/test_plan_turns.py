@@ -9,7 +9,7 @@ from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.turns import _alike, _met, plan_turns
+from disagg_sim.planning.turns import _alike, plan_turns
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.turns import mean_turns, turn_lengths
 
@@ -41,7 +41,7 @@ def test_prompts_are_remembered_where_they_are_prefilled():
     prefill, decode = plan.best.pools
     assert prefill.instances != decode.instances
     memory = GpuCaches(hbm=8e9)
-    found = _met(plan.best, memory, plan.work.lengths, 1.0)
+    found = plan_turns("coding_agent", memory, lambda _: plan).caches
     assert found.caches == prefill.instances
     bytes_of_token = 80 * 2 * 8 * 128  # of keys and values in fp8
     assert dict(found.rooms)["hbm"] == pytest.approx(prefill.mapping.gpus * 8e9 / bytes_of_token, rel=1e-3)
