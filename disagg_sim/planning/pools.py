@@ -2,8 +2,6 @@
 
 A choice is one configuration of an instance. ``holds`` tells whether so many of them keep the limits, with queueing
 (``planning.queueing``); ``planning.counts`` finds the fewest. Arriving requests see the time average of the pool.
-
-Past 400 lines: one class for each kind of pool, under one protocol.
 """
 
 from __future__ import annotations
