@@ -7,7 +7,7 @@ How real engines do it (``WAYS``):
   its prefill down when the receiver is full. NIXL in vLLM and Dynamo (docs.vllm.ai, "NIXL KV cache lease": P holds the
   blocks while a request is queued or in flight on D; state ``WAITING_FOR_REMOTE_KVS`` of its scheduler).
 * *push*: a receiver that is known beforehand reserves blocks at once, while the sender works, and the sender writes
-  into them, chunk by chunk. vLLM's ``NixlPushConnector``, SGLang (``DecodePreallocQueue``), DynaServe.
+  into them, chunk by chunk. vLLM's ``NixlPushConnector``, SGLang (``DecodePreallocQueue``).
 * *chunks*: the same, but blocks are taken chunk by chunk, when the sender has computed one, and for the rest when it is
   done (DynaServe, figure 7). What is computed and finds no blocks waits at the sender, in the order in which it asked;
   a chunk leaves when it has blocks and those before it have arrived.
@@ -15,7 +15,7 @@ How real engines do it (``WAYS``):
 
 Instances that send to each other may all be full of caches that wait for each other. Such a circle is broken as vLLM
 does when a cache is lost (``kv_load_failure_policy: recompute``): the receiver of the youngest one computes it itself.
-Where an instance in the circle holds parts of caches that come in *chunks*, the youngest of these gives its blocks back
+Where the instance that stalled holds parts of caches that come in *chunks*, the one promised last gives its blocks back
 first, and is sent again as under *pull*: no paper says what a full receiver does.
 
 Past 400 lines: ways to move a cache differ in when each step happens, and share all steps.

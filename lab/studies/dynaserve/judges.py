@@ -208,7 +208,8 @@ def who_is_strong(bench: DynaServeBench) -> Finding:
 
 def _pulled(value: str, holds: bool) -> Without:
     """What a claim comes to if the second instance takes no block before the first part has ended."""
-    return Without("blocks for the whole cache are taken when the first part ends", value, holds)
+    reading = "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
+    return Without(reading, value, holds)
 
 
 def _by_way(bench: DynaServeBench, said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]]) -> Finding:
