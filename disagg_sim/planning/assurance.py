@@ -329,7 +329,7 @@ def _larger(plan: Plan, factor: float) -> Plan:
         found = plan.ask(options=replace(plan.options, headroom=step * (1.0 + plan.options.headroom) - 1.0))
         if found.best is None or _counts(found) != _counts(plan):
             return found
-        step *= step
+        step += step - 1.0
     return found
 
 

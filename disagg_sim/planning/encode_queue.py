@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,8 @@ from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
 
 #: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]
 WAITS = -np.log(1.0 - (np.arange(12) + 0.5) / 12)
-#: GPUs of an encode pool that are tried, over the fewest that keep up. [1]
-ENCODERS = (1.0, 1.1, 1.25, 1.5, 2.0)
+#: Steps by which the GPUs of an encode pool that are tried grow, over the fewest that keep up, but by one at least. [1]
+STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,9 +73,9 @@ class EncodeChoice(QuickBound):
         """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
         sized = self.work.sized(rate)
         fewest = math.floor(sized * self.each_s) + 1
-        for count in sorted({fewest + 1, *(math.ceil(fewest * more) for more in ENCODERS)}):
-            yield count
-            if share_that_waits(count, sized * self.each_s / count) < (1.0 - self.work.ttft.share) / 10:
+        for gpus in count(fewest, max(math.floor(fewest * STEP), 1)):
+            yield gpus
+            if share_that_waits(gpus, sized * self.each_s / gpus) < (1.0 - self.work.ttft.share) / 10:
                 return
 
 

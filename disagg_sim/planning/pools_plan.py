@@ -87,6 +87,8 @@ class PoolsQuestion:
             faults.append("speculation: decode steps over attention and ffn pools have no drafts; use 'off'")
         if split and self.confidence is not None:
             faults.append("confidence: attention and ffn pools have no error bars, as nobody has measured them")
+        if self.confidence is not None and self.size.gpus is not None:
+            faults.append("confidence: needs a rate or users; with gpus, headroom leaves spare capacity")
         if faults:
             raise InputError("; ".join(faults))
 

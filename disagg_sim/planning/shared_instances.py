@@ -16,13 +16,13 @@ ends, and sequences advance by a token a step, of T_mix where prompts are comput
 times the requests of one without a prompt.
 
 This forgets when sequences began. Answers of one length end as they began: the requests that follow come together
-again, and their groups grow from one lifetime to the next, without end. Two that began together end together where
-their answers differ by fewer tokens than an instance emits of each until the next request comes, at a rate
-:math:`\lambda` of all instances, and the m steps of its prompt are done: those of
+again, and their groups grow from one lifetime to the next, without end. Two that began together also end together,
+before a place is taken again, where their answers differ by fewer than w tokens: the steps until the next request
+comes, at a rate :math:`\lambda` of all instances, and the m steps of its prompt,
 
-.. math:: w = \frac{1}{\lambda T_d} + m
+.. math:: w = \frac{1}{\lambda T_d} + m.
 
-steps. The share of requests with such a companion, at instances with two or more in flight, is taken to come whatever
+The share of requests with such a companion, at instances with two or more in flight, is taken to come whatever
 the instance does (s = 1), only more evenly than Poisson arrivals (``EVEN``).
 
 A request that decodes meets prompts in the places of the others at its instance, not in its own. Where an instance has
@@ -49,7 +49,7 @@ from disagg_sim.planning.queueing import Occupancy
 #: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where these count as
 #: coming at random (chosen from simulations, which lie on both sides). [1]
 EVEN = 0.3
-#: In place of 0, where it divides; of the requests that come beside another one.
+#: In place of 0, where it divides; least factor on the rate of the prompts that a request meets. [1]
 TINY, FEWEST = 1e-9, 1e-6
 
 
@@ -74,7 +74,7 @@ def sent(found: Occupancy, instances: int, together: float, slower: float) -> tu
 
 
 def raised(found: Occupancy, instances: int) -> float:
-    """Share u of the requests that come whatever an instance does. [1]
+    """Share u of the requests that come whatever an instance does, q being that of many instances. [1]
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
     >>> raised(half, 1), round(raised(half, 1000), 2)

@@ -189,7 +189,7 @@ def pools_json(found: PlannedPools, run: ProofRun | None = None, extras: PlanExt
     if design is not None and design.spares is not None:
         made["spares"] = plain(asdict(design.spares))
     if found.holds is not None:
-        made["holds"] = found.holds
+        made["holds"] = plain(found.holds)
     if run is not None:
         made["simulated"] = _run_json(run)
     if extras.drawn is not None:
