@@ -58,9 +58,7 @@ class PoolsQuestion:
     ttft: Limit = TTFT  # of requests, encoding included; seconds, or "500 ms@p99"
     tpot: Limit = TPOT  # of requests; likewise
     ffn_system: str | None = None  # of the feed-forward pool; None = that of attention
-    confidence: float | None = (
-        None  # probability that the limits hold, for which headroom is added; None = as asked [1]
-    )
+    confidence: float | None = None  # probability of the limits for which headroom is added; None = as asked [1]
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range, or a pool that does not exist."""

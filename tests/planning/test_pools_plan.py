@@ -85,11 +85,11 @@ def test_the_queue_of_encoders_is_that_of_the_simulation():
         assert mean == pytest.approx(taken.mean(), rel=0.05)
 
 
-@pytest.mark.parametrize(("percentile", "most"), [("p90", 5), ("p99", 6)])
-def test_encoders_are_tried_until_nearly_nobody_waits(percentile, most):
+@pytest.mark.parametrize(("share", "most"), [(0.9, 5), (0.99, 6)])
+def test_encoders_are_tried_until_nearly_nobody_waits(share, most):
     """By Erlang's C, 1.4 % wait for one of four GPUs that have work for 0.9, 0.24 % of five and 0.03 % of six."""
     step = ds.encode_step(ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv"), images=2, height=1120, width=1120)
-    work = Demand(lengths=LENGTHS, ttft=Limit(2.0, percentile), tpot=Limit(0.05))
+    work = Demand(lengths=LENGTHS, ttft=Limit(2.0, share), tpot=Limit(0.05))
     choice = EncodeChoice(step=step, work=work)
     assert [*choice.counts(0.9 / choice.each_s / work.spare)] == list(range(1, most + 1))
 
