@@ -18,6 +18,7 @@ from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_program import PoolCounts
+from disagg_sim.units import GB
 
 G = TypeVar("G", PhaseGrid, SplitGrid)
 
@@ -96,7 +97,7 @@ class GridSide(_Side[PhaseGrid]):
         grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
         if not grid.feasible.any():
             lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
-            text = f"no {phase} mapping fits in memory; the closest lacks {lacking:.4g} B per GPU"
+            text = f"no {phase} mapping fits in memory; the closest lacks {lacking / GB:.3g} GB per GPU"
             return PoolCounts(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
         if not self.in_time.any():
             best = least(grid.latency, grid.feasible)
@@ -143,7 +144,9 @@ class SplitSide(_Side[SplitGrid]):
             sides = ((grid.attention_bytes, grid.setup), (grid.ffn_bytes, grid.ffn_setup))
             over = np.maximum(*(held - at.memory_limit for held, at in sides))
             lacking = float(over.min())
-            text = f"no split over attention and feed-forward GPUs fits in memory; the closest lacks {lacking:.4g} B"
+            text = (
+                f"no split over attention and feed-forward GPUs fits in memory; the closest lacks {lacking / GB:.3g} GB"
+            )
             return PoolCounts(
                 status="infeasible", message=text, binds="memory", nearest=grid.setup.memory_limit + lacking
             )
