@@ -61,12 +61,12 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) 
     counts = Counter(each.better for each in told)
     yield (
         f"**Disaggregated or co-located?** Of {len(told)} comparisons disaggregated is better in {counts[SPLIT]}, "
-        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do, or it is not sure which."
+        f"co-located in {counts[SHARED]}; in the other {counts[EITHER]} they are close, or it is not known which is better."
     )
     sure = not all(math.isnan(each.probability) for each in told)
     unit, more = UNITS[result.plan.spec.per], "How sure this is was not computed: `--uncertainty` adds it."
     if sure:
-        more = "in brackets where that ratio lies with 80 %; last the probability that this mode is better at all."
+        more = "in brackets its 80 % range; last the probability that this mode is better by any margin."
     yield (
         f"Computed, not measured. A cell: the better mode at so many tokens/s/user or more; its {unit} over the other's"
         f"{'; ' if sure else '. '}{more}"
@@ -74,11 +74,12 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) 
     rows = [[each.text for each in verdicts[item.plan.case.name]] for item in result.cases]
     yield _by_case(result, [f"{speed:g} tokens/s/user" for speed in SPEEDS], rows, numbers=0)
     apart = f"{100 * (LEAST_GAIN - 1):.0f} %"
-    doubt = f" **not sure**: {apart} or more apart, with a probability below {100 * LEAST_PROBABILITY:.0f} %." * sure
-    inherited = " \\* has fits of another system." * any(item.inherited_fits for item in result.cases)
+    least = f"{100 * LEAST_PROBABILITY:.0f} %"
+    doubt = f" **not sure**: {apart} or more apart, but the leader is better with a probability below {least}." * sure
+    inherited = " \\*: its kernels were measured on another system." * any(item.inherited_fits for item in result.cases)
     yield (
-        f"**either will do**: less than {apart} apart.{doubt} Behind the colon stands the mode that leads; co-located "
-        f"is the simpler one to take. – is out of reach.{inherited}"
+        f"**either will do**: less than {apart} apart.{doubt} After the colon: the mode that leads. In both take "
+        f"co-located, the simpler one, unless you measure otherwise. –: no mode reaches this speed.{inherited}"
     )
 
 
