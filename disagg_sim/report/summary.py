@@ -61,7 +61,7 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) 
     counts = Counter(each.better for each in told)
     yield (
         f"**Disaggregated or co-located?** Of {len(told)} comparisons disaggregated is better in {counts[SPLIT]}, "
-        f"co-located in {counts[SHARED]}; in the other {counts[EITHER]} they are close, or it is not known which is better."
+        f"co-located in {counts[SHARED]}; in the other {counts[EITHER]} they are close, or the better one is not known."
     )
     sure = not all(math.isnan(each.probability) for each in told)
     unit, more = UNITS[result.plan.spec.per], "How sure this is was not computed: `--uncertainty` adds it."
