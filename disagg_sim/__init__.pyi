@@ -32,7 +32,6 @@ from .planning.plan import plan
 from .planning.question import PlanOptions
 from .planning.run_energy import run_energy
 from .report.tables import readable
-from .scenario.written import write_scenario
 from .search.axes import batch_axis
 from .search.deployment import Deployment, Instance, Pool
 from .search.grid import decode_grid, prefill_grid
@@ -151,5 +150,4 @@ __all__ = [
     "with_energy",
     "with_spares",
     "with_token_prices",
-    "write_scenario",
 ]

@@ -1,9 +1,9 @@
-"""Read and write the failures of a run: ``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``."""
+"""Read the failures of a run: ``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.faults import SeveralFaultsError
@@ -45,26 +45,6 @@ def read_failures(value: object) -> Failures:
         return Failures(events=tuple(events), **said)
     except InputError as error:
         _refuse((), str(error))
-
-
-def written_failures(failures: Failures) -> dict[str, Any]:
-    """Write failures as ``read_failures`` reads them.
-
-    >>> written_failures(Failures(events=(FailureEvent(at_s=60.0, kind="gpu", number=3),), restart_s=300.0))
-    {'events': [{'at_s': 60.0, 'gpu': 3}], 'restart_s': 300.0}
-    """
-    pairs = ((name, getattr(failures, name), known.default) for name, known in options_of(failures).items())
-    options = {name: value for name, value, default in pairs if value != default}
-    events = [
-        {
-            "at_s": event.at_s,
-            event.kind: event.number,
-            **({"lasts_s": event.lasts_s} if event.lasts_s else {}),
-            **({} if event.share is None else {"share": event.share}),
-        }
-        for event in failures.events
-    ]
-    return {**({"events": events} if events else {}), **options}
 
 
 def _event(value: object) -> FailureEvent:

@@ -7,7 +7,6 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import SpecError
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.scenario.written import write_scenario
 
 TEXT = """
 name: drafts
@@ -58,20 +57,3 @@ def test_a_part_without_a_drafter_does_not_draft(tmp_path):
 def test_what_does_not_go_together_is_one_line(tmp_path, old, new, said):
     with pytest.raises(SpecError, match=said):
         read(tmp_path, old, new)
-
-
-def test_a_simulation_with_drafts_is_written_and_read_back(tmp_path):
-    """Draft tokens stand with their part, and speculation beside the model; pools were searched at one number."""
-    said = ds.load_speculation("mtp 0.8 0.6").trying((2,))
-    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", speculation=said)
-    cut = ds.Sharding(draft_tokens=2)
-    pools = {"prefill": ds.Sharding(), "decode": cut}
-    parts = {part: (ds.Replicas(mapping=mapping, instances=1),) for part, mapping in pools.items()}
-    trace = ds.synthetic_trace(rate=2.0, lengths=(100, 20), requests=5)
-    result = ds.simulate(ds.ServedDeployment(name="two", gpus=2, setup=at, **parts), trace, "disaggregated")
-    again = load_scenario(str(write_scenario(result, tmp_path / "plan.yaml")))
-    assert again.speculation == "mtp 0.8 0.6"
-    assert [each.mapping.draft_tokens for each in (*again.deployments[0].prefill, *again.deployments[0].decode)] == [
-        0,
-        2,
-    ]

@@ -13,8 +13,6 @@ from disagg_sim.errors import InputError, SpecError
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.simulation.classes import MODEL, ServiceClass
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.trace import concatenate
 
@@ -117,24 +115,6 @@ def test_models_by_class(written):
     of_class = np.array(found.classes.names)[found.classes.number]
     assert set(asked[of_class == "chat"]) == {SMALL}
     assert set(asked[of_class == "batch"]) == {LARGE}
-
-
-def test_what_is_written_is_read_back(tmp_path):
-    on = {SMALL: ("h200_sxm", ds.Sharding()), LARGE: ("h100_sxm", ds.Sharding(tp_attn=2, tp_ffn=2))}
-    each = tuple(
-        ds.Replicas(mapping=mapping, instances=1, setup=ds.setup(model, system, "fp8"))
-        for model, (system, mapping) in on.items()
-    )
-    parts = ds.ServedDeployment(name="pool", gpus=3, colocated=each)
-    trace = ds.synthetic_trace(rate=5.0, lengths=(300, 10), requests=40, seed=1)
-    trace = with_models(trace, {SMALL: 1, LARGE: 1})
-    promised = ServiceClass(name=SMALL, slo=ds.Slo(ttft=1.0, tpot=0.05), of=MODEL)
-    result = ds.simulate(parts, trace, "vllm", options=RunOptions(classes=(promised,)))
-    path = ds.write_scenario(result, tmp_path / "pool.yaml")
-    again = run_of(load_scenario(str(path)))
-    frame, held = result.frame(), again.requests(again.plan.runs[0])
-    assert held["model"].tolist() == frame["model"].tolist()
-    assert held["finish_s"].to_numpy() == pytest.approx(frame["finish_s"].to_numpy(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Co-located parts of a scenario may hold prompts back."""
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
-import disagg_sim as ds
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
@@ -42,12 +40,3 @@ def test_a_part_holds_prompts_back_as_the_policy_does(planned, tmp_path):
     assert part.equals(policy)
     wait, free = ((each["first_token_s"] - each["arrival_s"]).mean() for each in (part, none))
     assert wait > free + 0.01
-
-
-def test_a_part_is_written_and_read_back(planned, tmp_path):
-    (pool,) = planned(key=", hold_steps: 16").scenario.deployments
-    trace = ds.synthetic_trace(rate=6.0, lengths=(2000, 200), requests=20)
-    at = ds.setup("mixtral_8x7b", "h100_sxm", "fp8")
-    result = ds.simulate(replace(pool, setup=at), trace, "vllm", slo=ds.Slo(ttft=2.0, tpot=0.15))
-    (again,) = load_scenario(str(ds.write_scenario(result, tmp_path / "written.yaml"))).deployments
-    assert again.colocated[0].hold_steps == 16

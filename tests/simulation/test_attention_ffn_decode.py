@@ -16,7 +16,6 @@ from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.scenario.written import write_scenario
 from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool, placed
@@ -193,7 +192,7 @@ SCENARIO = """
 FFN = "ffn: {gpus: 4, tp: 2, microbatches: 3, system: h100_sxm}"
 
 
-def test_a_scenario_splits_decode_and_is_written_again(tmp_path, capsys):
+def test_a_scenario_splits_decode(tmp_path, capsys):
     pytest.importorskip("numba")
     (tmp_path / "s.yaml").write_text(SCENARIO.replace("FFN", FFN))
     assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
@@ -203,7 +202,3 @@ def test_a_scenario_splits_decode_and_is_written_again(tmp_path, capsys):
     ffn = served.decode[0].ffn
     assert (served.gpus, ffn.mapping.gpus, ffn.mapping.tp_attn, ffn.microbatches) == (8, 4, 2, 3)
     assert ffn.setup.system.name == "h100_sxm"
-    trace = scenario.traces[0].load(scenario.seed)
-    found = ds.simulate(replace(served, setup=scenario.setup), trace, slo=SLO)
-    again = load_scenario(str(write_scenario(found, tmp_path / "again.yaml"))).deployments[0]
-    assert again.decode[0].ffn == replace(ffn, setup=again.decode[0].ffn.setup)

@@ -14,7 +14,6 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.scenario.written import write_scenario
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.run_options import RunOptions
@@ -138,17 +137,6 @@ def test_a_scenario_has_an_encode_pool(tmp_path, capsys):
     pool = load_scenario(str(tmp_path / "s.yaml")).deployments[0].encode
     at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
     assert (pool.instances, pool.each_s) == (2, 0.5 * ds.encode_step(at, images=2, height=1120, width=1120).time)
-
-
-def test_a_simulation_with_encoders_is_written_and_read_again(tmp_path):
-    at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
-    step = ds.encode_step(ds.setup("qwen3_5_35b_a3b", "h100_sxm", "fp8"), images=1, height=560, width=840, cached=0.25)
-    pool = Encoders(step=step, instances=2)
-    trace = ds.synthetic_trace(rate=10.0, requests=10, lengths=(4096, 4))
-    found = ds.simulate(replace(parts(), setup=at, encode=pool), trace, slo=SLO)
-    again = load_scenario(str(write_scenario(found, tmp_path / "again.yaml"))).deployments[0].encode
-    assert again.step.setup.system.name == "h100_sxm"
-    assert (again.instances, again.each_s, again.step.tokens) == (2, pool.each_s, step.tokens)
 
 
 @pytest.mark.parametrize(
