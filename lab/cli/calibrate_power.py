@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from disagg_sim.cli.tables import print_table
+from lab.calibration.kernels.residuals import FIGURES, by_group, figures_of, lines_of, part_of
 from lab.calibration.kernels.tables import spec_name
-from lab.calibration.power.fit import calibrate_power, compare_forms, power_text, write_power
+from lab.calibration.power.fit import calibrate_power, power_text, write_power
 from lab.calibration.power.table import read_power_table
 
 
@@ -20,9 +22,6 @@ def power(
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
     ] = True,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare the forms of the law, on shapes that are not held out.")
-    ] = False,
     data: Annotated[str, typer.Option(help="Name of the data set, written into the file.")] = "own measurements",
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
@@ -31,22 +30,14 @@ def power(
     The same data give the same file; the date in it is that of --date.
     """
     table = read_power_table(file, spec_name(system))
-    if compare:
-        judged = [
-            (one.form, str(one.rows), f"{one.median:.1%}", f"{one.p90:.1%}")
-            for one in compare_forms(table).itertuples()
-        ]
-        print_table(judged, header=("form", "rows that chose", "median", "p90"), numeric=(1, 2, 3))
     fit = calibrate_power(table, split=split)
     write_power(out, power_text(fit, data=data, date=date, split=split))
-    rows = fit.rows.assign(error=(fit.rows["predicted"] / fit.rows["watts"] - 1.0).abs())
-    rows["part"] = rows["held_out"].map({True: "held out", False: "fitted"})
-    keys = ["kind", "framework", "part"]
-    told = [
-        (*key, str(len(part)), f"{part['error'].median():.1%}", f"{part['error'].quantile(0.9):.1%}")
-        for key, part in rows.groupby(keys, sort=True)
-    ]
-    print_table(told, header=(*keys, "rows", "median", "p90"), numeric=(3, 4, 5))
+    keys = ("kind", "framework", "part")
+    rows = fit.rows.assign(
+        error=fit.rows["predicted"] / fit.rows["watts"] - 1.0, part=fit.rows["held_out"].map(part_of)
+    )
+    found = by_group(rows, keys, lambda part: {"rows": len(part)} | figures_of(part["error"]))
+    print_table(lines_of(pd.DataFrame(found).drop(columns="bias")), header=(*keys, *FIGURES[:-1]), numeric=(3, 4, 5))
     dropped = sum(fit.file.dropped.values())
     typer.echo(
         f"{out}: {len(fit.laws)} laws, {fit.file.fitted} rows fitted, {fit.file.held_out} held out, {dropped} dropped"

@@ -10,6 +10,7 @@ import typer
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_frame
+from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of
 from lab.calibration.served.predictions import predicted_by, read_predictions
@@ -53,10 +54,8 @@ def _judge(table: pd.DataFrame, name: str, out: Path | None) -> None:
     """Print, and write, the verdicts over some lines; ``name`` says whose numbers they are, "" = the forecast's own."""
     if name:
         below = table[table["evaluated"] & ~table["saturated"]]
-        kinds = below.groupby("quantity", sort=True)
-        errors = [{"quantity": quantity} | errors_of(mine) for quantity, mine in kinds]
         typer.echo(f"Numbers of {name}:")
-        print_frame(pd.DataFrame(errors))
+        print_frame(pd.DataFrame(by_group(below, ["quantity"], errors_of)))
     runs = served_points(table)
     cells = ranked(runs)
     if cells.empty:

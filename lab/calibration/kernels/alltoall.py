@@ -20,7 +20,7 @@ from disagg_sim.facts.efficiency import AllToAllFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collectives import COPIES
 from disagg_sim.units import GB, US
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, fit_logarithm, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, origin, solved
 
 PER_PICK, PER_RANK, WITH_OWN = "T*k*d*b*(1-1/n)", "T*d*b*(n-1)*(1-(1-1/n)^k)", "T*d*b*n*(1-(1-1/n)^k)"
 PER_PICK_NODES, PER_NODE = "T*k*d*b*(1-1/nodes)", "T*d*b*(nodes-1)*(1-(1-1/nodes)^k)"
@@ -128,12 +128,10 @@ def _fit(tables: dict[str, pd.DataFrame], system: SystemSpec, backend: str, link
             )
         return found
 
-    def times(values: Array) -> Array:
-        both = zip(tables.values(), build(values), strict=True)
-        return np.concatenate([_times(table, fit, system) for table, fit in both])
+    def times(fits: list[AllToAllFit]) -> Array:
+        return np.concatenate([_times(table, fit, system) for table, fit in zip(tables.values(), fits, strict=True)])
 
-    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
-    return build(fit_logarithm(times, measured, list(names.values())))
+    return solved(build, times, every["latency"].to_numpy(dtype=float), list(names.values()))[1]
 
 
 def _latency_of(backend: str, phase: str) -> str:

@@ -21,7 +21,7 @@ from disagg_sim.facts.efficiency import COLLECTIVE_SIZES, EAGER, LARGE_MESSAGES,
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.collectives import algorithm_of, fastest
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Array, Parameter, enough, fit_logarithm, mean_loss, origin
+from lab.calibration.kernels.robust import Array, Parameter, enough, origin, solved
 
 #: Fields of a fit -> where their fit starts and ends.
 _LATENCY = Parameter("latency", 6 * US, 0.5 * US, 100 * US)
@@ -37,8 +37,6 @@ MOST = 7
 _NOT_IN_SWITCH = "int8"
 #: Type of the rows that are fitted where there are several: activations are reduced in 16 bit.
 _FITTED_TYPES = ("half", "bfloat16")
-
-Build = Callable[[Array], list[CollectiveFit]]
 
 
 def fit_collectives(rows: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
@@ -111,20 +109,18 @@ def _fit_ring(table: pd.DataFrame, system: SystemSpec) -> list[CollectiveFit]:
             *(_fit(table, "in_switch", (latency, hop, share, ramp), parameters=1) for share in switched),
         ]
 
-    return _solve(table, system, parameters, build)
+    return _solve(table, system, parameters, build)[1]
 
 
 def _fit_engine(table: pd.DataFrame, system: SystemSpec, ring: Sequence[CollectiveFit]) -> list[CollectiveFit]:
     """Fit one-shot all-reduce, and two-shot where it improves the fit enough for its parameters."""
     eager = bool(_eager(table).any())
     large = [fit for fit in ring if fit.engine == LARGE_MESSAGES]
-    measured = table["latency"].to_numpy(dtype=float)
     tried = []
     for two_shot in (False, True):
         second = (_TWO_SHOT_LATENCY, _SHARE) if two_shot else ()
         parameters = (_ONE_SHOT_LATENCY, _HOP, _SHARE, *second, *((_FLOOR, _SHARE) if eager else ()))
-        fits = _solve(table, system, parameters, partial(_engine, table, two_shot, eager), others=large)
-        tried.append((mean_loss(predict_collectives(table, system, [*fits, *large]), measured), fits))
+        tried.append(_solve(table, system, parameters, partial(_engine, table, two_shot, eager), others=large))
     return enough(tried, MOST)
 
 
@@ -160,10 +156,9 @@ def _solve(
     table: pd.DataFrame,
     system: SystemSpec,
     parameters: Sequence[Parameter],
-    build: Build,
+    build: Callable[[Array], list[CollectiveFit]],
     others: Sequence[CollectiveFit] = (),
-) -> list[CollectiveFit]:
-    def times(values: Array) -> Array:
-        return predict_collectives(table, system, [*build(values), *others])
-
-    return build(fit_logarithm(times, table["latency"].to_numpy(dtype=float), parameters))
+) -> tuple[float, list[CollectiveFit]]:
+    """Loss and fits of a table, whose times ``others`` help to predict."""
+    measured = table["latency"].to_numpy(dtype=float)
+    return solved(build, lambda fits: predict_collectives(table, system, [*fits, *others]), measured, parameters)

@@ -22,7 +22,7 @@ from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.units import US
-from lab.calibration.kernels.robust import Array, Parameter, by_fit, joint_fits, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_fit, by_name, origin, solved
 
 #: Positions of rows, and the operator that they ask for.
 _Call = tuple[NDArray[np.intp], Operator]
@@ -54,17 +54,21 @@ def fit_linear_attention(rows: pd.DataFrame, system: SystemSpec) -> list[Attenti
             continue
         kernels = group["kernel_source"].value_counts()
         mine = group[group["kernel_source"] == min(kernels.index, key=lambda name: (-kernels[name], name))]
-        words = {"kind": kind, "part": part, "kernel": str(mine["kernel_source"].iloc[0])}
-        words |= origin(mine, ("batch", PROMPT_LENGTH))
-        calls = list(_calls(mine, kind, part))
-        _, fits = joint_fits(
-            {part: mine},
-            ({part: _NUMBERS[part]}, ()),
-            lambda _, numbers, words=words: AttentionPartFit(**words, **numbers),  # type: ignore[misc]
-            lambda _, fit, calls=calls: _times(calls, fit, system),  # type: ignore[misc]
-        )
-        found += fits
+        found.append(_fit(mine, kind, part, system))
     return found
+
+
+def _fit(rows: pd.DataFrame, kind: str, part: str, system: SystemSpec) -> AttentionPartFit:
+    """The fit of the rows of one kernel."""
+    numbers, calls = _NUMBERS[part], list(_calls(rows, kind, part))
+    words = origin(rows, ("batch", PROMPT_LENGTH)) | {"kind": kind, "part": part, "parameters": len(numbers)}
+    words["kernel"] = str(rows["kernel_source"].iloc[0])
+
+    def build(values: Array) -> AttentionPartFit:
+        return AttentionPartFit(**words, **by_name(numbers, values))
+
+    measured = rows["latency"].to_numpy(dtype=float)
+    return solved(build, lambda fit: _times(calls, fit, system), measured, numbers)[1]
 
 
 def predict_linear_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionPartFit]) -> Array:

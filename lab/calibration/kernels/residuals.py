@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,21 +49,28 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         table[COVERAGE] = rows["measured"].between(rows["low"], rows["high"])
     both = pd.concat([table.assign(size="all"), table])
     order = ["all", *(name for name, _ in CLASSES)]
-    lines = [
-        {
-            **dict(zip(keys, key, strict=False)),
-            "size": key[-1],
-            "rows": len(group),
-            "median": group["error"].abs().median(),
-            "p90": group["error"].abs().quantile(0.9),
-            "bias": group["error"].median(),
-            **({COVERAGE: group[COVERAGE].mean()} if COVERAGE in figures else {}),
-        }
-        for key, group in both.groupby([*keys, "size"], sort=True)
-    ]
-    result = pd.DataFrame(lines, columns=[*keys, "size", *figures])
+
+    def numbers(group: pd.DataFrame) -> dict[str, float]:
+        covered = {COVERAGE: group[COVERAGE].mean()} if COVERAGE in figures else {}
+        return {"rows": len(group)} | figures_of(group["error"]) | covered
+
+    result = pd.DataFrame(by_group(both, [*keys, "size"], numbers), columns=[*keys, "size", *figures])
     rank = {name: number for number, name in enumerate(order)}
     return result.sort_values([*keys, "size"], key=lambda c: c.map(rank) if c.name == "size" else c, ignore_index=True)
+
+
+def by_group(
+    table: pd.DataFrame, by: Sequence[str], numbers: Callable[[pd.DataFrame], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """List the groups of some columns in order: their words, and ``numbers`` of their rows."""
+    groups = table.groupby(list(by), dropna=False, sort=True)
+    return [dict(zip(by, key, strict=True)) | numbers(rows) for key, rows in groups]
+
+
+def figures_of(error: pd.Series) -> dict[str, float]:
+    """Median and 90 % quantile of absolute relative errors, and the median of the errors. [1]"""
+    size = error.abs()
+    return {"median": float(size.median()), "p90": float(size.quantile(0.9)), "bias": float(error.median())}
 
 
 def part_of(held_out: bool) -> str:

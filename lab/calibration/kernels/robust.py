@@ -19,6 +19,7 @@ from disagg_sim.facts.efficiency import Fit
 Array = NDArray[np.float64]
 F = TypeVar("F", bound=Fit)
 K = TypeVar("K")
+S = TypeVar("S")
 #: Relative error at which the loss turns from squares to absolute values (soft L1). [1]
 SOFT = 0.1
 #: Residual of a parameter at e times its start: 100 rows that are wrong by 2 % outweigh a factor of e. [1]
@@ -57,6 +58,19 @@ def fit_logarithm(times: Callable[[Array], Array], measured: Array, parameters: 
 
     found = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=SOFT, max_nfev=STEPS)
     return np.asarray(np.exp(found.x))
+
+
+def solved(
+    build: Callable[[Array], S], times: Callable[[S], Array], measured: Array, parameters: Sequence[Parameter]
+) -> tuple[float, S]:
+    """Loss, and what ``build`` makes of those values of ``parameters`` whose ``times`` [s] miss ``measured`` least."""
+    best = build(fit_logarithm(lambda values: times(build(values)), measured, parameters))
+    return mean_loss(times(best), measured), best
+
+
+def by_name(parameters: Iterable[Parameter], values: Array) -> dict[str, Any]:
+    """The values by the names of their parameters."""
+    return dict(zip((each.name for each in parameters), values.tolist(), strict=True))
 
 
 def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int, worth: float = WORTH) -> list[F]:
@@ -119,12 +133,11 @@ def joint_fits(
             found.append(build(key, {**each, **common, "parameters": count}))
         return found
 
-    def of_all(values: Array) -> Array:
-        found = np.concatenate([times(key, fit) for key, fit in zip(tables, fits(values), strict=True)])
-        return np.asarray(found[weighed])
+    def of_all(found: list[F]) -> Array:
+        each = [times(key, fit) for key, fit in zip(tables, found, strict=True)]
+        return np.asarray(np.concatenate(each)[weighed])
 
-    best = fit_logarithm(of_all, measured, [p for key in tables for p in own[key]] + list(shared))
-    return mean_loss(of_all(best), measured), fits(best)
+    return solved(fits, of_all, measured, [p for key in tables for p in own[key]] + list(shared))
 
 
 def by_fit(

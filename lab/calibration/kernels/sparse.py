@@ -9,9 +9,9 @@ those of whole modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from disagg_sim.physics.work import AttentionShape, Tokens, Work
 from disagg_sim.units import US
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import TYPES
-from lab.calibration.kernels.robust import Array, Parameter, fit_logarithm, mean_loss, origin
+from lab.calibration.kernels.robust import Array, Parameter, by_name, mean_loss, origin, solved
 
 #: Phase of one new token a sequence; all others are prompts.
 GENERATION = "generation"
@@ -127,27 +127,18 @@ def _fit(modules: _Modules, rows: pd.DataFrame, system: SystemSpec) -> list[Atte
     if (engine, kind) in _LAUNCHED and CHOSEN in numbers:
         for part, low in _floors(modules, measured).items():
             numbers[part].append(Parameter("host", low, 1 * US, 5000 * US))
-    best: tuple[float, list[AttentionPartFit]] | None = None
     free = [parameter for each in numbers.values() for parameter in each]
+    ends = np.cumsum([len(each) for each in numbers.values()])[:-1]
+
+    def build(bare: Sequence[AttentionPartFit], values: Array) -> list[AttentionPartFit]:
+        own = zip(bare, numbers.values(), np.split(values, ends), strict=True)
+        return [replace(fit, **by_name(parameters, found)) for fit, parameters, found in own]
+
+    tried = []
     for fixed in _variants(kind, modules, few, float(rows["past_tokens"].max())):
         bare = [_bare(kind, part, fixed[part], rows, parameters=len(each)) for part, each in numbers.items()]
-
-        def build(values: Array, bare: list[AttentionPartFit] = bare) -> list[AttentionPartFit]:
-            fits, start = [], 0
-            for fit, own in zip(bare, numbers.values(), strict=True):
-                found: dict[str, Any] = dict(zip((p.name for p in own), values[start:].tolist(), strict=False))
-                fits.append(replace(fit, **found))
-                start += len(own)
-            return fits
-
-        def times(values: Array, build: Callable[[Array], list[AttentionPartFit]] = build) -> Array:
-            return _times(modules, build(values), system)
-
-        values = fit_logarithm(times, measured, free)
-        loss = mean_loss(times(values), measured)
-        if best is None or loss < best[0]:
-            best = loss, build(values)
-    return [] if best is None else _without_walk(*best, modules, measured, system)
+        tried.append(solved(partial(build, bare), lambda fits: _times(modules, fits, system), measured, free))
+    return _without_walk(*min(tried, key=lambda each: each[0]), modules, measured, system) if tried else []
 
 
 def _without_walk(

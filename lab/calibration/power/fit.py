@@ -16,22 +16,20 @@ from numpy.typing import NDArray
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import DataFile
 from disagg_sim.facts.load import load_power
-from disagg_sim.facts.power import WINDOWED, PowerLaw, PowerSpec, power_of
+from disagg_sim.facts.power import PowerLaw, PowerSpec, power_of
 from disagg_sim.facts.uncertainty import HALF
 from disagg_sim.facts.yaml_files import read_mapping
-from disagg_sim.physics.power import BEND, kernel_power
+from disagg_sim.physics.power import kernel_power
 from disagg_sim.units import US
 from lab.calibration.files import Writer
 from lab.calibration.kernels.efficiency_yaml import file_line, fit_line, number_text, plain_word
-from lab.calibration.kernels.robust import Parameter, error_quantiles, fit_logarithm, ranges
+from lab.calibration.kernels.robust import Parameter, by_name, error_quantiles, ranges, solved
 from lab.calibration.power.table import KINDS, PowerTable
 
 #: A GPU that waits draws what the least drawing of these shares of all rows draws. [1]
 IDLE_QUANTILE = 0.01
 #: Rows that a law needs. [1]
 FEWEST = 15
-#: Bend of a hard limit, in place of ``BEND``: the smaller of demand and limit. [1]
-HARD = 64.0
 _BY_TIME = (Parameter("base", 0.3, 1e-3, 2.0), Parameter("gap", 20 * US, 0.1 * US, 2000 * US))
 _BY_WORK = (
     Parameter("compute", 0.9, 1e-3, 5.0),
@@ -39,27 +37,6 @@ _BY_WORK = (
     Parameter("memory", 0.7, 1e-3, 5.0),
     Parameter("memory_power", 0.7, 0.2, 1.5),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PowerForm:
-    """An equation of the power of a kernel: which of its numbers are fitted, the others being neutral."""
-
-    name: str
-    fixed: tuple[str, ...] = ()  # numbers of ``PowerLaw`` that stay neutral
-    bend: float = BEND  # [1]
-    windows: bool = False  # whether attention over sliding windows has laws of its own
-
-
-#: Forms that were compared, the shipped one last.
-FORMS = (
-    PowerForm("linear, hard limit", ("gap", "compute_power", "memory_power"), HARD),
-    PowerForm("with gaps", ("compute_power", "memory_power"), HARD),
-    PowerForm("with gaps and powers", (), HARD),
-    PowerForm("with gaps and powers, bent at the limit"),
-    PowerForm("the same, sliding windows apart", windows=True),
-)
-SHIPPED = FORMS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,48 +80,25 @@ def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
     return PowerFit(table, idle, tuple(laws), file, used)
 
 
-def compare_forms(table: PowerTable) -> pd.DataFrame:
-    """Judge every form on rows that are not held out: fitted to some of their shapes, judged on the others."""
-    seen = table.rows[(table.rows["dropped"] == "") & ~table.rows["held_out"]]
-    idle = float(seen["watts"].quantile(IDLE_QUANTILE)) / table.limit
-    found = []
-    for shape in FORMS:
-        errors = []
-        forms = seen["form"] if shape.windows else seen["form"].replace(WINDOWED, "gqa")
-        for (law, engine, form), mine in seen.groupby(["law", "framework", forms], sort=True):
-            fitted, judged = mine[~mine["chooses"]], mine[mine["chooses"]]
-            if len(fitted) < FEWEST:
-                continue
-            own = _fit(fitted, str(law), str(form), str(engine), idle, table.limit, shape)
-            errors.append(np.abs(_watts(own, judged, idle, table.limit, shape.bend) / judged["watts"].to_numpy() - 1.0))
-        every = np.concatenate(errors)
-        median, p90 = np.quantile(every, (0.5, 0.9))
-        found.append({"form": shape.name, "rows": every.size, "median": median, "p90": p90})
-    return pd.DataFrame(found)
-
-
-def _watts(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float, bend: float = BEND) -> NDArray[np.float64]:
+def _watts(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> NDArray[np.float64]:
     compute, memory, time = (rows[name].to_numpy(dtype=float) for name in ("compute", "memory", "time"))
-    return np.asarray(limit * kernel_power(law, compute=compute, memory=memory, time=time, idle=idle, bend=bend))
+    return np.asarray(limit * kernel_power(law, compute=compute, memory=memory, time=time, idle=idle))
 
 
-def _fit(
-    rows: pd.DataFrame, kind: str, form: str, engine: str, idle: float, limit: float, shape: PowerForm = SHIPPED
-) -> PowerLaw:
+def _fit(rows: pd.DataFrame, kind: str, form: str, engine: str, idle: float, limit: float) -> PowerLaw:
     """The law of rows of one class, engine and form."""
     counted = any(each.law == kind and each.work for each in KINDS.values())
-    numbers = tuple(each for each in (*_BY_TIME, *(_BY_WORK if counted else ())) if each.name not in shape.fixed)
+    numbers = (*_BY_TIME, *(_BY_WORK if counted else ()))
     same: dict[str, Any] = {"kind": kind, "form": form, "engine": engine, "version": rows["version"].iloc[0]}
     same |= {"points": len(rows), "median_error": 0.0, "p90_error": 0.0, "parameters": len(numbers)}
     same["valid"] = ranges(rows, ("compute", "memory", "time") if counted else ("time",))
 
     def law(values: NDArray[np.float64]) -> PowerLaw:
-        own: dict[str, Any] = {p.name: float(v) for p, v in zip(numbers, values, strict=True)}
-        return PowerLaw(**same, **own)
+        return PowerLaw(**same, **by_name(numbers, values))
 
     watts = rows["watts"].to_numpy(dtype=float)
-    found = law(fit_logarithm(lambda values: _watts(law(values), rows, idle, limit, shape.bend), watts, numbers))
-    median, p90 = error_quantiles(_watts(found, rows, idle, limit, shape.bend), watts)
+    _, found = solved(law, lambda each: _watts(each, rows, idle, limit), watts, numbers)
+    median, p90 = error_quantiles(_watts(found, rows, idle, limit), watts)
     return replace(found, median_error=median, p90_error=p90)
 
 

@@ -174,8 +174,7 @@ class PowerTable:
 
     ``rows`` has ``kind`` of the row, ``law`` and ``form`` of its law, ``framework``, ``version``, ``time`` [s],
     ``watts``, ``compute`` and ``memory`` (shares of the peaks that it reaches [1], 0 where no work is counted),
-    ``dropped`` (a reason, "" where there is none), ``held_out``, and ``chooses``: of the shapes that are not held out
-    those that judge forms (``lab.calibration.power.forms``).
+    ``dropped`` (a reason, "" where there is none) and ``held_out``.
     """
 
     name: str
@@ -242,7 +241,7 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     flags = rows["flag"].fillna("") if "flag" in rows else pd.Series("", index=rows.index)
     found["dropped"] = flags.map(DROPPED).fillna("") if kind else NO_LAW[str(name)]
     found["law"], found["form"], found["compute"], found["memory"] = "", "", 0.0, 0.0
-    found["held_out"], found["chooses"] = False, False
+    found["held_out"] = False
     if kind is None:
         return found
     needed = [size for size in kind.sizes if size not in rows and size not in ("past_tokens", "window_size")]
@@ -255,7 +254,6 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     sizes = [_numbers(rows, size).astype(int).astype(str) for size in kind.sizes]
     keys = pd.Series(["|".join((str(name), *each)) for each in zip(*sizes, strict=True)], index=rows.index)
     found["held_out"] = keys.map({key: kept_from_fits(f"power|{key}") for key in keys.unique()}).astype(bool)
-    found["chooses"] = keys.map({key: kept_from_fits(f"form of power|{key}") for key in keys.unique()}).astype(bool)
     used = found["dropped"] == ""
     if kind.work and used.any():
         work, time = kind.work(rows[used]), found.loc[used, "time"].to_numpy()

@@ -115,32 +115,31 @@ def with_bands(
         lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
         room = np.array([known[row.file, row.row] for row in members])
         doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
-        for row, *told in zip(members, doubt.decode, doubt.prefill, doubt.outside, strict=True):
-            doubted[row.file, row.row] = (told[0], told[1], told[2])
-    # a TTFT is prefill, all others mostly decode
-    sigmas, words, found_rows = np.full((2, len(lines)), np.nan), [], []
+        places = ((row.file, row.row) for row in members)
+        doubted |= zip(places, zip(doubt.decode, doubt.prefill, doubt.outside, strict=True), strict=True)
+    keys = list(zip(lines["file"], lines["row"], strict=True))
+    words = [doubted[key][2] if key in doubted else "" for key in keys]
+    kernels, beyond = np.full((2, len(lines)), np.nan)
     for place, line in enumerate(lines.itertuples()):
-        of_row = doubted.get((str(line.file), str(line.row)))
-        words.append(of_row[2] if of_row else "")
-        found_rows.append(of_row)
-        if of_row and line.evaluated:
-            sigmas[0, place] = of_row[1 if line.quantity == "ttft" else 0]
+        if line.evaluated and keys[place] in doubted:
+            decode, prefill, _ = doubted[keys[place]]
+            kernels[place] = prefill if line.quantity == "ttft" else decode  # others mostly decode
     known_by = evidence_of(lines)
     for field, spread in spec.served.items():
-        mine = (known_by["field"] == field).to_numpy() & np.isfinite(sigmas[0])
-        sigmas[1, mine] = served_sigma(spread, {kind: known_by.loc[mine, kind].tolist() for kind in EVIDENCE})
-    low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
-    few = (known_by["field"] == FEW).to_numpy() & np.isfinite(sigmas[0])
+        mine = (known_by["field"] == field).to_numpy() & np.isfinite(kernels)
+        beyond[mine] = served_sigma(spread, {kind: known_by.loc[mine, kind].tolist() for kind in EVIDENCE})
+    low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(kernels, beyond))
+    few = (known_by["field"] == FEW).to_numpy() & np.isfinite(kernels)
     passes, off = pass_doubt(
-        lines[few].drop(columns=list(EVIDENCE), errors="ignore").join(known_by).assign(kernel_sigma=sigmas[0, few]),
+        lines[few].drop(columns=list(EVIDENCE), errors="ignore").join(known_by).assign(kernel_sigma=kernels[few]),
         spec.served["step"],
     )
-    half = EIGHTY * np.hypot(passes * off, sigmas[1, few])
+    half = EIGHTY * np.hypot(passes * off, beyond[few])
     middle = lines.loc[few, "predicted"].to_numpy(dtype=float)
     low[few], high[few] = np.maximum(middle - half, passes / np.exp(EIGHTY * off)), middle + half
-    inside = [bool(known_row) and not word for known_row, word in zip(found_rows, words, strict=True)]
+    inside = [key in doubted and not word for key, word in zip(keys, words, strict=True)]
     return lines.assign(
-        predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words, calibrated=inside
+        predicted_p10=low, predicted_p90=high, kernel_sigma=kernels, outside_calibration=words, calibrated=inside
     )
 
 

@@ -76,24 +76,29 @@ class EngineFit:
     files: tuple[tuple[str, int], ...]  # name and digest of each file, and its rows that informed the fit
 
 
+def _usable(rows: Sequence[ServingRow], engine: str, *loads: str) -> list[ServingRow]:
+    """Rows of an engine under some loads that may inform its profile: of the fitted part, without flag."""
+    return [
+        row
+        for row in rows
+        if row.engine == engine and row.load in loads and not (row.reason or row.qa_flag or row.held_out)
+    ]
+
+
 def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     """Rows that tell how long decode exchanges experts: one of each fitted point with attention DP and EP."""
     kept: dict[str, ServingRow] = {}
-    for row in rows:
-        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out) and row.engine == engine
+    for row in _usable(rows, engine, "closed_loop"):
         mapping = row.workers.mapping if row.workers else Sharding()
-        if usable and row.load == "closed_loop" and mapping.dp_attn > 1 and mapping.ep > 1:
+        if not row.speculative and mapping.dp_attn > 1 and mapping.ep > 1:
             kept[row.point] = row
     return list(kept.values())
 
 
 def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
-    """Rows that may inform a profile: one of each operating point of the fitted part, without flag or speculation."""
-    kept: dict[tuple[str, float, float], ServingRow] = {}
-    for row in rows:
-        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out)
-        if usable and row.engine == engine and row.load in ("closed_loop", "static") and row.mode == "aggregated":
-            kept[row.configuration, row.concurrency, row.batch] = row
+    """Rows that may inform the times of a profile: one of each operating point, without speculation."""
+    plain = (row for row in _usable(rows, engine, "closed_loop", "static") if not row.speculative)
+    kept = {(row.configuration, row.concurrency, row.batch): row for row in plain if row.mode == "aggregated"}
     return list(kept.values())
 
 
@@ -148,15 +153,8 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
 
 def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
     """The profile with the request time of least median TTFT error where an instance has few requests."""
-    mine = [
-        row
-        for row in rows
-        if row.engine == engine.name
-        and row.load == "closed_loop"
-        and not (row.reason or row.qa_flag or row.held_out)
-        and row.workers is not None
-        and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
-    ]
+    loops = _usable(rows, engine.name, "closed_loop")
+    mine = [row for row in loops if row.workers and row.concurrency / row.workers.count <= TTFT_CONCURRENCY]
     table = evaluate(mine, {engine.name: engine})
     table = points(table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")])
     if table.empty:

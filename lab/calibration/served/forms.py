@@ -19,6 +19,7 @@ from disagg_sim.units import MS
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.names import engine_named, model_named, old_engine, source_engine
 from lab.calibration.served.cells import (
+    Names,
     count,
     groups_of,
     instance,
@@ -99,15 +100,13 @@ def inferencex_r1(line: Any) -> ServingRow:
         reason = reason or "the split of GPUs into prefill and decode is not stated"
     return _inferencex(
         line,
-        replace(
-            _row(line, names),
-            reason=reason,
-            mode="disaggregated" if split else "aggregated",
-            workers=workers,
-            prefill=prefill,
-            speculative=text(line, "spec_decode") not in ("", "none"),
-            quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, value(line, "gpus_total")),
-        ),
+        names,
+        reason=reason,
+        mode="disaggregated" if split else "aggregated",
+        workers=workers,
+        prefill=prefill,
+        speculative=text(line, "spec_decode") not in ("", "none"),
+        quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, value(line, "gpus_total")),
     )
 
 
@@ -117,13 +116,11 @@ def inferencex_dense(line: Any) -> ServingRow:
     said = text(line, "spec_decode")
     return _inferencex(
         line,
-        replace(
-            _row(line, names_of(line, weights=text(line, "precision"))),
-            mode="aggregated",
-            workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
-            speculative="mtp" in said or "eagle" in said,
-            quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
-        ),
+        names_of(line, weights=text(line, "precision")),
+        mode="aggregated",
+        workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
+        speculative="mtp" in said or "eagle" in said,
+        quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
     )
 
 
@@ -145,14 +142,12 @@ def inferencex_models(line: Any) -> ServingRow:
         reason = reason or "no recipe of 4-bit integer weights"
     return _inferencex(
         line,
-        replace(
-            _row(line, names),
-            reason=reason,
-            mode="disaggregated" if split else "aggregated",
-            workers=sides[0],
-            prefill=sides[1] if split else None,
-            quantities=mean_or_median(line, "tpot", "ttft"),
-        ),
+        names,
+        reason=reason,
+        mode="disaggregated" if split else "aggregated",
+        workers=sides[0],
+        prefill=sides[1] if split else None,
+        quantities=mean_or_median(line, "tpot", "ttft"),
     )
 
 
@@ -168,31 +163,18 @@ def _degrees(line: Any, side: str) -> WorkerGroup | None:
     )
 
 
-def _row(line: Any, names: Any) -> ServingRow:
-    """The row of a line with its names and nothing measured yet."""
-    return ServingRow(
-        file="",
-        row=text(line, "row_id"),
-        form="",
-        quantities=(),
-        model=names.model,
-        system=names.system,
-        engine=names.engine,
-        recipe=names.recipe,
-        hardware=names.hardware,
-        framework=names.framework,
-        reason=names.reason,
-        isl=value(line, "isl"),
-        osl=value(line, "osl"),
-    )
+def _row(line: Any, names: Names, **told: Any) -> ServingRow:
+    """The row of a line with its names, lengths and what else its form tells."""
+    lengths = {"isl": value(line, "isl"), "osl": value(line, "osl")}
+    return ServingRow(file="", row=text(line, "row_id"), form="", **(names._asdict() | lengths | told))
 
 
-def _inferencex(line: Any, row: ServingRow) -> ServingRow:
+def _inferencex(line: Any, names: Names, **told: Any) -> ServingRow:
     """What all InferenceX runs share: mean lengths, waves and flag.
 
     A TTFT that the source suspects is that of a warm-up; a point whose runs differ is not known.
     """
-    flag = text(line, "qa_flag")
+    row, flag = _row(line, names, **told), text(line, "qa_flag")
     suspect = "a warm-up, as the source suspects" if flag == "ttft_suspect" else ""
     quantities = (replace(each, reason=suspect) if each.name == "ttft" else each for each in row.quantities)
     return replace(
@@ -244,8 +226,9 @@ def nvidia_gap(line: Any) -> ServingRow:
     groups = gpus if yes(line, "attention_dp") else gpus // tp
     isl = value(line, "isl")
     first = (replace(each, reason=UNKNOWN_START) for each in mean_or_median(line, "ttft"))
-    return replace(
-        _row(line, names),
+    return _row(
+        line,
+        names,
         load="closed_loop",
         mode="aggregated",
         concurrency=value(line, "concurrency"),
@@ -275,15 +258,16 @@ def trtllm_docs(line: Any) -> ServingRow:
     else:
         per = float(gpus) if metric.endswith("per_gpu") else 1.0
         quantity = Measurement(name="throughput", measured=value(line, "value"), basis="output", gpus=per)
-    row = _row(line, names)
-    return replace(
-        row,
+    osl = value(line, "osl")
+    return _row(
+        line,
+        names,
         quantities=(quantity,),
         mode="aggregated",
         batch=value(line, "batch"),
         load="offline" if scenario.startswith("offline") else "static" if "static" in scenario else "prefill",
         workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
-        osl=row.osl if stated(row.osl) else 1.0,
+        osl=osl if stated(osl) else 1.0,
     )
 
 
@@ -309,8 +293,9 @@ def mlperf(line: Any) -> ServingRow:
     if not any(each.name == "tpot" for each in latencies):
         latencies = times(line, ("tpot", "median", "tpot_p50_ms")) + latencies
     reason = "open division: the model may be changed" if text(line, "division") == "open" else ""
-    return replace(
-        _row(line, names),
+    return _row(
+        line,
+        names,
         load="offline" if offline else "server",
         mode="aggregated",
         quantities=throughput if offline else throughput + latencies,
@@ -361,8 +346,9 @@ def argonne(line: Any) -> ServingRow:
     if stated(first):  # a run of one token; the other columns repeat a longer run
         found = [Measurement(name="ttft", measured=first)]
     pipeline = text(line, "parallelism").startswith("Pipeline")
-    return replace(
-        _row(line, names),
+    return _row(
+        line,
+        names,
         system=ARGONNE_SYSTEMS.get(names.system, names.system),
         load="static",
         mode="aggregated",
@@ -378,8 +364,9 @@ def splitwise(line: Any) -> ServingRow:
     apart = abs(value(line, "e2e_time_ms") / whole - 1) > SPLITWISE_APART
     why = "the run made another number of tokens than stated" if apart else ""
     latency = (replace(each, reason=why) for each in times(line, ("latency", "mean", "e2e_time_ms")))
-    return replace(
-        _row(line, names_of(line, weights="", engine="vllm_eager")),
+    return _row(
+        line,
+        names_of(line, weights="", engine="vllm_eager"),
         load="static",
         mode="aggregated",
         quantities=(*times(line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms")), *latency),
@@ -403,15 +390,16 @@ def published(line: Any) -> ServingRow:
     published_as = "fp8" if model_named(text(line, "model")) == "deepseek_r1" else "bf16"  # where the line states none
     weights = text(line, "precision_weights").lower() or published_as
     names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
-    row = _row(line, names)
-    return replace(
-        row,
+    osl = value(line, "osl")
+    return _row(
+        line,
+        names,
         quantities=(quantity,),
         load=load,
         mode="disaggregated" if prefill else "aggregated",
         workers=workers,
         prefill=prefill,
-        osl=row.osl if stated(row.osl) else 1.0,
+        osl=osl if stated(osl) else 1.0,
         concurrency=value(line, "concurrency"),
         batch=batch,
         chunk_tokens=SOURCE_CHUNKS.get(source, 0),

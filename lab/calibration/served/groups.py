@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.calibration.kernels.residuals import rank_correlation
+from lab.calibration.kernels.residuals import by_group, figures_of, rank_correlation
 
 #: Concurrency of an instance up to which TTFT has no queue to speak of. [request]
 TTFT_CONCURRENCY = 4.0
@@ -68,14 +68,14 @@ def errors_of(table: pd.DataFrame) -> dict[str, Any]:
     with bands ``COVERAGE``. [1]
     """
     once = _collapsed(table)
-    error = once["relative_error"]
+    found = figures_of(once["relative_error"])
     told: dict[str, Any] = {
         "rows": len(table),
         "points": len(once),
-        "median_error": float(error.abs().median()),
+        "median_error": found["median"],
         "median_error_of_rows": float(table["relative_error"].abs().median()),
-        "p90_error": float(error.abs().quantile(0.9)),
-        "bias": float(error.median()),
+        "p90_error": found["p90"],
+        "bias": found["bias"],
         "spearman": rank_correlation(once["predicted"], once["measured"]),
     }
     if "predicted_p10" in table:
@@ -116,9 +116,9 @@ def groups(table: pd.DataFrame, dimensions: Sequence[str] = DIMENSIONS) -> pd.Da
     below = with_dimensions(table[table["evaluated"] & ~table["saturated"]])
     both = pd.concat([below, below.assign(part="all")], ignore_index=True)
     lines = [
-        {"dimension": dimension, "value": value, "quantity": quantity, "part": part} | errors_of(mine)
+        {"dimension": dimension} | line
         for dimension in dimensions
-        for (value, quantity, part), mine in both.groupby([dimension, "quantity", "part"], sort=True)
+        for line in by_group(both.assign(value=both[dimension]), ("value", "quantity", "part"), errors_of)
     ]
     names = ("dimension", "value", "quantity", "part", *ERRORS, *(COVERAGE if "predicted_p10" in table else ()))
     return pd.DataFrame(lines, columns=list(names))

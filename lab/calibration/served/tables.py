@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
+from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.bars import judged
 from lab.calibration.served.groups import errors_of, groups
 
@@ -22,9 +23,7 @@ RERUN_NOISE, ENGINE_NOISE = 0.005, 0.16
 
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
     """Summarise the errors of the evaluated lines by group."""
-    lines = []
-    for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
-        lines.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | errors_of(part))
+    lines = by_group(table[table["evaluated"]], by, errors_of)
     coverage = ["coverage"] if "predicted_p10" in table else []
     return pd.DataFrame(lines, columns=[*by, "rows", "median_error", "p90_error", "bias", "spearman", *coverage])
 
