@@ -17,7 +17,7 @@ from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import canonical_name, shown
 from disagg_sim.parquet import read_parquet
-from disagg_sim.reading import read_file, read_table, table_of
+from disagg_sim.reading import read_file, read_table, table_of, unpacked
 from disagg_sim.units import US
 from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
@@ -70,10 +70,8 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
 
     Returns each table with its form and rows; times in s.
     """
-    with as_table_faults(path):
-        data = read_file(path)
-    raw = _cells(path, data)
-    sha256 = hashlib.sha256(data).hexdigest()
+    raw = read_cells(path)
+    sha256 = hashlib.sha256(read_file(path)).hexdigest()
     raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
     if FORM not in raw.columns:
         return (_table(path, sha256, raw, _form(path, list(raw.columns)), exclusions, strict),)
@@ -132,9 +130,7 @@ def _table(
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason."""
-    with as_table_faults(path):
-        data = read_file(path)
-    lines = _cells(path, data)
+    lines = read_cells(path)
     if tuple(lines.columns) != _EXCLUDE_COLUMNS:
         found = quoted(", ".join(map(str, lines.columns)))
         raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {found}")
@@ -209,9 +205,10 @@ def read_measured(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame
     return table
 
 
-def _cells(path: Path, data: bytes) -> pd.DataFrame:
-    """Read all cells as text; reject a header that names a column twice."""
+def read_cells(path: Path) -> pd.DataFrame:
+    """Read all cells of a CSV as text; reject a header that names a column twice."""
     with as_table_faults(path):
+        data = unpacked(read_file(path))
         cells = table_of(data, path, dtype=str, keep_default_na=False)
         header = table_of(data, path, dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
     if twice := given_twice(map(str, header)):

@@ -13,9 +13,8 @@ import pandas as pd
 
 from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.reading import read_table
 from disagg_sim.units import MS
-from lab.calibration.served.read import ServingDataError, columns_of
+from lab.calibration.kernels.tables import TableError, read_cells
 
 #: Column of the file -> quantity of the lines, and unit of the column.
 COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_gpu": ("throughput", 1.0)}
@@ -25,23 +24,16 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """Read the predictions of another tool by row: ``tpot``, ``ttft`` [s], ``throughput`` [token/s/GPU], NaN where
     there is none.
     """
-    columns = columns_of(path)
-    allowed = ("row_id", *COLUMNS)
-    missing = next((name for name in ("row_id", "tpot_ms") if name not in columns), "")
-    if not missing and not {"ttft_ms", "tput_total_tok_s_gpu"} & set(columns):
+    table = read_cells(path)
+    missing = next((name for name in ("row_id", "tpot_ms") if name not in table), "")
+    if not missing and not {"ttft_ms", "tput_total_tok_s_gpu"} & set(table):
         missing = "ttft_ms"
     if missing:
-        hint = nearest(missing, columns)
-        raise ServingDataError(f"{shown(path)}: no column {missing!r}{hint}; predictions have {', '.join(allowed)}")
-    try:
-        table = read_table(path, dtype=str, keep_default_na=False)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
-    if "row_id" not in table:  # its first line is not what it was taken for
-        raise ServingDataError(f"{shown(path)}: not a CSV: the header is not its first line")
+        known = ", ".join(("row_id", *COLUMNS))
+        raise TableError(f"{shown(path)}: no column {missing!r}{nearest(missing, table)}; predictions have {known}")
     names = table["row_id"].str.strip()
     if names.duplicated().any():
-        raise ServingDataError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")
+        raise TableError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")
     found = pd.DataFrame(index=pd.Index(names, name="row"))
     for column, (quantity, unit) in COLUMNS.items():
         told = table[column].str.strip() if column in table else pd.Series("", index=table.index)
@@ -49,7 +41,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
         wrong = (told != "") & ~(np.isfinite(number) & (number > 0))
         if wrong.any():
             row, value = names[wrong].iloc[0], told[wrong].iloc[0]
-            raise ServingDataError(f"{shown(path)}: row {quoted(row)}: {column} is {quoted(value)}; allowed: above 0")
+            raise TableError(f"{shown(path)}: row {quoted(row)}: {column} is {quoted(value)}; allowed: above 0")
         found[quantity] = (number * unit).to_numpy()
     return found
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
+from disagg_sim.errors import given_twice, nearest, quoted
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
+from lab.calibration.kernels.tables import TableError, as_table_faults
 from lab.calibration.served import forms
 from lab.calibration.served.cells import text, version_of
 from lab.calibration.served.launch_flags import MARKS, launched
@@ -46,19 +47,13 @@ FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
 LISTS = {"core points": {"row_id", "kind", "why"}, "manifest": {"file", "sha256"}, "launch flags": MARKS}
 
 
-class ServingDataError(DisaggSimError):
-    """A file of serving measurements is in no known form, or holds no number where one must be."""
-
-
 def columns_of(path: Path) -> list[str]:
     """Column names of a CSV."""
-    try:
+    with as_table_faults(path):
         content = unpacked(read_file(path))
         names = content[:LONGEST_HEADER].partition(b"\n")[0].decode("utf-8").rstrip("\r").split(",")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if twice := given_twice(name for name in names if name):
-        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
+        raise TableError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
     return names
 
 
@@ -76,7 +71,7 @@ def read_rows(path: Path) -> list[ServingRow]:
         close = max(known, key=lambda name: len(columns & set(known[name])))
         missing = sorted(set(known[close]) - columns)
         hint = nearest(missing[0], columns) if missing else ""
-        raise ServingDataError(
+        raise TableError(
             f"{shown(path)}: no known form of serving measurements; closest is {close!r}, which needs column "
             f"{missing[0]!r}{hint}; forms: {', '.join(known)}"
         )
@@ -107,29 +102,25 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
                 flags |= {text(line, "row_id"): line for line in _lines(path)}
             else:
                 rows += read_rows(path)
-        except ServingDataError as error:
+        except TableError as error:
             faults.append(str(error))
     if faults and len(faults) == len(paths):
-        raise ServingDataError("\n".join(faults))
+        raise TableError("\n".join(faults))
     told = (launched(row, flags[row.row], copies.get(row.row, "")) if row.row in flags else row for row in rows)
     return list(told), faults
 
 
 def _copies(path: Path) -> dict[str, str]:
     """Copies of experts in prefill by row, of the long table of launch flags."""
-    try:
+    with as_table_faults(path):
         told = read_parquet(path, columns=["row_id", "prefill_eplb_slots"]).dropna()
-    except (OSError, ValueError, KeyError) as error:
-        raise ServingDataError(f"{shown(path)}: no launch flags: {str(error).splitlines()[0]}") from None
     return dict(zip(told["row_id"], told["prefill_eplb_slots"].astype(str), strict=True))
 
 
 def _lines(path: Path) -> list[Any]:
     """Lines of a CSV, the first of which names their columns."""
-    try:
+    with as_table_faults(path):
         return list(read_table(path, low_memory=False).itertuples(index=False))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
 
 
 def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.predictions import predicted_by, read_predictions
 from lab.calibration.served.ranking import (
     CONFIGURATION,
@@ -16,7 +17,6 @@ from lab.calibration.served.ranking import (
     summed,
 )
 from lab.calibration.served.ranking import GROUP as RUNS
-from lab.calibration.served.read import ServingDataError
 from lab.calibration.served.rows import UNKNOWN_START
 
 GROUP = {"family": "dense", "model": "m", "system": "s", "engine": "e", "isl": 900.0, "osl": 100.0}
@@ -150,7 +150,7 @@ def test_another_tools_numbers_take_the_place_of_ours(tmp_path):
 def test_faulty_predictions_are_one_line(tmp_path, text, line):
     path = tmp_path / "tool.csv"
     path.write_text(text)
-    with pytest.raises(ServingDataError) as refusal:
+    with pytest.raises(TableError) as refusal:
         read_predictions(path)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -8,11 +8,12 @@ from made_loads import made_run
 from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
+from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.bars import BARS, coverage, judged
 from lab.calibration.served.cells import instance, version_of
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of, groups, per_instance, points, with_dimensions
-from lab.calibration.served.read import ServingDataError, read_files
+from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.tables import side_by_side
 
@@ -175,8 +176,8 @@ def test_a_file_that_cannot_be_read_is_one_line_and_the_others_are_read(tmp_path
     bad.write_text("a,b\n1,2\n")
     rows, faults = read_files([bad, good, tmp_path / "none.csv"])
     assert rows == []
-    assert ["other.csv" in faults[0], "none.csv: cannot be read" in faults[1], len(faults)] == [True, True, 2]
-    with pytest.raises(ServingDataError, match="no known form"):
+    assert ["other.csv" in faults[0], "none.csv: no such file" in faults[1], len(faults)] == [True, True, 2]
+    with pytest.raises(TableError, match="no known form"):
         read_files([bad])
 
 

@@ -15,12 +15,13 @@ from disagg_sim.facts.load import list_specs, load_engine, load_model, load_prec
 from disagg_sim.parquet import write_parquet
 from disagg_sim.planning.question import usual_precision
 from disagg_sim.workload.distributions import length_distribution
+from lab.calibration.kernels.tables import TableError
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from lab.calibration.scatter import scatter_plots
 from lab.calibration.served.bars import judged
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
-from lab.calibration.served.read import ServingDataError, read_files, read_rows
+from lab.calibration.served.read import read_files, read_rows
 from lab.calibration.served.rows import WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, write_tables
 
@@ -117,7 +118,7 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
         assert row.prefill.mapping.redundant_slots == slots
     known.write_text("no table")
     _, faults = read_files(files)
-    assert [each.split(":")[1] for each in faults] == [" no launch flags"]
+    assert [each.split(":")[1] for each in faults] == [" not a table"]
 
 
 @pytest.mark.parametrize("match", ["by date", "layout only", "ambiguous 2", "none", ""])
@@ -354,12 +355,12 @@ def test_layouts():
 
 def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
     path = write(tmp_path / "x.csv", {key: value for key, value in ARGONNE.items() if key != "latency_s"})
-    with pytest.raises(ServingDataError) as refusal:
+    with pytest.raises(TableError) as refusal:
         read_rows(path)
     text = str(refusal.value)
     assert "closest is 'argonne', which needs column 'latency_s'" in text
     assert "\n" not in text
-    with pytest.raises(ServingDataError, match="cannot be read: No such file"):
+    with pytest.raises(TableError, match="no such file"):
         read_rows(tmp_path / "none.csv")
     assert read_rows(write(tmp_path / "core.csv", {"row_id": "r1", "kind": "agg", "why": "best"})) == []
 
