@@ -42,7 +42,7 @@ def test_the_limit_is_that_of_the_variable_and_else_that_of_the_machine(monkeypa
         require_memory("a trace", 1.6 * GB)
 
 
-@pytest.mark.parametrize("text", ["0", "1 MB", "inf", "nan", "much", "16"])
+@pytest.mark.parametrize("text", ["1 MB", "nan", "16"])
 def test_a_limit_that_is_none_is_refused(text, capsys):
     assert run(["--memory", text, "specs", "list"]) == 2
     assert "allowed: from 1 GB, such as 16 GB" in capsys.readouterr().err

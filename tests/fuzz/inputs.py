@@ -60,22 +60,12 @@ SYNTHETIC: dict[str, Any] = SCENARIO | {
 
 #: A model with experts and fp8 weights in blocks, as Hugging Face publishes it.
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "head_dim": 128,
-    "hidden_size": 2048,
-    "max_position_embeddings": 40960,
-    "mlp_only_layers": [0],
-    "moe_intermediate_size": 768,
-    "intermediate_size": 6144,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 12,
-    "num_key_value_heads": 4,
-    "vocab_size": 151936,
+    **{"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "hidden_size": 2048},
+    **{"max_position_embeddings": 40960, "mlp_only_layers": [0], "moe_intermediate_size": 768},
+    **{"intermediate_size": 6144, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8},
+    **{"num_hidden_layers": 12, "num_key_value_heads": 4, "vocab_size": 151936},
     "quantization_config": {
-        "quant_method": "fp8",
-        "weight_block_size": [128, 128],
+        **{"quant_method": "fp8", "weight_block_size": [128, 128]},
         "modules_to_not_convert": ["lm_head", "model.layers.0.self_attn"],
     },
 }
@@ -155,6 +145,11 @@ ARGUMENTS = {
         **{"kv_cache_dtype": "auto"},
     }
 }
+
+
+#: Every table by its name.
+TABLES = {"trace": TRACES["csv"], "gemm": GEMM, "power": POWER, "served": SERVED, "passes": PASSES, "run": REQUESTS}
+TABLES |= {"servers": SERVERS, "tool": PREDICTED}
 
 
 @dataclass(frozen=True)
@@ -319,8 +314,7 @@ def served(rng: Random) -> Spoilt:
     held = ["validate", "memory", "servers.csv", "--configs", ".", "--out", "out"]
     arguments = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
     spoilt_ones = {"run.meta.json": arguments}
-    tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES, "run.csv": REQUESTS}
-    tables |= {"servers.csv": SERVERS}
+    tables = {f"{name}.csv": TABLES[name] for name in ("served", "tool", "passes", "run", "servers")}
     spoilt_ones |= {name: spoilt_table(table, rng) for name, table in tables.items()}
     files = {name: table.encode() for name, table in tables.items()} | {"run.meta.json": json.dumps(ARGUMENTS).encode()}
     chosen = rng.choice((judge, fit, rank, optimum, count, passes, requests, requests, held))
@@ -421,20 +415,9 @@ LINES = (
 
 def command_line(rng: Random, line: list[str] | None = None) -> Spoilt:
     """Options and arguments of every command, or one line as it is, with good files."""
-    files = {
-        "s.yaml": _dump(SWEEP),
-        "sc.yaml": _dump(SCENARIO),
-        "trace.csv": TRACES["csv"].encode(),
-        "gemm.csv": GEMM.encode(),
-        "power.csv": POWER.encode(),
-        "served.csv": SERVED.encode(),
-        "passes.csv": PASSES.encode(),
-        "run.csv": REQUESTS.encode(),
-        "servers.csv": SERVERS.encode(),
-        "run.meta.json": json.dumps(ARGUMENTS).encode(),
-        "config.json": json.dumps(CONFIG).encode(),
-        "here/file": b"",
-    }
+    files = {"s.yaml": _dump(SWEEP), "sc.yaml": _dump(SCENARIO), "here/file": b""}
+    files |= {f"{name}.csv": text.encode() for name, text in TABLES.items()}
+    files |= {"run.meta.json": json.dumps(ARGUMENTS).encode(), "config.json": json.dumps(CONFIG).encode()}
     words = line or spoilt_arguments(rng.choice(LINES), OPTIONS, rng)
     return Spoilt("command line", files, words, stores=("results", "baseline"))
 

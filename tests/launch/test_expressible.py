@@ -46,7 +46,7 @@ def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system, abl
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("system", ["mi300x", "mi355x", "tpu7x", "trainium2"])
+@pytest.mark.parametrize("system", ["mi300x", "trainium2"])
 def test_no_forecast_is_made_of_an_engine_that_does_not_run_on_a_system(system):
     other = "runs on systems of NVIDIA, and not of (AMD|Google|AWS); allowed there: sglang, vllm, "
     for engine in ("trtllm", "trtllm_engine"):
@@ -155,6 +155,10 @@ def test_unknown_names_are_told_with_the_nearest():
         ds.launch(ds.ServedDeployment(name="x", gpus=1, colocated=(ds.Replicas(mapping=tp(1), instances=1),)))
     with pytest.raises(ds.DisaggSimError, match="has no instances; allowed: a Design, a Deployment"):
         ds.launch([], engine="vllm")
+    ats = (ds.setup(model, "h100_sxm", "fp8") for model in ("llama_3_1_8b", "mistral_7b"))
+    two = tuple(ds.Replicas(mapping=tp(1), instances=1, setup=at) for at in ats)
+    with pytest.raises(ds.DisaggSimError, match="serves llama_3_1_8b and mistral_7b; allowed: one model a launch"):
+        ds.launch(ds.ServedDeployment(name="x", gpus=2, colocated=two), engine="vllm")
 
 
 def test_a_cache_in_bf16_is_refused_where_auto_is_the_format_of_the_checkpoint():

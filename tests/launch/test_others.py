@@ -148,7 +148,8 @@ def test_numbers_that_no_engine_takes_become_no_option(given, said):
         Workers(**{"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": at} | given)
 
 
-SCRIPTS = [(case, engine) for case, engine in PAIRS if engine in ENGINES]
+#: Several nodes, and one pool on one.
+SCRIPTS = [(case, engine) for case in ("dep", "one_pool") for engine in ENGINES]
 
 
 def host_of(ran: subprocess.CompletedProcess) -> str:
@@ -185,7 +186,7 @@ def test_who_is_reached_by_others_asks_for_a_key_or_is_told_that_the_network_is_
 ):
     files, key = ds.launch(CASES[case][0](), engine=engine).files, "a b'$(touch owned)"
     for name in (name for name in files if name.endswith(".sh")):
-        for address in ("0.0.0.0", "10.0.0.9", "127.example.org"):
+        for address in ("0.0.0.0", "127.example.org"):
             there = {"HOST": address, "ROUTER_HOST": address, "TRUSTED_NETWORK": ""}
             bare = started(files, name, programs, tmp_path, **there, API_KEY=" \t")
             assert (bare.returncode, bare.stdout) == (1, "")
@@ -207,7 +208,7 @@ def test_modules_of_the_working_directory_are_not_run(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("value", ["a[$(touch owned)]", "--trust-remote-code", "*", "1\n2", "08", "http://a:b[0]", " "])
+@pytest.mark.parametrize("value", ["a[$(touch owned)]", "--trust-remote-code", "1\n2", "08"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_values_from_outside_run_nothing_and_are_no_options(engine, value, programs, tmp_path):
     read = {

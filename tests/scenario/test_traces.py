@@ -1,6 +1,7 @@
 """Traces of a scenario: headers and units of files, and limits on what is drawn."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -23,20 +24,6 @@ SCENARIO = {
     "deployments": {"one": {"colocated": {"instances": 1}}},
     "policies": ["vllm"],
 }
-
-
-class Silent:
-    """A listener that hears nothing."""
-
-    def note(self, text): ...
-
-    def warn(self, text): ...
-
-    def start(self, total): ...
-
-    def advance(self, count): ...
-
-    def finish(self): ...
 
 
 def scenario(folder: Path, trace: object) -> Scenario:
@@ -71,7 +58,7 @@ def test_the_first_request_may_arrive_later(tmp_path):
 def test_notes_of_the_traces_lie_beside_the_summary(tmp_path):
     trace = {"path": "log.csv", "columns": COLUMNS, "time_unit": "ms", "requests": 3}
     plan = plan_scenario(scenario(tmp_path, trace))
-    run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    run_scenario(plan, tmp_path / "out", jobs=1, listener=Mock())
     (line,) = (tmp_path / "out" / "notes.txt").read_text().splitlines()
     assert line == plan.notes[0]
 
@@ -80,7 +67,7 @@ def test_a_late_single_request_needs_no_period_of_samples(tmp_path):
     """A trace of one request has no duration to take a 200th of; its arrival counts for the number of samples."""
     trace = {"kind": "synthetic", "lengths": {"isl": 9, "osl": 9}, "rate_per_s": 1e-4, "requests": 1}
     plan = plan_scenario(scenario(tmp_path, trace))
-    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Mock())
     assert result.summary["completed"].tolist() == [1]
 
 
@@ -103,7 +90,7 @@ def test_synthetic_sessions_are_served_turn_by_turn(tmp_path):
     assert found.traces[0].name == "coding_agent"
     plan = plan_scenario(found)
     assert [run.requests for run in plan.runs] == [len(found.traces[0].load(0)), 2 * len(found.traces[0].load(0))]
-    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Silent())
+    result = run_scenario(plan, tmp_path / "out", jobs=1, listener=Mock())
     requests = result.requests(plan.runs[0])
     previous = found.traces[0].load(0).sessions.previous()
     later = previous >= 0
@@ -118,7 +105,7 @@ def test_classes_of_requests_have_limits_and_a_table_of_their_own(tmp_path):
     path.write_text(
         yaml.safe_dump({**SCENARIO, "slo": promises, "trace": {**trace, "classes": {"chat": 3, "batch": 1}}})
     )
-    result = run_scenario(plan_scenario(load_scenario(str(path))), tmp_path / "out", jobs=1, listener=Silent())
+    result = run_scenario(plan_scenario(load_scenario(str(path))), tmp_path / "out", jobs=1, listener=Mock())
     rows = pd.read_csv(tmp_path / "out" / "classes.csv")
     assert rows["class"].tolist() == ["batch", "chat"]
     assert rows["requests"].sum() == 60

@@ -55,41 +55,23 @@ def test_only_room_for_the_outputs_rules_out_preemption(admission):
     assert (fleet.segments.start_s[1] == 0.0) != counts_outputs
 
 
-@pytest.mark.parametrize(("keeps", "computed_again"), [(False, 81), (True, 33)])
-def test_a_preempted_segment_finds_the_blocks_that_nobody_took(keeps, computed_again):
-    """The second of the two has 64 + 16 tokens in 5 blocks, and one not yet cached, when no block is left.
-
-    The first takes 2 of the 5, the last of them first, until its end: 3 blocks, 48 tokens, are left of 81.
-    """
-    fleet = fleet_of(AdmissionRule.PROMPT_FITS, budget=128, keeps_preempted=keeps)
-    for request in range(2):
-        fleet.submit(0, request, (0, 64, 40), 0.0)
+@pytest.mark.parametrize(
+    ("keeps", "blocks", "second", "again"),
+    [
+        (False, 10, 64, 81),
+        (True, 10, 64, 81 - 3 * 16),  # the first takes 2 of the 5 blocks, the last of them first, until its end
+        (True, 11, 64, 81 - 4 * 16),  # a block that was free before is taken first
+        (True, 11, 72, 89 - 4 * 16),  # of 6 blocks, 5 of them full, that which is not full goes first
+    ],
+)
+def test_a_preempted_segment_finds_the_blocks_that_nobody_took(keeps, blocks, second, again):
+    """The second has its prompt and 16 tokens in blocks, and one not yet cached, when no block is left."""
+    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=blocks, budget=160, keeps_preempted=keeps)
+    for request, prompt in enumerate((64, second)):
+        fleet.submit(0, request, (0, prompt, 40), 0.0)
     fleet.run_until(math.inf)
-    assert fleet.views.prefill_tokens[0] == 2 * 64 + computed_again
+    assert fleet.views.prefill_tokens[0] == 64 + second + again
     assert fleet.segments.preemptions.tolist() == [0, 1]
-
-
-def test_blocks_that_were_free_before_are_taken_first():
-    """As above with a block more: it is free when both need one, so the first takes it, and then one of the 5."""
-    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=11, budget=128, keeps_preempted=True)
-    for request in range(2):
-        fleet.submit(0, request, (0, 64, 40), 0.0)
-    fleet.run_until(math.inf)
-    assert fleet.views.preemptions[0] == 1
-    assert fleet.views.prefill_tokens[0] == 2 * 64 + (81 - 4 * 16)
-
-
-def test_the_block_that_is_not_full_is_taken_first():
-    """The second has 72 + 16 tokens in 6 blocks, 5 of them full, when the first needs a block at 64 + 16 tokens.
-
-    It takes 2 until its end, the one that is not full and a full one: 4 blocks, 64 tokens, are left of 89.
-    """
-    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=11, budget=160, keeps_preempted=True)
-    fleet.submit(0, 0, (0, 64, 40), 0.0)
-    fleet.submit(0, 1, (0, 72, 40), 0.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.preemptions.tolist() == [0, 1]
-    assert fleet.views.prefill_tokens[0] == 64 + 72 + 25
 
 
 def test_a_prompt_that_grows_chunk_by_chunk_preempts_itself_last():

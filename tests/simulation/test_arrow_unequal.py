@@ -6,21 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sites import SIMPLE, deployment, site, trace
+from sites import SIMPLE, deployment, site
 from test_arrow import BLOCKS, SLO, WHOLE, D, P, View, begun, look, scheduler
 
-import disagg_sim as ds
-from disagg_sim.domain import Sharding, Slo
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.ledger import hand_over, place
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import serve
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits, Move
 
 SMALL, LARGE = Sharding(), Sharding(tp_attn=4, tp_ffn=4)
@@ -197,65 +191,6 @@ def test_nobody_gets_a_prompt_that_its_memory_cannot_hold():
     assert arrow.proceed(view, 1, 0).instance == 3
 
 
-# --- whole runs -----------------------------------------------------------------------------------------------------
-
-
-def run(requests, served_by, policy="arrow", **more):
-    engine = Engine(0)
-    return serve(trace(requests), policy, unequal_site(served_by, engine=engine, **more), engine, RunOptions())
-
-
-def parts(prefill, decode):
-    """Of (mapping, instances)."""
-    made = [tuple(Replicas(mapping=m, instances=n) for m, n in part) for part in (prefill, decode)]
-    gpus = sum(each.gpus for part in made for each in part)
-    return ServedDeployment(name="unequal", gpus=gpus, prefill=made[0], decode=made[1])
-
-
-def test_an_instance_too_slow_for_the_limit_gets_no_prompt_while_a_fast_one_is_free():
-    """1,500 tokens take 160 ms on the small instance, limit 100, and 40 on the large one."""
-    result = run([(0.5 * k, 1500, 3) for k in range(20)], parts([(SMALL, 1), (LARGE, 1)], [(SMALL, 1)]))
-    assert (result.requests.prefill_instance == 1).all()
-    assert (result.requests.first_token_s - result.requests.arrival_s <= 0.1).all()
-
-
-def test_queues_that_can_move_are_done_sooner():
-    """400 prompts in a second, 16 s of work for the three of prefill; decode takes two of them back."""
-    served_by = parts([(SMALL, 1), (LARGE, 2)], [(SMALL, 1)])
-    requests = [(0.0025 * k, 1500, 60) for k in range(400)]
-    results = {
-        moves: run(requests, served_by, policy_named("arrow", moves=moves), slo=Slo(ttft=1.0, tpot=0.05))
-        for moves in ("unequal", "never")
-    }
-    waits = {moves: (r.requests.prefill_start_s - r.requests.arrival_s).max() for moves, r in results.items()}
-    ends = {moves: r.requests.finish_s.max() for moves, r in results.items()}
-    assert all((r.requests.status == Outcome.COMPLETED).all() for r in results.values())
-    assert any(each.kind == "move" for each in results["unequal"].decisions)
-    assert not any(each.kind == "move" for each in results["never"].decisions)
-    assert waits["unequal"] < waits["never"]
-    assert ends["unequal"] < ends["never"]
-    moved = {int(each.wish.split()[3]) for each in results["unequal"].decisions if each.kind == "move"}
-    assert (results["unequal"].requests.segments[list(moved)] <= 2).all()  # what was withdrawn is no segment
-
-
-def test_attainment_falls_with_the_rate_on_a_plan_of_unequal_pools():
-    """Pipelines of four GPUs that take 10.8 s for a prompt, limit 10 s, beside TP8 that takes 2 s."""
-    pipeline, eight = Sharding(pp=4), Sharding(tp_attn=8, tp_ffn=8)
-    served_by = ServedDeployment(
-        name="plan",
-        gpus=28,
-        prefill=(Replicas(mapping=pipeline, instances=1),),
-        decode=(Replicas(mapping=eight, instances=3),),
-        setup=ds.setup("llama_3_1_70b", "a100_sxm_80gb", "bf16"),
-    )
-    inside = []
-    for rate in (0.01, 0.05, 0.15):
-        requests = ds.synthetic_trace(rate=rate, lengths=(16_384, 2048), requests=120, seed=1)
-        result = ds.simulate(served_by, requests, "arrow", slo=ds.Slo(ttft=10.0, tpot=0.04))
-        inside.append(result.summary().slo_attainment)
-    assert min(inside) > 0.95
-
-
 # --- equal instances: the paper -------------------------------------------------------------------------------------
 
 COUNT = 4
@@ -296,21 +231,3 @@ def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running,
     orders = ordered(arrow, view).queues, arrow.choices.tokens
     found = hand_over(view.home, orders, arrow.ledger, more, SLO.tpot, view.now, 0)
     assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
-
-
-def test_on_equal_instances_the_option_that_is_the_default_moves_nothing():
-    requests = [(0.02 * k, 400 + 37 * k % 900, 2 + 13 * k % 50) for k in range(120)]
-    results = [
-        serve(
-            trace(requests),
-            policy_named("arrow", moves=moves),
-            site((engine := Engine(0)), deployment(prefill=2, decode=2), table=SIMPLE, slo=SLO),
-            engine,
-            RunOptions(),
-        )
-        for moves in ("unequal", "never")
-    ]
-    one, two = (result.requests.finish_s for result in results)
-    assert np.array_equal(one, two)
-    assert not any(each.kind == "move" for each in results[0].decisions)
-    assert any(each.kind == "flip" for each in results[0].decisions)

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import disagg_sim as ds
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InputError
 from disagg_sim.simulation.admission import Busy, PredictedTtft
 from disagg_sim.simulation.classes import ServiceClass, by_class, limits_of
 from disagg_sim.simulation.metrics import summary
@@ -96,16 +94,3 @@ def test_a_session_has_one_class():
     found = with_classes(trace, {"a": 1, "b": 1}, seed=2).classes.number
     assert all(len(set(found[trace.sessions.session == each])) == 1 for each in range(20))
     assert 0 < found.mean() < 1
-
-
-def test_the_notebook_door(tmp_path):
-    part = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
-    parts = ds.ServedDeployment(name="one", gpus=1, colocated=part, setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
-    (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens,class\n0,100,5,chat\n1,200,1,batch\n")
-    trace = ds.load_trace(tmp_path / "log.csv")
-    result = ds.simulate(parts, trace, "vllm", slo=LIMITS, options=RunOptions(classes=(BATCH,)))
-    assert result.classes()["class"].tolist() == ["chat", "batch"]
-    assert result.frame()["class"].tolist() == ["chat", "batch"]
-    assert result.summary().slo_attainment == 1.0
-    with pytest.raises(InputError, match="class 'batch' is none of trace trace; it has none"):
-        limits_of(Trace(arrival=[0.0], input_tokens=[1], output_tokens=[1]), LIMITS, (BATCH,))

@@ -9,11 +9,17 @@ import pytest
 from sites import SIMPLE, deployment, served, site
 
 from disagg_sim.domain import Sharding, Slo
+from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill, prefill_decode_ratio
+from disagg_sim.simulation.policies.dopd.sizes import (
+    Profile,
+    decode_concurrency,
+    matching_prefill,
+    prefill_decode_ratio,
+)
 from disagg_sim.simulation.policies.loads import least_uncached
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
@@ -56,31 +62,6 @@ def test_sizes_by_little_s_law_by_hand():
     assert PROFILE.sizes(10.1, 1000, 200, rule="little") == Sizes(2, 4)
 
 
-def test_sizes_swing_under_a_constant_load_but_by_little_s_law():
-    """10 requests/s of 200/200 take three decode instances; six of them serve so fast that 30 requests are there at a
-    time, for which one holds 53; on that one requests pile up, for which six are too few.
-    """
-    requests, room = [(0.1 * n, 200, 200) for n in range(4000)], deployment(prefill=2, decode=6, colocated=4)
-    sizes = {}
-    for rule in ("mended", "printed", "little"):
-        policy = policy_named("dopd", sizing=rule, window_s=20.0, action_s=20.0, forecast="constant")
-        options = RunOptions(start_up_s=5.0, first_token="prefill")
-        found = served(requests, policy, room, table=SIMPLE, options=options, link_bandwidth=1e15)
-        sizes[rule] = {each.reason.partition(" to ")[2] for each in found.decisions if 100 < each.time_s < 400}
-    assert len(sizes["mended"]) > 2
-    assert len(sizes["printed"]) > 2
-    assert sizes["little"] == set()
-
-
-@pytest.mark.parametrize("decode", [2, 3])
-def test_the_printed_rule_counts_decode_instances_twice(decode):
-    both = [
-        matching_prefill(100 * decode, decode, prefill_s=0.1, step_s=0.05, outputs=100, rule=rule)
-        for rule in ("printed", "mended")
-    ]
-    assert both[0] == pytest.approx(decode * both[1], rel=1e-14)
-
-
 def test_sizes_agree_with_the_ratio_of_the_analytic_model():
     ratio = prefill_decode_ratio(120.0, prefill_time=0.1, step_time=0.04, osl=150.0)
     found = matching_prefill(3 * 120.0, 3, prefill_s=0.1, step_s=0.04, outputs=150.0, rule="mended")
@@ -95,6 +76,34 @@ def test_a_correction_acts_on_the_times():
 def test_little_load_and_much_memory_still_take_one_each():
     assert PROFILE.sizes(0.0, 1000, 200) == Sizes(1, 1)
     assert PROFILE.concurrency(10, 2) == PROFILE.graph
+
+
+# --- equations (11) to (15) of the paper: 68.45e9 weights in fp8 and two tables of 1.05e9 in 2 B are 72.65 GB ----
+
+PAPER = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
+
+
+def test_memory_is_what_the_weights_leave_of_two_gpus():
+    found = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.08)
+    assert found.memory_bytes == pytest.approx(2 * 0.9 * 79.65 * 2**30 - 72.65e9, rel=1e-3)
+    assert found.bandwidth_bytes == pytest.approx(0.08 * 0.6 * 2 * 3.35e12)
+    assert found.requests == pytest.approx(found.memory_bytes / (1075 * 327_680))
+    assert found.memory_bound
+
+
+def test_bandwidth_limits_a_tight_token_limit():
+    tight = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.01)
+    assert not tight.memory_bound
+    physical = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.03, reads_weights=True)
+    assert physical.bandwidth_bytes == pytest.approx(
+        0.03 * 0.6 * 2 * 3.35e12 - weight_bytes(PAPER.model, PAPER.precision)
+    )
+
+
+def test_the_ratio_balances_both_sides():
+    """100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time: 3."""
+    assert prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50) == pytest.approx(3.0)
+    assert prefill_decode_ratio(1000, prefill_time=0.03, step_time=0.02, osl=50) == pytest.approx(2.56 * 3.0)
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -258,8 +267,7 @@ def test_pools_shrink_when_the_load_is_gone():
 
 def test_the_paper_s_degrees_are_chosen():
     """Llama-70B in FP8, 1,000/150 tokens on H100: prefill of one GPU, decode of two, whatever the parts have."""
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
-    at = at.changed(profile=replace(at.profile, memory_utilisation=0.95))
+    at = PAPER.changed(profile=replace(PAPER.profile, memory_utilisation=0.95))
     four = (Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=1),)
     parts = ServedDeployment(name="8", gpus=8, prefill=four, decode=four, setup=at)
     requests = synthetic_trace(rate=1.0, requests=20, lengths=(1000, 150))

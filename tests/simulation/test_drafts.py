@@ -212,7 +212,7 @@ PLAIN, DRAFTED = (ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=said) f
 TRACE = ds.synthetic_trace(rate=2.0, lengths=(1000, 200), requests=60, seed=3)
 
 
-@pytest.mark.parametrize("policy", ["vllm", "dynamo_load", "dynamo_sla", "arrow", "dopd"])
+@pytest.mark.parametrize("policy", ["vllm", "arrow", "dopd"])
 def test_policies_serve_with_drafts(policy):
     """Every request gets all its tokens; where decode has a first token of its own, that is one more."""
     found = ds.simulate(served(DRAFTED, 1), TRACE, policy).records
@@ -221,16 +221,12 @@ def test_policies_serve_with_drafts(policy):
     assert found.instances.decode_tokens.sum() == (TRACE.output_tokens - 1).sum() + own_first
 
 
-def test_decode_without_drafts_is_that_without_speculation():
-    """k = 0 of a pool that holds a drafter: prompts and hand-over have its layer, the time of a step is the same."""
-    plain, idle = (ds.simulate(served(at), TRACE, "disaggregated") for at in (PLAIN, DRAFTED))
-    tpot = [
-        np.median((each.finish_s - each.first_token_s) / (each.output_tokens - 1))
-        for each in (plain.records.requests, idle.records.requests)
+def test_the_cache_of_a_drafter_moves_with_that_of_the_model():
+    """A module of one layer beside 61, although nothing is drafted, and 14 kB of hidden state."""
+    moved = [
+        ds.simulate(served(at), TRACE, "disaggregated").records.requests.transfer_s.mean() for at in (PLAIN, DRAFTED)
     ]
-    assert tpot[1] == pytest.approx(tpot[0], rel=0.02)
-    moved = [each.records.requests.transfer_s.mean() for each in (plain, idle)]
-    assert moved[1] / moved[0] == pytest.approx(62 / 61, rel=0.01)  # and 14 kB of hidden state
+    assert moved[1] / moved[0] == pytest.approx(62 / 61, rel=0.01)
 
 
 def test_drafts_need_a_drafter_and_pools_the_same():

@@ -48,24 +48,12 @@ def kept_of(fleet, entries=None, promised=()):
     return kept
 
 
-def ask(
-    fleet,
-    prompt,
-    expected,
-    *,
-    entries=None,
-    promised=(),
-    now=0.0,
-    rounds=0,
-    tolerance=0.0,
-    watch=True,
-    paces=(1.0, 1.0),
-):
-    """Split and times of a new request on instances 0 and 1."""
-    search = predictor.Search(rounds, tolerance, 0.0, watch)
+def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, watch=True, paces=(1.0, 1.0), **search):
+    """Split and times of a new request on instances 0 and 1; ``search`` has rounds and a tolerance."""
+    how = predictor.Search(search.get("rounds", 0), search.get("tolerance", 0.0), 0.0, watch)
     wanted = predictor.SplitRequest(prompt, expected, 0, 1, paces)
     kept = kept_of(fleet, entries, promised)
-    return predictor.finish_times(locked(fleet.home), kept.home, wanted, now, search)
+    return predictor.finish_times(locked(fleet.home), kept.home, wanted, now, how)
 
 
 def test_plain_disaggregation_on_an_idle_pair():
@@ -74,16 +62,23 @@ def test_plain_disaggregation_on_an_idle_pair():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "split", "first", "second"),
+    ("rounds", "tolerance", "split"),
     [
-        (1, 105, 0.020 + 4 * 0.011, 5 * 0.011),  # phi 0.9545
-        (2, 103, 0.020 + 2 * 0.011, 7 * 0.011),  # 0.9318
-        (3, 104, 0.020 + 3 * 0.011, 6 * 0.011),  # 0.9432
-        (6, 104, 0.020 + 3 * 0.011, 6 * 0.011),  # 0.9489 and 0.9460: 105; 0.9446: 104
+        (1, 0.0, 105),  # phi 0.9545: 64 and 55 ms, which differ by 14 % of the later
+        (2, 0.0, 103),  # 0.9318
+        (3, 0.0, 104),  # 0.9432
+        (6, 0.0, 104),  # 0.9489 and 0.9460: 105; 0.9446: 104
+        (6, 0.15, 105),
     ],
 )
-def test_bisection_by_hand(rounds, split, first, second):
-    assert ask(fleet_of(), 100, 110, rounds=rounds) == (split, pytest.approx(first), pytest.approx(second))
+def test_bisection_by_hand(rounds, tolerance, split):
+    """The first part takes 20 ms and 11 ms a token, the second 11 ms a token, played or from what was learned."""
+    first, second = 0.020 + (split - 101) * 0.011, (110 - split) * 0.011
+    found = ask(fleet_of(), 100, 110, rounds=rounds, tolerance=tolerance)
+    assert found == (split, pytest.approx(first), pytest.approx(second))
+    search = predictor.Search(rounds, tolerance, 0.0, True)
+    parts = lambda at: (0.020 + 0.011 * max(at - 101, 0), 0.011 * (110 - at))  # noqa: E731
+    assert history.halved(predictor.SplitRequest(100, 110, 0, 1), search, parts) == split
 
 
 def test_drafts_come_as_their_mean():
@@ -97,11 +92,6 @@ def test_a_split_behind_the_prompt_is_where_drafts_of_both_parts_end_together():
     """At 100: 20 and 44 ms. At 105, 4 and 5 tokens are two steps each: 42 and 22. At 103, one and three: 31 and 33."""
     split, first, second = ask(fleet_of(table=THREE), 100, 110, rounds=6, tolerance=0.3)
     assert (split, first, second) == (103, pytest.approx(0.020 + 0.011), pytest.approx(3 * 0.011))
-
-
-def test_bisection_ends_within_the_tolerance():
-    # 64 ms against 55 ms differ by 14 % of the later
-    assert ask(fleet_of(), 100, 110, rounds=6, tolerance=0.15)[0] == 105
 
 
 def test_behind_a_pass_in_progress_and_a_decode():
@@ -151,19 +141,15 @@ def test_predictor_and_kernel_agree_when_lengths_and_what_is_accepted_are_known(
     assert when + left == pytest.approx(max(finish, when), abs=1e-9)
 
 
-def test_what_waits_behind_those_that_are_played_goes_at_their_pace():
-    """200 prompts of 1,000 tokens and the new one: 200,100 tokens at 0.1 ms and 98 steps of 10 ms are 20.99 s."""
-    fleet = fleet_of()
-    for request in range(200):
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_behind_those_that_are_played_goes_at_their_pace(there):
+    """200 prompts of 1,000 tokens, which wait or were promised, and the new one: 200,100 tokens at 0.1 ms and 98 steps
+    of 10 ms are 20.99 s."""
+    fleet, entries = fleet_of(), book_of(*[(1000, 1001, 1001, 0, -1)] * 200)
+    for request in range(200 if there else 0):
         fleet.submit(0, request, (0, 1000, 1), 0.0)
-    entries = book_of(*[(1000, 1001, 1001, 0, -1)] * 200)
-    assert ask(fleet, 100, 101, entries=entries)[1] == pytest.approx(20.99, rel=0.005)
-
-
-def test_what_was_promised_behind_those_that_are_played_goes_at_their_pace():
-    """The same 200 prompts, none of which has come yet."""
-    entries = book_of(*[(1000, 1001, 1001, 0, -1)] * 200)
-    assert ask(fleet_of(), 100, 101, entries=entries, promised=range(200))[1] == pytest.approx(20.99, rel=0.005)
+    promised = () if there else range(200)
+    assert ask(fleet, 100, 101, entries=entries, promised=promised)[1] == pytest.approx(20.99, rel=0.005)
 
 
 def test_a_split_in_the_prompt_leaves_the_rest_to_the_second_instance():
@@ -227,15 +213,6 @@ def test_an_average_follows_each_pass():
     assert history.moved(float("nan"), 20.0, 1) == 20.0
 
 
-@pytest.mark.parametrize(("rounds", "split"), [(0, 100), (1, 105), (2, 103), (3, 104), (6, 104)])
-def test_the_bisection_is_that_of_the_predictor(rounds, split):
-    """As ``test_bisection_by_hand``: the first part takes 20 ms and 11 ms a token, the second 11 ms a token."""
-    wanted = predictor.SplitRequest(100, 110, 0, 1)
-    search = predictor.Search(rounds, 0.0, 0.0, True)
-    found = history.halved(wanted, search, lambda at: (0.020 + 0.011 * max(at - 101, 0), 0.011 * (110 - at)))
-    assert found == split
-
-
 def test_passes_are_played_at_the_pace_of_the_last_ones():
     """As ``test_bisection_by_hand``, but 22 ms a token on the second: 106 at 0.9602 and 0.9631, 107 at 0.9645."""
     assert ask(fleet_of(), 100, 110, paces=(1.0, 2.0)) == (100, pytest.approx(0.020), pytest.approx(0.220))
@@ -248,16 +225,7 @@ LEARNS = {"predictor": "history"}
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"balance": "all"},
-        {"alpha": "least_loaded"},
-        {"slo_aware": False},
-        LEARNS,
-        {"balance": "all"} | LEARNS,
-        {"pairing": "any"},
-        {"pairing": "any"} | LEARNS,
-    ],
+    [{}, {"balance": "all"}, {"alpha": "least_loaded", "slo_aware": False}, LEARNS, {"pairing": "any"} | LEARNS],
 )
 def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]

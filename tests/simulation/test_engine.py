@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
@@ -93,12 +93,3 @@ def test_streams_depend_on_seed_and_name_alone():
     assert first.rng("arrivals") is first.rng("arrivals")
     draws = [Engine(seed).rng(name).random() for seed in (0, 1) for name in ("a", "b")]
     assert len(set(draws)) == 4
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 2**32), st.lists(st.sampled_from("abc"), max_size=8))
-def test_the_order_of_use_of_streams_does_not_matter(seed, order):
-    engine = Engine(seed)
-    for name in order:
-        engine.rng(name)
-    assert engine.rng("d").random() == Engine(seed).rng("d").random()

@@ -36,15 +36,3 @@ def test_prefill_adds_up_to_the_pass_of_the_grid(pcp):
 def test_eight_gpus_that_share_a_latent_hold_eight_times_the_tokens():
     alone, shared = (kv_blocks(R1, each) for each in (ds.Sharding(tp_attn=8, tp_ffn=8), SHARED))
     assert shared / alone == pytest.approx(8.0, rel=1e-3)
-
-
-def test_a_run_is_as_fast_as_its_instances():
-    prefill = ds.Replicas(mapping=ds.Sharding(tp_attn=4, ep=8, pcp=2), instances=1, batch=1)
-    decode = ds.Replicas(mapping=SHARED, instances=1, batch=16)
-    parts = ds.ServedDeployment(name="shared", gpus=16, prefill=(prefill,), decode=(decode,), setup=R1)
-    trace = ds.Trace(arrival=[0.0, 40.0], input_tokens=[32_768] * 2, output_tokens=[20] * 2)
-    found = ds.simulate(parts, trace, slo=ds.Slo(ttft=60.0, tpot=1.0)).records.requests
-    passed = prefill_pass(R1, prefill.mapping, batch=1, isl=32_768.0).ftl
-    np.testing.assert_allclose(found.prefill_end_s - found.prefill_start_s, passed, rtol=0.02)
-    step = decode_step(R1, SHARED, batch=1, context=32_778.0).ttl
-    np.testing.assert_allclose((found.finish_s - found.first_token_s) / 19, step, rtol=0.02)

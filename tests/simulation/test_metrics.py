@@ -13,7 +13,7 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, summary
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.totals import Values, latencies
+from disagg_sim.simulation.totals import latencies
 
 SLO = Slo(ttft=2.0, tpot=0.1)
 
@@ -110,10 +110,3 @@ def test_late_gaps_of_a_request_by_hand():
     assert served([(0.0, 100, 8)], "vllm", deployment(colocated=1), table=SIMPLE).late_gaps is None
     with pytest.raises(InputError, match=r"^records 'stream' with gap_limit_s 0.05 s; allowed: 'full'$"):
         RunOptions(gap_limit_s=0.05, records="stream")
-
-
-def test_gaps_weigh_by_tokens_and_requests_by_requests():
-    # one long answer of 990 gaps of 10 ms, ten short ones of one gap of 1 s
-    counts, edges = np.array([990, 10]), np.array([0.005, 0.5, 1.5])
-    assert histogram_percentile(edges, counts, 0.9) < 0.5
-    assert Values(np.array([0.01] + [1.0] * 10)).percentile(0.9) == 1.0

@@ -1,12 +1,12 @@
 """Step limits of the parts of a deployment: they hold under every policy, before its own options."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from sites import ONE, SIMPLE, served, site
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import Mode
@@ -20,61 +20,45 @@ EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(policies()))
 PROMPT = 1000.0  # mean of the traffic that the sites of these tests expect [token]
 
 
-def of_parts(names, **limits):
+def of_parts(names, mapping=ONE, **limits):
     """Two instances of every part that a policy takes, all with these limits."""
-    parts = {part: (Replicas(mapping=ONE, instances=2, **limits),) for part in names}
-    return ServedDeployment(name="limited", gpus=2 * len(names), **parts)
+    parts = {part: (Replicas(mapping=mapping, instances=2, **limits),) for part in names}
+    return ServedDeployment(name="limited", gpus=2 * mapping.gpus * len(names), **parts)
 
 
-def limits_of(policy, deployment):
+def limits_of(policy, mapping=ONE, **limits):
     """Step limits of each part, in the role that its instances have when they start."""
-    parts = policy.build(site(Engine(0), deployment, table=SIMPLE))
-    return {part: parts.steps.limits(ONE, ROLE_OF[part]) for part in policy.needs}
+    parts = policy.build(site(Engine(0), of_parts(policy.needs, mapping, **limits), table=SIMPLE))
+    return {part: parts.steps.limits(mapping, ROLE_OF[part]) for part in policy.needs}
 
 
+@pytest.mark.parametrize("mapping", [ONE, Sharding(dp_attn=8, ep=8)], ids=["one rank", "eight ranks"])
 @EVERY_SYSTEM
-def test_a_part_without_limits_leaves_them_to_the_policy(name):
-    policy = policy_named(name, token_budget=512, max_sequences=40)
-    found = limits_of(policy, of_parts(policy.needs))
-    budgets = dict.fromkeys(found, 512)
-    if name == "disaggregated":
-        budgets["decode"] = 2048  # of the scheduler: the option is the budget of prefill alone
-    assert {part: each.token_budget for part, each in found.items()} == budgets
-    assert all(each.max_sequences == 40 for part, each in found.items() if part != "prefill")
-
-
-@EVERY_SYSTEM
-def test_a_part_goes_before_the_options_of_the_policy(name):
-    policy = policy_named(name, token_budget=512, max_sequences=40)
-    found = limits_of(policy, of_parts(policy.needs, batch=7, token_budget=900))
+def test_a_part_goes_before_the_options_of_the_policy_which_count_for_each_rank(name, mapping):
+    """A decode instance of ``disaggregated`` has the 2,048 tokens a rank of its scheduler: the option is of prefill."""
+    policy, ranks = policy_named(name, token_budget=512, max_sequences=40), int(mapping.dp_attn)
+    usual, found = limits_of(policy, mapping), limits_of(policy, mapping, batch=7, token_budget=900)
+    for part, each in usual.items():
+        assert each.token_budget == ranks * (2048 if (name, part) == ("disaggregated", "decode") else 512)
+        assert each.max_sequences == 40 * ranks or part == "prefill"
     prefill = found.pop("prefill", None)
     assert {(each.token_budget, each.max_sequences) for each in found.values()} == {(900, 7)}
     if name == "disaggregated":
         assert (prefill.mode, prefill.max_prompts, prefill.token_budget) == (Mode.PREFILL_FIRST, 7, 900)
     elif prefill:  # passes of whole prompts are not what it does
-        assert prefill == limits_of(policy, of_parts(policy.needs))["prefill"]
+        assert prefill == usual["prefill"]
 
 
 @EVERY_SYSTEM
-def test_a_budget_alone_leaves_the_batch_to_the_policy(name):
-    policy = policy_named(name)
-    usual = limits_of(policy, of_parts(policy.needs))
-    for part, found in limits_of(policy, of_parts(policy.needs, token_budget=900)).items():
-        assert found.token_budget == 900
-        assert (found.mode, found.max_sequences, found.max_prompts) == (
-            usual[part].mode,
-            usual[part].max_sequences,
-            usual[part].max_prompts,
-        )
-
-
-@EVERY_SYSTEM
-def test_a_batch_alone_has_the_budget_that_it_needs(name):
+def test_a_budget_alone_leaves_the_batch_to_the_policy_and_a_batch_has_the_budget_that_it_needs(name):
     """Seven prompts of 1,000 tokens; 3,000 sequences need a token each, whatever the budget of the policy."""
     policy = policy_named(name)
+    usual = limits_of(policy)
+    for part, found in limits_of(policy, token_budget=900).items():
+        assert found == replace(usual[part], token_budget=900)
     if name == "disaggregated":
-        assert limits_of(policy, of_parts(policy.needs, batch=7))["prefill"].token_budget == math.ceil(7 * PROMPT)
-    for part, found in limits_of(policy, of_parts(policy.needs, batch=3000)).items():
+        assert limits_of(policy, batch=7)["prefill"].token_budget == math.ceil(7 * PROMPT)
+    for part, found in limits_of(policy, batch=3000).items():
         assert found.token_budget >= 3000 or part == "prefill"
 
 
@@ -131,40 +115,3 @@ def test_entries_of_one_part_batch_each_in_its_own_way():
     assert steps.limits(ONE, Role.DECODE).max_sequences == 5
     assert steps.limits(two, Role.DECODE).max_sequences == 9
     assert steps.limits(ONE, Role.PREFILL).max_prompts > 9
-
-
-@pytest.mark.parametrize(
-    ("limits", "text"),
-    [
-        ({"batch": 0}, "batch 0 is out of range; allowed: whole numbers from 1"),
-        ({"batch": 10**9}, "batch 1000000000 is out of range; allowed: whole numbers from 1 to 65536$"),
-        ({"token_budget": 1.5}, "token_budget 1.5 is out of range"),
-        ({"batch": 64, "token_budget": 63}, "token_budget 63 is below batch 64; allowed: from the batch up"),
-        ({"batch": 5}, "'twice': two entries of decode have one mapping and batch differently .batch 5 and None"),
-    ],
-)
-def test_limits_that_cannot_be_are_refused_in_one_line(limits, text):
-    given = ({"mapping": ONE, "instances": 1} | each for each in (limits, {}))
-    with pytest.raises(InputError, match=text) as caught:
-        ServedDeployment(name="twice", gpus=2, decode=tuple(Replicas(**each) for each in given))
-    assert "\n" not in str(caught.value)
-
-
-@EVERY_SYSTEM
-def test_options_of_a_policy_count_for_each_attention_rank(name):
-    """Eight ranks of 40 sequences and 512 tokens are 320 and 4,096; what a part says is for all of them.
-
-    A decode instance of ``disaggregated`` has the 2,048 tokens a rank of its scheduler.
-    """
-    policy = policy_named(name, token_budget=512, max_sequences=40)
-    ranks = Sharding(dp_attn=8, ep=8)
-
-    def limits(**own):
-        parts = {part: (Replicas(mapping=ranks, instances=2, **own),) for part in policy.needs}
-        deployment = ServedDeployment(name="ranks", gpus=16 * len(parts), **parts)
-        steps = policy.build(site(Engine(0), deployment, table=SIMPLE)).steps
-        return [steps.limits(ranks, ROLE_OF[part]) for part in policy.needs if part != "prefill"]
-
-    budget = 8 * (2048 if name == "disaggregated" else 512)
-    assert {(each.token_budget, each.max_sequences) for each in limits()} == {(budget, 8 * 40)}
-    assert {(each.token_budget, each.max_sequences) for each in limits(batch=7, token_budget=900)} == {(900, 7)}

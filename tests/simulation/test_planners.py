@@ -11,7 +11,6 @@ from sites import deployment, site
 from sites import served as slowly_linked
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies import forecast
@@ -88,11 +87,6 @@ def test_a_forecast_is_always_a_number_from_zero(series):
     for value in series:
         arima.observe(value)
         assert 0.0 <= arima.next() < np.inf
-
-
-def test_an_unknown_forecast_is_named():
-    with pytest.raises(InputError, match=r"forecast 'arimo' is unknown, did you mean 'arima'"):
-        forecast.forecast_named("arimo")
 
 
 # --- knapsack and budgets -------------------------------------------------------------------------------------------
@@ -178,18 +172,6 @@ def test_attainment_rises_with_the_load_where_no_headroom_is_left(policy, more):
     assert inside(8.9, 0.3) > 0.95
 
 
-def test_with_load_the_sla_planner_is_a_floor():
-    options = RunOptions(start_up_s=0.5)
-    alone = served(BUSY, policy_named("dynamo_sla", window_s=15.0), ROOM, table=TABLE, options=options)
-    policy = policy_named("dynamo_sla", window_s=15.0, load=True, load_period_s=1.0)
-    both = served(BUSY, policy, ROOM, table=TABLE, options=options)
-    assert alone.decisions[0].time_s == 15.0
-    assert both.decisions[0].time_s < 15.0  # the load planner did not wait for the window
-    floor = [decision for decision in both.decisions if decision.kind == "stop" and 15.0 <= decision.time_s < 40.0]
-    started = sum(decision.kind == "start" for decision in both.decisions if decision.time_s < 40.0)
-    assert started - len(floor) >= 1
-
-
 def test_the_floor_holds_where_an_instance_starts_at_the_time_of_the_decision():
     """20 requests/s of 90 ms need 2 prefill instances. The load planner starts one at 3 and at 8 s, for 4 s each.
 
@@ -230,14 +212,8 @@ def kinds(result):
 
 
 def test_the_load_planner_adds_one_at_a_time_and_waits_for_its_start():
-    result = served(
-        BUSY,
-        policy_named("dynamo_load", period_s=1.0),
-        ROOM,
-        table=TABLE,
-        slo=Slo(ttft=1.0, tpot=0.1),
-        options=RunOptions(start_up_s=3.5),
-    )
+    policy, slo = policy_named("dynamo_load", period_s=1.0), Slo(ttft=1.0, tpot=0.1)
+    result = served(BUSY, policy, ROOM, table=TABLE, slo=slo, options=RunOptions(start_up_s=3.5))
     times = [decision.time_s for decision in result.decisions if decision.kind == "start"]
     assert times
     assert all(later - sooner >= 4.0 for sooner, later in pairwise(times))
@@ -336,19 +312,10 @@ def test_without_projection_sizes_swing_more():
     """Two decode instances at 70 % of the limit each: one alone would be over it, so only the fault goes down."""
     slow = StepTable.affine(step=0.010, per_sequence=0.010, per_token=1e-6)
     steady = [(k * 0.1, 10, 90) for k in range(600)]
-    wide = deployment(prefill=1, decode=2, colocated=2)
-    stops = {
-        project: kinds(
-            served(
-                steady,
-                policy_named("dynamo_load", project=project, period_s=5.0),
-                wide,
-                table=slow,
-                slo=Slo(ttft=2.0, tpot=0.6),
-            )
-        ).count("stop")
-        for project in (True, False)
-    }
+    wide, slo, stops = deployment(prefill=1, decode=2, colocated=2), Slo(ttft=2.0, tpot=0.6), {}
+    for project in (True, False):
+        policy = policy_named("dynamo_load", project=project, period_s=5.0)
+        stops[project] = kinds(served(steady, policy, wide, table=slow, slo=slo)).count("stop")
     assert stops[True] < stops[False]
 
 
@@ -360,15 +327,7 @@ def test_without_draining_requests_fail():
 
 
 def test_a_deaf_planner_does_not_hear_of_workers_that_came_later():
-    options = RunOptions(start_up_s=0.5)
-    slo = Slo(ttft=0.5, tpot=0.1)
-    hears, deaf = (
-        served(BUSY, policy_named("dynamo_load", deaf=deaf, period_s=1.0), ROOM, table=TABLE, slo=slo, options=options)
-        for deaf in (False, True)
-    )
+    more = {"table": TABLE, "slo": Slo(ttft=0.5, tpot=0.1), "options": RunOptions(start_up_s=0.5)}
+    policies = (policy_named("dynamo_load", deaf=deaf, period_s=1.0) for deaf in (False, True))
+    hears, deaf = (served(BUSY, policy, ROOM, **more) for policy in policies)
     assert hears.decisions != deaf.decisions
-
-
-def test_the_planner_of_2025_looks_at_the_shared_queue_alone():
-    with pytest.raises(InputError, match="queue"):
-        policy_named("dynamo_load", queue="instances", mode="v2025")

@@ -25,16 +25,6 @@ def of(tp: int, instances: int) -> tuple[Replicas, ...]:
 EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1, 9))
 
 
-def test_a_part_that_is_missing_is_named():
-    with pytest.raises(InputError, match="'eight' has no decode instances, which policy 'dopd' needs; it has prefill"):
-        EIGHT.require("dopd", ("prefill", "decode"))
-
-
-def test_gpus_beyond_the_budget_are_counted():
-    with pytest.raises(InputError, match=r"take 9 GPUs \(colocated 9 x 1\), 1 more than its 8"):
-        EIGHT.require("vllm", ("colocated",))
-
-
 def test_colocated_instances_pair_up_where_no_pairs_are_given():
     assert EIGHT.part("pairs") == EIGHT.colocated
     assert EIGHT.gpus_of("prefill") == 4

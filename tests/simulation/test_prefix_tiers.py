@@ -17,7 +17,6 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import FailureEvent, Failures
@@ -38,6 +37,10 @@ from tests.simulation.sites import SIMPLE, deployment
 BLOCK = 16
 #: Bytes of a token of the small setup.
 TOKEN = 131_072
+
+
+#: 800 tokens in 40 ms.
+SLOW = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
 
 
 def with_tiers(system, **tiers):
@@ -102,35 +105,29 @@ def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
     assert shared.tier_loads.tokens.sum() == 800  # the other had it in HBM
 
 
-def test_routers_count_prompts_that_load_their_past():
+@pytest.mark.parametrize(
+    ("policy", "parts", "where"),
+    [("vllm", {"colocated": 3}, [0, 0, 1, 2]), ("arrow", {"prefill": 3, "decode": 1}, [0, 0, 1, 2])],
+)
+def test_routers_count_prompts_that_load_their_past(policy, parts, where):
     """Once the first has been stored, two of three take 40 ms to load: prompts that come in 20 ms go to all."""
-    trace = alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30)
-    found = small(
-        trace,
+    trace, options = (
+        alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30),
         RunOptions(prefix_cache=True, tiers=("remote",)),
-        deployment(colocated=3),
-        remote=KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True),
     )
-    assert found.tier_loads.load_s.tolist() == pytest.approx([0.0, 0.0, 0.04, 0.04])
-    assert found.requests.prefill_instance.tolist() == [0, 0, 1, 2]
-
-
-def test_arrow_counts_prompts_that_load_their_past():
-    """The same of its prefill instances: a booked prompt is in the queue of its instance while its past comes."""
-    trace = alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30)
-    remote = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
-    options = RunOptions(prefix_cache=True, tiers=("remote",))
-    found = small(trace, options, deployment(prefill=3, decode=1), policy="arrow", remote=remote)
-    assert sorted(found.requests.prefill_instance[1:].tolist()) == [0, 1, 2]
+    found = small(trace, options, deployment(**parts), policy, remote=SLOW)
+    assert sorted(found.tier_loads.load_s[1:].tolist()) == pytest.approx([0.0, 0.04, 0.04])
+    assert sorted(found.requests.prefill_instance.tolist()) == where
 
 
 def test_planners_of_dynamo_count_prompts_that_load_their_past():
     """Two instances are idle at 5 s but for a load of 40 ms: the pool shrinks when that is over, at 10 s."""
-    trace = alike([0.0, 4.96, 4.97, 11.0], 1008, 800, outputs=30)
-    remote = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
-    options = RunOptions(prefix_cache=True, tiers=("remote",))
+    trace, options = (
+        alike([0.0, 4.96, 4.97, 11.0], 1008, 800, outputs=30),
+        RunOptions(prefix_cache=True, tiers=("remote",)),
+    )
     policy = policy_named("dynamo_load", mode="latency", queue="instances")
-    found = small(trace, options, deployment(prefill=2, decode=1), policy=policy, remote=remote)
+    found = small(trace, options, deployment(prefill=2, decode=1), policy, remote=SLOW)
     assert [each.time_s for each in found.decisions] == [10.0]
 
 
@@ -234,42 +231,15 @@ def test_a_full_queue_of_loads_is_the_analytic_model(model, mapping, bandwidth, 
     ends = np.sort(found.requests.prefill_end_s)[count // 4 :]
     rate = (ends.size - 1) / (ends[-1] - ends[0])
     assert rate == pytest.approx(float(exact.request_rate[0, 0]), rel=0.02)
-    limited = (
-        exact.request_rate[0, 0]
-        < 0.9 * prefill_grid(at, mapping, lengths(isl, 2, cached=share), batch=[ranks]).request_rate[0, 0]
-    )
-    assert limited == limits
+    in_hbm = prefill_grid(at, mapping, lengths(isl, 2, cached=share), batch=[ranks])
+    assert (exact.request_rate[0, 0] < 0.9 * in_hbm.request_rate[0, 0]) == limits
 
 
-@pytest.mark.long
-def test_loads_beside_the_steps_of_a_piggybacked_instance():
-    """Half of every prompt comes from DRAM while other prompts and answers go on: none of their steps waits."""
-    mapping, isl, osl, batch = ONE_RANK, 8192, 481, 32
-    at = setup("llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=2e9, latency_s=20e-6)), "fp8")
-    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=0.5), tiers=(("dram", 1.0),)))
-    options = Colocation(batch=(batch,), every_step_mixed=True)
-    exact = piggyback(at, mapping, law, ftl_limit=math.inf, options=options).iloc[0]
-    trace = alike(np.zeros(12 * batch), isl, int(law.cached.mean_past), outputs=osl)
-    budget = batch + 1 + round(exact["mixed_chunk_tokens"])
-    part = Replicas(mapping=mapping, instances=1, batch=batch + 1, token_budget=budget)
-    served = ServedDeployment(name="one", gpus=4, colocated=(part,))
-    options = RunOptions(concurrency=2 * batch, prefix_cache_tokens=1, tiers=("dram",))
-    found = run(trace, served, "vllm", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
-    steady, done = slice(4 * batch, -2 * batch), found.requests
-    per_token = ((done.finish_s - done.first_token_s) / (osl - 1))[steady]
-    assert np.mean(per_token) == pytest.approx(exact["ttl_mean_s"], rel=0.02)
-    ends = np.sort(done.finish_s)[steady]
-    rate = (ends.size - 1) / (ends[-1] - ends[0])
-    assert rate * osl / 4 == pytest.approx(exact["tokens_per_s_per_gpu"], rel=0.02)
-    assert found.tier_loads.tokens[batch:].min() == int(law.cached.mean_past)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_whole_passes_of_a_co_located_instance_with_loads_before_them(share):
+def test_whole_passes_of_a_co_located_instance_with_loads_before_them():
     """Decodes wait for passes alone, not for loads. The first answers end one after the other, as in the long run."""
     mapping, isl, osl, batch = ONE_RANK, 8192, 481, 32
     at = setup("llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=2e9, latency_s=20e-6)), "fp8")
-    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=share), tiers=(("dram", 1.0),)))
+    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),)))
     past = int(law.cached.mean_past)
     options = Colocation(batch=(batch,), prefill_batch=(1,))
     exact = colocated(at, mapping, law, ftl_limit=math.inf, options=options).iloc[0]
@@ -290,32 +260,7 @@ def test_whole_passes_of_a_co_located_instance_with_loads_before_them(share):
     assert found.tier_loads.tokens[batch:].min() == past
 
 
-def test_one_prompt_at_a_time_has_the_first_token_of_the_analytic_model():
-    mapping, isl = ONE_RANK, 8192
-    at = setup(
-        "llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=4e9, latency_s=20e-6)), "fp8", engine="kernels"
-    )
-    law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),)))
-    exact = float(prefill_grid(at, mapping, law, batch=[1]).latency[0, 0])
-    trace = alike(5.0 * np.arange(4), isl, int(law.cached.mean_past))
-    served = ServedDeployment(name="one", gpus=4, colocated=(Replicas(mapping=mapping, instances=1, token_budget=isl),))
-    options = RunOptions(prefix_cache_tokens=1, tiers=("dram",))
-    found = run(trace, served, "vllm", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options).requests
-    assert (found.first_token_s - found.arrival_s)[1:] == pytest.approx(exact, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("said", "options"),
-    [
-        ("remember nothing; allowed: beside prefix_cache or", {"tiers": ("dram",)}),
-        ("back' with prefix_cache true: .*; allowed: prefix_cache_tokens", {"tiers": ("dram",), "prefix_cache": True}),
-        ("no tier 'dran', did you mean 'dram'", {"tiers": ("dran",), "prefix_cache_tokens": 1}),
-        ("dram, dram: one stands there twice", {"tiers": ("dram", "dram"), "prefix_cache_tokens": 1}),
-        ("hbm is above them all; allowed: dram", {"tiers": ("hbm",), "prefix_cache_tokens": 1}),
-    ],
-)
-def test_tiers_that_cannot_be_are_named(said, options):
-    with pytest.raises(InputError, match=said):
-        small(
-            alike([0.0], 160, 80), RunOptions(tier_writes="back", **options), dram=KvTier(bandwidth=1e9, latency_s=0.0)
-        )
+def test_blocks_of_free_memory_are_not_written_back():
+    options = RunOptions(prefix_cache=True, tiers=("dram",), tier_writes="back")
+    with pytest.raises(InputError, match=r"back' with prefix_cache true: .*; allowed: prefix_cache_tokens"):
+        small(alike([0.0], 160, 80), options, dram=SLOW)

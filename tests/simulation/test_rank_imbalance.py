@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import BetaShare, Reuse
@@ -80,26 +79,17 @@ def test_a_decode_pool_waits_for_its_fullest_rank(deployment, choice, routing):
     assert even < 0.98 * step
 
 
-@pytest.mark.parametrize("together", [8, 16])
-def test_a_prefill_pool_waits_for_its_longest_prompts(deployment, together):
-    """One and two prompts a rank: even ranks would be twice as fast."""
+def test_a_prefill_pool_waits_for_its_longest_prompts(deployment):
+    """Two prompts a rank: even ranks would be twice as fast."""
     at, table = deployment
     prompts = drawn(1024, 2400, 1)
-    spec = InstanceSpec(
-        table=table, blocks=10**7, mode=Mode.PREFILL_FIRST, token_budget=10**8, max_prompts=together, watermark=0.0
-    )
-    fleet = Fleet([spec])
-    for request, prompt in enumerate(prompts.tolist()):
-        fleet.submit(0, request, (0, prompt, 1), 0.0)
-    while fleet.next_time() < math.inf:
-        fleet.run_until(math.inf)
-    served = prompts.size / fleet.segments.finish_s.max()
+    served = served_in_passes(table, prompts, np.zeros_like(prompts), 16)
     lengths = ds.lengths(prompts, np.full(prompts.size, 128), rank_imbalance="least_load")
-    rate = ds.prefill_grid(at, EIGHT, lengths, batch=[together]).request_rate.item()
+    rate = ds.prefill_grid(at, EIGHT, lengths, batch=[16]).request_rate.item()
     assert rate == pytest.approx(served, rel=BOUND)
 
 
-@pytest.mark.parametrize("together", [8, 16, 32])
+@pytest.mark.parametrize("together", [8, 32])
 def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, together):
     """Up to all of a prompt is cached: even ranks would be 1.6 to 3.4 times as fast. Within 4 %: kernels
     of the equal prompts that stand for a rank are somewhat more efficient than those of its short rests."""
@@ -121,8 +111,7 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
     assert even > 1.5 * served
 
 
-@pytest.mark.parametrize("chunk", [512, 2048])
-@pytest.mark.parametrize(("together", "cached"), [(4, False), (16, False), (4, True)])
+@pytest.mark.parametrize(("chunk", "together", "cached"), [(512, 16, False), (2048, 4, True)])
 def test_chunks_of_a_pipeline_wait_for_the_longest_prompts(chunk, together, cached):
     """One and four prompts a rank, with and without pasts: even ranks would be 1.15 to 1.8 times as fast."""
     at, cut = setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=4, ep=4, pp=4)
@@ -147,8 +136,7 @@ def test_chunks_of_a_pipeline_wait_for_the_longest_prompts(chunk, together, cach
 
 
 @pytest.mark.parametrize(
-    ("shares", "loaded"),
-    [({"dram": 1.0}, [1.0]), ({"hbm": 0.5, "dram": 0.5}, [0.5]), ({"dram": 0.5, "ssd": 0.5}, [0.5, 0.0])],
+    ("shares", "loaded"), [({"hbm": 0.5, "dram": 0.5}, [0.5]), ({"dram": 0.5, "ssd": 0.5}, [0.5, 0.0])]
 )
 def test_ranks_wait_for_rests_whose_pasts_come_from_tiers(shares, loaded):
     """Of 5 GB/s and 1.25 GB/s a GPU the first brings first tokens sooner than computing pasts again does.
@@ -266,13 +254,7 @@ def test_one_rank_and_equal_requests_are_as_ever():
 
 @pytest.mark.parametrize(
     ("serve", "reuse"),
-    [
-        (ds.colocated, "/cached0.6"),
-        (ds.piggyback, ""),
-        (ds.piggyback, "/cached0.6_hbm0.5_dram0.5"),
-        ("disaggregated", ""),
-        ("disaggregated", "/cached0.6_hbm0.5_dram0.5"),
-    ],
+    [(ds.colocated, "/cached0.6"), (ds.piggyback, ""), ("disaggregated", "/cached0.6_hbm0.5_dram0.5")],
 )
 def test_a_table_is_timed_again_as_it_was(serve, reuse):
     """The traffic of a row says how its ranks were counted; timing its designs again gives its numbers."""
@@ -287,10 +269,3 @@ def test_a_table_is_timed_again_as_it_was(serve, reuse):
         points = serve(at, some, lengths, options=ds.Colocation(batch=(32, 128)))
     timed = sum(designs.rows.size for designs in designs_of(points.assign(traffic=word), Origin(exact=True)))
     assert timed == len(points)
-
-
-def test_an_unknown_routing_is_one_line():
-    with pytest.raises(
-        InputError, match=r"^rank_imbalance 'randon' is unknown, did you mean 'random'\?; allowed: even,"
-    ):
-        ds.lengths(1024, 128, rank_imbalance="randon")

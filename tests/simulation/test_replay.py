@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.errors import InputError
 
 LENGTHS = (1024, 256)
 
@@ -66,13 +66,6 @@ def test_the_capacity_lies_between_a_rate_that_holds_and_one_that_does_not(plan,
     assert "Capacity: " in found._repr_html_()
 
 
-def test_another_policy_takes_the_same_pools(plan):
-    trace = ds.synthetic_trace(rate=10.0, lengths=LENGTHS, requests=50)
-    result = ds.simulate(plan.deployment, trace, policy="least_load")
-    assert result.summary().completed == 50
-    assert result.summary().policy == "least_load"
-
-
 def test_parts_by_hand_must_say_what_they_serve():
     parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),))
     known = replace(parts, setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
@@ -94,11 +87,3 @@ def test_rates_by_requests_leave_time_alone_in_a_search_too(plan):
     for row in result.capacity().runs:
         assert row.requests == pytest.approx(200 * row.rate_scale, abs=1)
         assert row.duration_s > 0.9 * trace.duration
-
-
-def test_a_plan_lacks_colocated_instances_and_a_typing_error_is_named(plan):
-    trace = ds.Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
-    with pytest.raises(InputError, match="'planned' has no colocated instances, which policy 'vllm' needs"):
-        ds.simulate(plan.deployment, trace, policy="vllm")
-    with pytest.raises(UnknownNameError, match="did you mean 'least_load'"):
-        ds.simulate(plan.deployment, trace, policy="least_lod")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
-from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.run_options import RunOptions
@@ -33,15 +32,6 @@ def equal(requests: int, prompt: int, output: int) -> Trace:
     return Trace(
         arrival=np.zeros(requests), input_tokens=np.full(requests, prompt), output_tokens=np.full(requests, output)
     )
-
-
-@pytest.mark.parametrize("policy", ["vllm", "disaggregated"])
-def test_alone_a_request_takes_its_host_time_and_its_prefill(policy):
-    """256 tokens are a point of every axis of the step table, so that nothing is interpolated."""
-    loop = RunOptions(concurrency=1, first_token="prefill")
-    found = simulate(deployment(WITH), equal(3, 256, 8), policy, options=loop).frame()
-    ftl = float(prefill_pass(WITH, ONE, batch=1, isl=256).ftl)
-    assert (found["first_token_s"] - found["arrival_s"]).to_numpy() == pytest.approx(np.full(3, HOST + ftl), rel=1e-9)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "disaggregated"])

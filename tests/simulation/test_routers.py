@@ -162,14 +162,13 @@ def test_a_second_turn_goes_where_its_first_was(router):
         assert waited[2:] == pytest.approx(0.026)
 
 
-@pytest.mark.parametrize("parts", [{"colocated": 4}, {"prefill": 3, "decode": 2}])
-def test_routers_find_half_as_much_again_on_conversations(parts):
+def test_routers_find_half_as_much_again_on_conversations():
     """The first 1,500 requests of Mooncake: least load finds a prefix by chance, routers by intent."""
     trace = load_trace(shared_file("traces/mooncake/conversation_trace.jsonl.gz")).head(1500)
-    policy, found = "vllm" if "colocated" in parts else "disaggregated", {}
+    parts, found = deployment(prefill=3, decode=2), {}
     table = StepTable.affine(step=0.01, per_sequence=0.0002, per_token=0.00003)
     more = {"blocks": 60_000, "link_bandwidth": 1e15, "options": RunOptions(prefix_cache_tokens=2_000_000)}
     for router in ("least", "prefix", "dynamo_kv", "llm_d"):
-        made = policy_named(policy, router=router)
-        found[router] = served(trace, made, deployment(**parts), table=table, **more).requests.cached_tokens.sum()
+        made = policy_named("disaggregated", router=router)
+        found[router] = served(trace, made, parts, table=table, **more).requests.cached_tokens.sum()
     assert min(found["prefix"], found["dynamo_kv"], found["llm_d"]) > 1.5 * found["least"]

@@ -1,7 +1,5 @@
 """Sessions: a turn comes when the one before it has ended and its user has thought."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,18 +57,6 @@ def test_no_turn_starts_before_the_last_has_ended_under_any_policy(trace, policy
     waited = found.arrival_s[later] - found.finish_s[previous[later]]
     assert waited == pytest.approx(trace.sessions.think_s[later], abs=1e-9)
     assert np.array_equal(found.arrival_s[first], trace.arrival[first])
-
-
-def test_a_slow_cluster_is_asked_less():
-    """Open arrivals pile up on a cluster that is too slow; users of sessions wait for their answers."""
-    rows = [(0.5 * turn, 1000, 50, number, 0.5) for turn in range(20) for number in range(10)]
-    trace = turns(rows)
-    open_loop = replace(trace, sessions=None)
-    one = deployment(colocated=1)
-    asked, piled = (served(each, "vllm", one, table=SIMPLE).requests for each in (trace, open_loop))
-    wait = [np.median(each.first_token_s - each.arrival_s) for each in (asked, piled)]
-    assert wait[1] > 5 * wait[0]
-    assert asked.finish_s.max() >= piled.finish_s.max()
 
 
 def test_a_session_ends_with_a_turn_that_is_rejected():

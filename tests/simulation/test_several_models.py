@@ -13,7 +13,6 @@ from disagg_sim.simulation.engine import Engine, SideBySide
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.request_columns import Labels, Sessions
 from disagg_sim.workload.trace import Trace
 
@@ -73,14 +72,6 @@ def test_two_models_in_one_cluster_are_two_clusters(policy):
             assert np.array_equal(getattr(both.instances, name)[ours], getattr(alone.instances, name)), name
         told = [(each.time_s, each.kind, each.instance) for each in both.decisions if each.instance in ours]
         assert told == [(each.time_s, each.kind, ours[each.instance]) for each in alone.decisions]
-
-
-def test_a_request_is_served_by_instances_of_its_model():
-    trace = mixed()
-    records = ds.simulate(pool(), trace, "disaggregated").records
-    for column in (records.requests.prefill_instance, records.requests.decode_instance):
-        assert np.array_equal(records.models.instance[column], trace.models.number)
-    assert records.frame()["model"].tolist() == [(SMALL, LARGE)[number] for number in trace.models.number]
 
 
 def test_what_a_model_tells_first_is_heard_first():
@@ -179,13 +170,6 @@ def test_metrics_of_each_model_and_of_all():
     assert tokens["all"] == pytest.approx(summary.throughput_tokens_per_s)
     assert rows.loc["all", "requests"] == summary.requests == rows["requests"].iloc[:2].sum()
     assert rows.loc["all", "ttft_p90_s"] == pytest.approx(summary.ttft_p90_s)
-
-
-def test_models_are_drawn_for_sessions_as_a_whole():
-    trace = replace(mixed(400), sessions=Sessions(session=np.arange(400) // 4, think_s=np.zeros(400)))
-    number = with_models(trace, {SMALL: 1, LARGE: 1}, seed=3).models.number
-    assert all(len(set(each)) == 1 for each in number.reshape(-1, 4).tolist())
-    assert set(number.tolist()) == {0, 1}
 
 
 def test_what_cannot_be_is_told_in_one_line():

@@ -12,14 +12,11 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
 from disagg_sim.physics.kv_tiers import load_time, tier_of
-from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.search.grid import prefill_grid
-from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import drawn_pasts
@@ -54,13 +51,6 @@ def alone(reuse, tiers=(), requests=1, isl=8192):
 
 
 class TestPasts:
-    def test_a_tier_that_holds_nothing_need_not_be_there(self):
-        """A share of 0 in SSD asks for no SSD."""
-        found, plain = (
-            alone(stated(tiers=tiers)).requests.prefill_end_s for tiers in ((("hbm", 1.0), ("ssd", 0.0)), ())
-        )
-        np.testing.assert_array_equal(found, plain)
-
     def test_shares_that_are_none_are_refused(self):
         with pytest.raises(InputError, match="in_decode is 3; allowed"):
             alone(stated(in_decode=3.0))
@@ -155,26 +145,6 @@ class TestDraftsBesidePasts:
         many = trace(160, isl, 33)
         done = ds.simulate(served(at, 1, 2, cut), many, "disaggregated", slo=SLO, options=options).records.requests
         assert rate(np.sort(done.prefill_end_s)[40:]) == pytest.approx(float(grid.request_rate[0, 0]), rel=BOUND)
-
-    def test_decode_behind_cached_prompts(self, case):
-        at, cut, isl, osl, batch, _ = case
-        exact = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
-        options = RunOptions(concurrency=batch + 48, reuse=stated(in_decode=0.5))
-        many = trace(12 * batch, isl, osl)
-        pools = served(at, 6, 1, cut, batch=batch)
-        done = ds.simulate(pools, many, "disaggregated", slo=SLO, options=options).records.requests
-        ends = np.sort(done.finish_s)[batch - 1 :: batch][2:-2]
-        assert batch * rate(ends) == pytest.approx(batch / (float(exact) * (osl - 1)), rel=BOUND)
-
-    def test_in_flight_batching(self, case):
-        at, cut, isl, osl, batch, table = case
-        options = Colocation(batch=(batch,), prefill_batch=(1,), ttl_measure="tpot")
-        plain, lens = replace(cut, draft_tokens=0), ds.lengths(isl, osl, cached=0.5)
-        exact = colocated(at, plain, lens, ftl_limit=math.inf, options=options).iloc[0]
-        limits = {"mode": Mode.PREFILL_FIRST, "token_budget": 10**6, "max_prompts": 1, "max_sequences": batch}
-        spec = InstanceSpec(table=table, blocks=10**6, **limits)
-        found = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=PAST)
-        assert_meets(found, batch, osl, cut.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
 
     def test_piggyback_with_a_chunk_in_every_step(self, case):
         """The rest of a prompt is half of it, so half as many tokens go along with each step."""

@@ -1,15 +1,12 @@
 """How caches get from one instance to the next: who reserves, who holds, who waits, and when the user hears."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sites import SIMPLE, deployment, served, trace
+from sites import SIMPLE, deployment, served
 
-from disagg_sim.domain import Slo
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Parts
@@ -198,15 +195,6 @@ class Crosswise:
         return Leg(1 - origin)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_instances_that_wait_for_each_other_do_not_wait_for_ever(way):
-    """Both are full of caches that wait for the other: one gives its blocks up, and the other computes them again."""
-    requests = [(0.001 * i, 150, 40) for i in range(12)]
-    r = run(way, requests=requests, policy=Crosswise(named=True), by=deployment(colocated=2)).requests
-    assert (r.status == Outcome.COMPLETED).all()
-    assert (r.preemptions.sum() > 0) or way == "buffer"
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 200), st.integers(1, 120)), min_size=1, max_size=30),
@@ -221,25 +209,3 @@ def test_no_order_of_requests_locks_two_instances(requests, way, first_token, na
     r = found.requests
     assert (r.status == Outcome.COMPLETED).all()
     assert found.itl_counts.sum() == (r.output_tokens - 1).sum()
-
-
-def test_a_decode_pool_without_memory_is_seen_in_ttft():
-    """15 requests of 26 blocks fit into decode, which takes them through 16 steps of 200 ms: 4.7 requests/s of 5 that
-    come. Prefill could do twice as many.
-
-    With an unlimited buffer the queue in front of decode is none of prefill's: it costs a part of a second a token.
-    Who reserves first stops its prefill when as many caches wait as that has memory for, and TTFT is late; and the
-    first token of a decode instance waits in that queue itself.
-    """
-    rng = np.random.default_rng(2)
-    requests = trace([(time, 400, 16) for time in np.cumsum(rng.exponential(1 / 5.0, 600))])
-    slow = StepTable.affine(step=0.05, per_sequence=0.01, per_token=0.0001)
-    attained = []
-    for way, first_token in (("buffer", "prefill"), ("pull", "prefill"), ("pull", "decode")):
-        options = RunOptions(transfer=way, first_token=first_token)
-        more = {"table": slow, "blocks": 400, "link_bandwidth": 131_072e6, "options": options}
-        found = served(requests, "disaggregated", ONE_OF_EACH, **more)
-        attained.append(summary(found, Slo(ttft=1.0, tpot=1.0)).slo_attainment)
-    assert attained[0] > 0.98
-    assert attained[1] < 0.50
-    assert attained[2] < 0.10

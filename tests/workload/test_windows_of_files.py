@@ -24,8 +24,7 @@ def written(folder, kind, rows=ROWS):
     return path
 
 
-@pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv"])
-@pytest.mark.parametrize("window", [1, 7, 60])
+@pytest.mark.parametrize(("kind", "window"), [(".parquet", 1), (".parquet", 7), (".jsonl", 7), (".csv", 60)])
 def test_a_file_in_windows_is_the_file_read_at_once(tmp_path, kind, window):
     """As ``load_trace`` reads the same rows as CSV; the first so many of them, too."""
     whole, path = ds.load_trace(written(tmp_path, ".csv")), written(tmp_path, kind)
@@ -62,8 +61,9 @@ def test_a_fault_of_a_file_is_one_line(tmp_path):
         ds.stream_trace("day.xlsx")
 
 
-@pytest.mark.parametrize(("scale", "unit"), [(1e3, "ms"), (1e6, "us"), (1e9, "ns")])
-@pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv"])
+@pytest.mark.parametrize(
+    ("kind", "scale", "unit"), [(".parquet", 1e3, "ms"), (".jsonl", 1e6, "us"), (".csv", 1e9, "ns")]
+)
 def test_dates_in_another_unit_than_seconds_are_asked_for(tmp_path, kind, scale, unit):
     """As whole traces do; 1.7e12 s would be 54,000 years."""
     dated = ROWS.assign(arrival_s=(1.7e9 + ROWS["arrival_s"]) * scale)

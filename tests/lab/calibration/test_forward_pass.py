@@ -15,8 +15,7 @@ from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.work import AttentionShape, causal_pairs
 from disagg_sim.units import US
 from lab.calibration.kernels.attention import Calls, prefill_times
-from lab.calibration.kernels.tables import TableError
-from lab.calibration.served.forward_pass import ADMISSION, CAPTURED, COLUMNS, judge_passes, judge_steps, pass_cells
+from lab.calibration.served.forward_pass import ADMISSION, CAPTURED, judge_passes, judge_steps, pass_cells
 
 LINE = {
     **{"engine": "vllm", "backend_version": "0.25.1", "model_path": "MiniMaxAI/MiniMax-M2.7", "system": "h200_sxm"},
@@ -99,17 +98,3 @@ def test_other_work_and_unknown_models_have_no_prediction(tmp_path):
     (found,) = judge_passes(table(tmp_path / "t.csv", *lines)).to_dict("records")
     assert found["reason"] == "no model 'nobody/nothing'"
     assert np.isnan(found["predicted_ms"])
-
-
-def test_a_table_that_is_none_is_one_line(tmp_path):
-    with pytest.raises(TableError, match=r"none\.parquet: no such file"):
-        judge_passes(tmp_path / "none.parquet")
-    (tmp_path / "text.parquet").write_text("no table")
-    with pytest.raises(TableError, match=r"text\.parquet: not a table: ") as told:
-        judge_passes(tmp_path / "text.parquet")
-    assert "\n" not in str(told.value)
-    pd.DataFrame(columns=[column for column in COLUMNS if column != "tp"]).to_csv(tmp_path / "t.csv")
-    with pytest.raises(TableError, match=r"t\.csv: missing column 'tp' of forward passes"):
-        judge_passes(tmp_path / "t.csv")
-    with pytest.raises(TableError, match=r"s\.csv: row 2: batch_size is '0'; allowed: whole numbers from 1"):
-        judge_passes(table(tmp_path / "s.csv", {}, {"batch_size": 0}))

@@ -80,12 +80,10 @@ def test_the_same_run_on_another_day_is_the_same_point_and_another_load_or_layou
 @pytest.mark.parametrize(
     ("mapping", "kind"),
     [
-        (Sharding(), "TP"),
         (instance(8), "TP"),
         (instance(8, ep=8), "TP-EP"),
         (instance(8, dp=0), "DP"),
         (instance(8, ep=8, dp=0), "DP-EP"),
-        (instance(8, ep=4, dp=2), "DP-EP"),
         (instance(4, pp=4), "TP-PP"),
         (instance(16, ep=8, dp=0, pp=2), "DP-EP-PP"),
     ],

@@ -121,7 +121,7 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
     assert [each.split(":")[1] for each in faults] == [" not a table"]
 
 
-@pytest.mark.parametrize("match", ["by date", "layout only", "ambiguous 2", "none", ""])
+@pytest.mark.parametrize("match", ["by date", "ambiguous 2", ""])
 def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"match": match})]
     assert repr(read_files(files)) == repr(read_files(files[:1]))  # NaN equals nothing
@@ -251,25 +251,15 @@ def test_the_traffic_of_mlperf_is_as_published():
     assert osl.mean == pytest.approx(3750, rel=0.02)  # tokens a sample of submissions
 
 
-def test_the_split_follows_the_configuration_not_the_load(tmp_path):
-    rows = read_rows(write(tmp_path / "x.csv", *(R1 | {"concurrency": n} for n in (1, 2, 64, 500))))
-    assert len({row.held_out for row in rows}) == 1
-
-
 @pytest.mark.parametrize(
     ("said", "ours"),
     [
         ("Llama-70B (InferenceX key llama70b; aiconfigurator labels it Llama-3.1-70B)", "llama_3_1_70b"),
         ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama_3_1_8b"),
-        ("Llama-3.1-405B", "llama_3_1_405b"),
-        ("openai/gpt-oss-120b", "gpt_oss_120b"),
         ("llama2-70b-99.9", "llama_2_70b"),
         ("GPTJ 6B", "gpt_j_6b"),
         ("bigscience/bloom-7b1", "bloom_7b"),
-        ("bloom-176b", "bloom_176b"),
         ("Qwen/Qwen3-235B-A22B-FP8", "qwen3_235b_a22b"),
-        ("Mixtral 8x7B", "mixtral_8x7b"),
-        ("Mistral 7B", "mistral_7b"),
         ("DeepSeek-V3/R1", "deepseek_r1"),
         ("x", ""),
     ],
