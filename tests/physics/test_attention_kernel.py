@@ -101,12 +101,6 @@ def test_without_tiles_and_blocks_both_are_the_plain_roofline():
     assert decode(plain) == pytest.approx(10 * US + 134217728 / 2e12, rel=1e-12)
 
 
-def test_long_prompts_reach_the_plateau_and_large_caches_the_bandwidth():
-    flops = 64 * 4 * 128 * 64 * 65536 * 65537 / 2
-    assert prefill(sequences=64.0, new=65536.0, q_heads=64.0) == pytest.approx(flops / 1e15, rel=0.05)
-    assert decode(sequences=512.0, context=65536.0) == pytest.approx(512 * 65536 * 4096 / 2e12, rel=0.01)
-
-
 #: A key takes a block of 128 rows 65536 FLOP, 6.5536 ns at 1/100 of 1 PFLOP/s.
 KEY = 4 * 128 * 128 / 1e13
 ALONE = AttentionRate(1e15, np.inf, 0.0, s_half=128.0, multiprocessors=100, io_bandwidth=np.inf)

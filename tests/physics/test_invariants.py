@@ -149,19 +149,6 @@ def test_nothing_beats_the_speed_of_light(case, batch, length):
         assert ftl_of(fast, mapping, prompts, length) <= ftl_of(slow, mapping, prompts, length) * CLOSE
 
 
-@quick
-@given(cases(profiles=("measured",), systems=("gb200_nvl72",)), batches, st.integers(1, 30_000))
-def test_optimistic_floors_are_never_above_measured(case, batch, length):
-    """On GB200, where no 2 or 4 ranks reduce: their fitted latency of 4-5 us is below the optimistic 5 us."""
-    at, mapping = case
-    if mapping.tp_attn in (2, 4):
-        return
-    prompts = 1 + batch % 32
-    fast = of_profile(at, "optimistic")
-    assert ttl_of(fast, mapping, batch, length) <= ttl_of(at, mapping, batch, length) * CLOSE
-    assert ftl_of(fast, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length) * CLOSE
-
-
 def of_profile(at: Setup, profile: str) -> Setup:
     return cached_setting(at.model.name, at.system.name, profile)
 

