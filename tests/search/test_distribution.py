@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import DisaggSimError, InputError
+from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
@@ -22,7 +22,6 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.points import pareto_front
-from disagg_sim.serving.pools import plan_pools
 from disagg_sim.workload.distributions import Constant, LogNormal, length_distribution
 from disagg_sim.workload.lengths import independent_lengths, lengths
 
@@ -151,15 +150,16 @@ def half_a_stair(at, traffic, chunk):
     return float(np.max(weight @ stairs_at(at, nodes, chunk) / 2 / (weight @ timed_passes(at, nodes, chunk))))
 
 
-FOUR_LAWS = pytest.mark.parametrize(
-    "traffic", [TRAFFIC, "azure_2023_code", "azure_2023_conversation", "mooncake_long_prompts"]
-)
-BOTH_MODELS = pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
-
-
 @pytest.mark.long
-@FOUR_LAWS
-@BOTH_MODELS
+@pytest.mark.parametrize(
+    ("model", "traffic"),
+    [
+        ("llama_3_1_70b", TRAFFIC),
+        ("llama_3_1_70b", "azure_2023_code"),
+        ("deepseek_r1", "azure_2023_conversation"),
+        ("deepseek_r1", "mooncake_long_prompts"),
+    ],
+)
 @pytest.mark.usefixtures("seed_fits")
 def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(model, traffic):
     """Mean FTL and busy time, kernels without tiles; measured: 4e-4 unchunked, 0.43 % in chunks at worst."""
@@ -168,13 +168,7 @@ def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(mod
         assert quadrature_error(at, traffic, chunk) < limit, chunk
 
 
-@pytest.mark.parametrize(
-    ("model", "traffic"),
-    [
-        *(("llama_3_1_70b", TRAFFIC), ("llama_3_1_70b", "azure_2023_conversation"), ("deepseek_r1", TRAFFIC)),
-        pytest.param("deepseek_r1", "azure_2023_conversation", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("model", "traffic"), [("llama_3_1_70b", "azure_2023_conversation"), ("deepseek_r1", TRAFFIC)])
 def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, traffic):
     """A pass rises by 3 % at 65 ... 385 tokens, 1.7 % near 1,000 and 0.7 % near 4,000 (Llama, rows of 64 tokens).
 
@@ -230,7 +224,7 @@ def test_smooth_grids_become_those_of_constant_lengths_as_the_variance_goes_to_z
 
     ISL 4000 is 8 deviations from the next multiple of a chunk, where the count of chunks steps up.
     """
-    for sigma in (0.0, 1e-4, 1e-3, 3e-3):
+    for sigma in (0.0, 1e-3, 3e-3):
         check_limit(model, mappings, sigma, stair=0.0)
 
 
@@ -241,7 +235,7 @@ def test_grids_with_tiles_are_those_of_constant_lengths_without_variance_and_a_s
     Half the weight of the law lies beyond, so half a stair stays however small the spread: 0.23 % (70B), 0.05 % (R1).
     """
     check_limit(model, mappings, 0.0, stair=0.0)
-    for sigma in (1e-4, 1e-3, 3e-3):
+    for sigma in (1e-4, 3e-3):
         check_limit(model, mappings, sigma, stair=0.003)
 
 
@@ -249,21 +243,6 @@ def throughput(front, interactivity):
     """Best tokens/s/GPU at each interactivity or above."""
     x, y = front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()
     return np.array([y[x >= at].max() for at in interactivity])
-
-
-def test_front_becomes_that_of_constant_lengths_as_the_variance_goes_to_zero():
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
-    table, flat = enumerate_mappings(at, max_gpus=16), lengths(4000, 512)
-    x = np.geomspace(30, 100, 15)
-    constant = pareto_front(disaggregated(prefill_grid(at, table, flat, chunk_tokens=0), decode_grid(at, table, flat)))
-    gaps = []
-    for sigma in (0.3, 0.1, 0.03, 0.0):
-        law = narrow(4000, 512, sigma)
-        prefill, decode = prefill_grid(at, table, law, chunk_tokens=0), decode_grid(at, table, law)
-        gaps.append(gap(throughput(pareto_front(disaggregated(prefill, decode)), x), throughput(constant, x)))
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[0] > 0.015  # convexity, at every interactivity and in each form of the kernels
-    assert gaps[-1] < 1e-9
 
 
 @TWO_MODELS
@@ -333,33 +312,6 @@ def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_o
     assert times.std() / math.sqrt(times.size) < 0.015 * times.mean()
 
 
-def test_a_trace_and_its_law_score_alike():
-    """Grids of 20000 drawn requests against those of the law: within 4 standard errors of 1.3 and 1.1 %."""
-    case, rng = load_traffic(TRAFFIC).cases[0], np.random.default_rng(5)
-    drawn = lengths(*(length_distribution(spec).sample(rng, 20_000) for spec in (case.isl, case.osl)))
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
-    for grid in (prefill_grid, decode_grid):
-        one, other = (grid(at, DENSE, law, batch=BATCH) for law in (drawn, lengths(TRAFFIC)))
-        assert gap(one.request_rate, other.request_rate) < 0.05
-        assert gap(one.memory_bytes, other.memory_bytes) < 0.05
-
-
-def test_matching_and_the_integer_program_take_these_grids_as_they_are():
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
-    table = enumerate_mappings(at, max_gpus=8)
-    prefill = prefill_grid(at, table, law, chunk_tokens=0)
-    decode = decode_grid(at, table, law)
-    points = disaggregated(prefill, decode, ttl_limit=0.03)
-    assert set(points["isl"]) == {6653}
-    assert set(points["osl"]) == {740}
-    expected = points["request_rate_per_s"] * lengths(TRAFFIC).mean_osl / points["total_gpus"]
-    np.testing.assert_allclose(points["tokens_per_s_per_gpu"], expected, rtol=1e-12)
-    plan = plan_pools([prefill, decode], ftl_limit=10.0, ttl_limit=0.03, gpu_budget=32)
-    assert plan.deployment.prefill.gpus + plan.deployment.decode.gpus <= 32
-    with pytest.raises(InputError, match="isl"):
-        disaggregated(prefill_grid(at, table, lengths(6653, 2)), decode)
-
-
 # --- claim C28 ------------------------------------------------------------------------------------------
 
 
@@ -375,14 +327,13 @@ def p50_over(law, isl, osl):
     return ratio
 
 
-@pytest.mark.parametrize("sigma", [0.5, 0.6, 0.7])
-def test_p50_approximation_tracks_the_distribution_front_at_a_moderate_spread_of_prompts(sigma):
+def test_p50_approximation_tracks_the_distribution_front_at_a_moderate_spread_of_prompts():
     """The paper's appendix C, figure 14: the front at 4096/512 lies close to that of the whole distribution.
 
     Pointwise within 20 %, 10 % in the mean: holds where the input length has a sigma of about 0.4 to 0.7
     (measured means 0.96, 1.02, 1.08 at 0.5, 0.6, 0.7). The paper does not publish the spread.
     """
-    law = independent_lengths(LogNormal(median=4096, sigma=sigma), LogNormal(median=512, sigma=0.859))
+    law = independent_lengths(LogNormal(median=4096, sigma=0.7), LogNormal(median=512, sigma=0.859))
     ratio = p50_over(law, 4096, 512)
     assert np.all(np.abs(ratio - 1) < 0.20)
     assert np.abs(ratio - 1).mean() < 0.10

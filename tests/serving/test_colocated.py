@@ -11,13 +11,10 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
-from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.residents import Residents
-from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving import colocated as colocated_module
 from disagg_sim.serving.colocated import colocated, search_colocated
 from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
@@ -124,17 +121,6 @@ def test_one_request_a_batch_piggybacked_by_hand():
     assert row.tokens_per_s_per_gpu == pytest.approx(512 / (4 * (8 * t_mix + 503 * ttl_at(1))))
 
 
-def test_passes_of_many_prompts_by_hand():
-    """64 residents end in every step, 16 prompts a pass: 4 passes a step; groups of 16 wait half a quarter cycle."""
-    t_d, grid = ttl_at(64, osl=2), prefill_grid(setup(LLAMA, SYSTEM, RECIPE), TP4, lengths(4096, 2), batch=16)
-    t_pass = grid.latency[0, 0]
-    row = only(run("colocated", batch=64, prefill_batch=16, osl=2))
-    cycle = t_d + 4 * t_pass
-    assert row.request_rate_per_s == pytest.approx(64 / cycle)
-    assert row.ttl_mean_s == pytest.approx(cycle)
-    assert row.ftl_with_slot_wait_s == pytest.approx(t_pass + cycle / 8)
-
-
 def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
     """256 requests on 8 ranks, every step mixed: 256*4096/511 tokens a step, an eighth of them each prompt."""
     row = only(run("piggyback", R1, DEP8, batch=256, every_step_mixed=True, ftl_limit=100.0))
@@ -203,72 +189,26 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
 # Measured rows: Llama-3.1-70B on H100, vLLM, fp8 weights, bf16 cache (InferenceX); physics page, W2. Lengths of the
 # requests are 0.9 of the columns in the mean.
 W2 = [
-    # tp, isl, osl, in flight; with the fits of that page: T_d, t_p, TPOT ms; measured TPOT ms, shipped fits over it
-    (2, 1024, 1024, 4, 16.94, 80.1, 17.20, 17.41, 0.011),
-    (2, 1024, 1024, 64, 23.15, 80.1, 28.63, 28.77, -0.022),
-    (2, 8192, 1024, 16, 23.96, 648.0, 34.52, 34.63, -0.045),
-    (8, 8192, 1024, 4, 8.21, 264.0, 9.07, 10.22, -0.089),
-    (8, 8192, 1024, 64, 16.08, 264.0, 34.13, 34.48, -0.066),
-    (8, 1024, 1024, 64, 10.25, 36.0, 12.71, 15.45, -0.111),
+    # tp, isl, osl, in flight; measured TPOT ms, shipped fits over it
+    (2, 1024, 1024, 4, 17.41, 0.011),
+    (2, 1024, 1024, 64, 28.77, -0.022),
+    (2, 8192, 1024, 16, 34.63, -0.045),
+    (8, 8192, 1024, 4, 10.22, -0.089),
+    (8, 8192, 1024, 64, 34.48, -0.066),
+    (8, 1024, 1024, 64, 15.45, -0.111),
 ]
 
 
-def served(tp, isl, osl, batch):
-    """The co-located row of a measured one, in bare kernels."""
-    mapping = Sharding(tp_attn=tp, tp_ffn=tp)
-    at = replace(setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), overheads=None)
-    shape = lengths(round(0.9 * isl), round(0.9 * osl))
-    return only(colocated(at, mapping, shape, options=Colocation(batch=batch, prefill_batch=1)))
-
-
-@pytest.mark.usefixtures("seed_fits")
-@pytest.mark.parametrize(("tp", "isl", "osl", "batch", "t_d", "t_p", "tpot"), [row[:7] for row in W2])
-def test_the_equation_of_the_worked_example(tp, isl, osl, batch, t_d, t_p, tpot):
-    """With the plain fits that it was worked out with; 0.2 % for the rounding of lengths and of the page."""
-    row = served(tp, isl, osl, batch)
-    steps = round(0.9 * osl) - 1
-    assert batch / (row.decode_request_rate_per_s * steps) == pytest.approx(t_d * 1e-3, rel=2e-3)
-    assert row.ftl_s == pytest.approx(t_p * 1e-3, rel=2e-3)
-    assert row.ttl_s == pytest.approx(tpot * 1e-3, rel=2e-3)
-
-
-@pytest.mark.parametrize(("tp", "isl", "osl", "batch", "measured", "stated"), [(*r[:4], *r[7:]) for r in W2])
+@pytest.mark.parametrize(("tp", "isl", "osl", "batch", "measured", "stated"), W2)
 def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, measured, stated):
     """Shipped fits, no engine profile: kernels alone take less than an engine with its host and its scheduler."""
-    assert served(tp, isl, osl, batch).ttl_s / (measured * 1e-3) - 1 == pytest.approx(stated, abs=2e-3)
+    at = replace(setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), overheads=None)
+    shape, options = lengths(round(0.9 * isl), round(0.9 * osl)), Colocation(batch=batch, prefill_batch=1)
+    row = only(colocated(at, Sharding(tp_attn=tp, tp_ffn=tp), shape, options=options))
+    assert row.ttl_s / (measured * 1e-3) - 1 == pytest.approx(stated, abs=2e-3)
 
 
 # Limits.
-
-
-def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
-    class Instant:
-        def __init__(self, at, mapping, batch, chunk_tokens, forms, *, lone):
-            self.nothing, self.forms = 0.0 * batch * mapping.gpus, forms
-
-        def time_at_once(self, prompts):
-            """Nothing is timed."""
-
-        def passes(self, isl, past, tier):
-            return [PrefillPass(self.nothing + 1e-300, self.nothing + 1e-300, Sums())] * len(self.forms)
-
-    monkeypatch.setattr(colocated_module, "PromptPasses", Instant)
-    table = mappings(R1, 32)
-    table = table[table.pp == 1]
-    rows = run("colocated", R1, table, prefill_batch=1)
-    grid = decode_grid(setup(R1, SYSTEM, RECIPE), table, lengths(4096, 512))
-    plain = {
-        (*(int(getattr(grid.mappings, name)[i]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep")), int(b)): (
-            grid.latency[i, j],
-            grid.request_rate[i, j] * 512 / grid.gpus[i],
-        )
-        for i in range(len(table))
-        for j, b in enumerate(grid.batch)
-    }
-    keys = zip(*(rows[f"decode_{name}"] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "batch")), strict=True)
-    expected = np.array([plain[key] for key in keys])
-    np.testing.assert_allclose(rows[["ttl_s", THROUGHPUT]].to_numpy(), expected, rtol=1e-12)
-    assert (rows["ttl_largest_gap_s"] == rows["ttl_s"]).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -278,8 +218,7 @@ def test_a_vanishing_share_of_prefill_leaves_decode_alone(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", [LLAMA, R1])
-@pytest.mark.parametrize("measure", ["tpot", "mean", "p99"])
+@pytest.mark.parametrize(("model", "measure"), [(LLAMA, "tpot"), (R1, "mean"), (R1, "p99")])
 def test_no_mode_beats_decode_alone(mode, model, measure):
     rows = run(mode, model, mappings(model), ttl_measure=measure)
     alone = rows.decode_request_rate_per_s * 512 / rows.total_gpus
@@ -295,8 +234,7 @@ def test_without_piggyback_the_seconds_of_a_request_add_up():
     np.testing.assert_allclose(1 / x, 1 / p + 1 / r, rtol=1e-9)
 
 
-@pytest.mark.parametrize("model", [LLAMA, R1])
-@pytest.mark.parametrize(("isl", "osl"), [(4096, 512), (16384, 2048), (1024, 8192)])
+@pytest.mark.parametrize(("model", "isl", "osl"), [(LLAMA, 4096, 512), (R1, 16384, 2048), (R1, 1024, 8192)])
 def test_with_real_valued_counts_disaggregated_never_loses_to_colocated_without_piggyback(model, isl, osl):
     """GPU seconds of a request are 1/P + 1/R in both, but the TTL is not shared with prefill (invariant 6)."""
     table = mappings(model, 32)
@@ -345,7 +283,7 @@ def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, s
         assert (np.diff(ordered["tokens_per_s_per_gpu"]) > 0).all()
 
 
-@pytest.mark.parametrize("measure", ["tpot", "mean", "p99"])
+@pytest.mark.parametrize("measure", ["tpot", "p99"])
 def test_waits_never_lower_the_frontier(measure):
     """Prompts that are held back are one option more; nothing else changes."""
     table, common = mappings(R1, 8), {"isl": 8192, "osl": 1024, "ttl_measure": measure, "ftl_limit": 20.0}
@@ -482,9 +420,8 @@ def test_the_ftl_limit_counts_the_wait_for_a_slot():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("limit", [0.5, 1.0, 3.0])
-def test_every_point_meets_the_ftl_limit_with_its_wait(mode, limit):
-    assert (run(mode, table=mappings(), ftl_limit=limit).ftl_with_slot_wait_s <= limit).all()
+def test_every_point_meets_the_ftl_limit_with_its_wait(mode):
+    assert (run(mode, table=mappings(), ftl_limit=1.0).ftl_with_slot_wait_s <= 1.0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -71,26 +71,6 @@ def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
         assert table["total_gpus"].tolist() == list(total)
 
 
-@settings(max_examples=15, deadline=None)
-@given(configurations, st.tuples(sizes, rates), st.floats(0.1, 10))
-def test_matching_per_usd_equals_brute_force_at_the_default_cap(prefill, decode, left):
-    prefill = prefill[:2]
-    table = disaggregated(*grids(prefill, [decode]), ftl_limit=LOOSE, per=prices_of(left, 1.0))
-    best, total = best_match(prefill, *decode, 576, left, 1.0)
-    assert table["request_rate_per_s"][0] / table["usd_per_hour"][0] == pytest.approx(best, rel=1e-11)
-    assert table["total_gpus"][0] == total
-
-
-@settings(max_examples=30, deadline=None)
-@given(configurations, configurations, st.integers(2, 200), gpu_prices)
-def test_equal_prices_give_the_match_per_gpu(prefill, decode, cap, price):
-    both = grids(prefill, decode)
-    per_gpu = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap)
-    per_usd = disaggregated(*both, ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(price, price))
-    pd.testing.assert_frame_equal(per_usd[per_gpu.columns], per_gpu, check_exact=True)
-    np.testing.assert_allclose(per_usd["usd_per_hour"], price * per_gpu["total_gpus"])
-
-
 def test_decode_twice_as_dear_takes_fewer_decode_instances():
     """p = 1, r = 0.65 on 3 GPUs. Per GPU 1/3 (1 + 2) beats 0.65/2 (1 + 1); at prices 1 and 2, 0.65/3 beats 1/5."""
     both = grids([(1, 1.0)], [(1, 0.65)])
@@ -118,12 +98,6 @@ def test_power_is_the_tdp_of_all_gpus():
     row = disaggregated(*grids([(2, 1.0)], [(4, 1.0)]), ftl_limit=LOOSE, per="watt").iloc[0]
     assert row["tdp_watts"] == 5400.0
     assert row["tokens_per_joule"] == pytest.approx(101 / 5400)
-
-
-def test_the_gpu_cap_counts_the_gpus_of_both_systems():
-    both = grids([(3, 1.0)], [(4, 1.0)])
-    assert match(*both, ftl_limit=LOOSE, gpu_cap=6).empty
-    assert disaggregated(*both, ftl_limit=LOOSE, gpu_cap=7)["total_gpus"].tolist() == [7]
 
 
 def test_rows_name_both_sides():

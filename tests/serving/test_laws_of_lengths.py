@@ -13,8 +13,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.workload.distributions import LogNormal
-from disagg_sim.workload.lengths import Lengths, independent_lengths, lengths
+from disagg_sim.workload.lengths import Lengths, lengths
 
 AT = setup("llama_3_1_8b", "h100_sxm", "fp8")
 R1 = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
@@ -36,15 +35,6 @@ def test_a_law_of_one_point_is_constant_lengths(serve, at, cuts):
     np.testing.assert_array_equal(
         values(serve(at, cuts, one, options=SOME)), values(serve(at, cuts, lengths(2048, 256), options=SOME))
     )
-
-
-@MODES
-def test_a_narrow_law_comes_close_to_constant_lengths(serve):
-    """Within 1 %: half a row of tiles, and memory by its deviation of a hundredth of a per cent."""
-    narrow = independent_lengths(LogNormal(median=4000, sigma=1e-4), LogNormal(median=512, sigma=1e-4))
-    one = Colocation(batch=(64,), prefill_batch=(8,), rank_chunk_tokens=(512,))
-    law, flat = (serve(AT, CUTS, each, options=one) for each in (narrow, lengths(4000, 512)))
-    np.testing.assert_allclose(values(law), values(flat), rtol=0.01)
 
 
 @MODES

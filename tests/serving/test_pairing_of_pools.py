@@ -23,44 +23,32 @@ def value_of(counts, rates, gpus):
     )
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(pool, min_size=2, max_size=4), st.integers(2, 14))
-def test_no_counts_within_the_cap_do_better(pools, cap):
-    gpus, rates = zip(*pools, strict=True)
-    found = best_counts_of_pools([np.array([r]) for r in rates], [np.array([float(g)]) for g in gpus], cap)
-    counts = [int(n[0]) for n in found]
-    every = [
-        (value_of(tried, rates, gpus), -sum(n * g for n, g in zip(tried, gpus, strict=True)))
-        for tried in product(*(range(1, cap // g + 1) for g in gpus))
-        if sum(n * g for n, g in zip(tried, gpus, strict=True)) <= cap
-    ]
-    if not every:
-        assert counts == [0] * len(pools)
-        return
-    best = max(value for value, _ in every)
-    assert value_of(counts, rates, gpus) == pytest.approx(best, rel=1e-9)
-    fewest = max(size for value, size in every if value >= best * (1 - 1e-12))
-    assert -sum(n * g for n, g in zip(counts, gpus, strict=True)) == fewest
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(pool, st.floats(0.5, 9)), min_size=2, max_size=4), st.integers(2, 12))
-def test_no_counts_within_the_cap_serve_more_for_a_cost(priced, cap):
-    """GPUs of each pool have a price; the cap still counts GPUs."""
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(pool, st.just(1.0) | st.floats(0.5, 9)), min_size=2, max_size=4),
+    st.integers(2, 13),
+    st.booleans(),
+)
+def test_no_counts_within_the_cap_serve_more_for_a_cost(priced, cap, alike):
+    """GPUs of each pool have a price, or count alike; the cap counts GPUs, and of equal counts the fewest are taken."""
     pools, prices = zip(*priced, strict=True)
     gpus, rates = zip(*pools, strict=True)
     columns = [[np.array([float(value)]) for value in values] for values in (rates, gpus, prices)]
-    counts = [int(n[0]) for n in best_counts_of_pools(*columns[:2], cap, columns[2])]
-    paid = [size * price for size, price in zip(gpus, prices, strict=True)]
-    every = [
-        value_of(tried, rates, paid)
+    counts = [int(n[0]) for n in best_counts_of_pools(*columns[:2], cap, None if alike else columns[2])]
+    paid = gpus if alike else [size * price for size, price in zip(gpus, prices, strict=True)]
+    every = {
+        tried: value_of(tried, rates, paid)
         for tried in product(*(range(1, cap // g + 1) for g in gpus))
-        if sum(n * g for n, g in zip(tried, gpus, strict=True)) <= cap
-    ]
-    if every:
-        assert value_of(counts, rates, paid) == pytest.approx(max(every), rel=1e-9)
-    else:
+        if np.dot(tried, gpus) <= cap
+    }
+    if not every:
         assert counts == [0] * len(pools)
+        return
+    best = max(every.values())
+    assert value_of(counts, rates, paid) == pytest.approx(best, rel=1e-9)
+    if alike:
+        fewest = min(np.dot(tried, gpus) for tried, value in every.items() if value >= best * (1 - 1e-12))
+        assert np.dot(counts, gpus) == fewest
 
 
 @settings(max_examples=60, deadline=None)

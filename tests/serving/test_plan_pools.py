@@ -98,6 +98,16 @@ def test_a_dense_model_splits_into_groups_of_tensor_parallel_ranks():
     assert np.isfinite(grid.latency).all()
 
 
+def test_r1_on_a100_is_bound_by_a_kernel_that_does_not_split_the_keys():
+    """61 layers of 16,384 keys at 1.889 ms (aiconfigurator-core 0.12.0, TensorRT-LLM 1.0.0, batch 1): 115 ms of it."""
+    at, lengths = ds.setup("deepseek_r1", "a100_sxm_80gb", "bf16"), ds.lengths(16384, 2048)
+    mappings = ds.enumerate_mappings(at)
+    both = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
+    plan = ds.plan_pools(both, ttl_limit=0.05, gpu_budget=128)
+    assert (plan.status, plan.binds) == ("infeasible", "ttl")
+    assert plan.nearest > 61 * 1.889e-3
+
+
 def test_faults_name_what_is_missing(kimi, grids, split):
     prefill, decode = grids
     large = ds.encode_step(kimi, images=6, height=1120, width=1120)

@@ -61,17 +61,6 @@ def test_fewest_gpus_of_many_pools_are_those_of_each_alone(listed, required):
     assert filled.request_rate >= required * (1 - 2e-9)
 
 
-@settings(max_examples=25, deadline=None)
-@given(pairs, pairs, st.integers(3, 40))
-def test_a_pool_without_work_leaves_what_two_pools_do_with_one_gpu_less(prefill, decode, budget):
-    endless = [(1, 1e6)]
-    three = fill_pools(pools_of([endless, prefill, decode]), Goal(gpu_budget=budget), MIXED)
-    two = fill_pools(pools_of([prefill, decode]), Goal(gpu_budget=budget - 1), MIXED)
-    assert three.status == two.status
-    assert three.request_rate == pytest.approx(two.request_rate)
-    assert three.total_gpus == two.total_gpus + (1 if two.counts else 0)
-
-
 def test_a_hand_made_case_of_four_pools():
     """12 requests/s: 2 x 6, 3 x 4, 2 x (2 GPUs, 6), 6 x 2; one GPU less leaves no pool with 12."""
     one = [[(1, 6.0)], [(1, 4.0)], [(2, 6.0)], [(1, 2.0)]]

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.rows import Origin, rescore
+from disagg_sim.certainty.rows import Origin
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse
 from disagg_sim.physics.kv_tiers import break_even_bandwidth
-from disagg_sim.serving.points import THROUGHPUT
 
 MAPPINGS = [ds.Sharding(tp_attn=8, tp_ffn=8), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)]
 
@@ -52,21 +51,6 @@ def test_the_link_sees_more_per_unit_of_prefill(at):
     egress = "kv_egress_bytes_per_s_per_gpu"
     assert 4 < warm[egress].iloc[0] / cold[egress].iloc[0] < 10
     assert warm["ctx_gen_gpu_ratio"].iloc[0] < cold["ctx_gen_gpu_ratio"].iloc[0] / 4
-
-
-@pytest.mark.parametrize("share", [0.9, pytest.param(BetaShare(alpha=8.0, beta=2.0), marks=pytest.mark.long)])
-def test_rows_of_every_mode_are_timed_again(at, share):
-    reuse = Reuse(share=ConstantShare(share=share) if isinstance(share, float) else share)
-    found, options = ds.lengths(16_384, 512, cached=reuse), ds.Colocation(batch=(16, 64), ttl_measure="p99")
-    tables = [
-        ds.disaggregated(*grids(at, found)),
-        ds.colocated(at, MAPPINGS, found, options=options),
-        ds.piggyback(at, MAPPINGS, found, options=options),
-    ]
-    for points in tables:
-        again = rescore(points, origin=Origin(lengths=found))
-        assert again["ftl_s"].to_numpy() == pytest.approx(points["ftl_s"].to_numpy(), rel=1e-9)
-        assert again[THROUGHPUT].to_numpy() == pytest.approx(points[THROUGHPUT].to_numpy(), rel=1e-9)
 
 
 def test_a_colocated_instance_gains_what_prefill_took(at):
@@ -144,15 +128,6 @@ def test_loading_wins_above_the_break_even_bandwidth(at):
         rates.append(break_even_bandwidth(at, past, whole))
     assert rates[1] < rates[0]
     assert 1e9 < rates[1] < 8 * 5e9  # a drive a GPU is enough, one link of PCIe by far
-
-
-@pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
-def test_rows_with_tiers_are_timed_again(at, mode):
-    found, options = ds.lengths(16_384, 512, cached=of_tier(hbm=0.5, ssd=0.5)), ds.Colocation(batch=(16,))
-    points = mode(at, [EIGHT], found, options=options)
-    again = rescore(points, origin=Origin(lengths=found))
-    assert again["ftl_s"].to_numpy() == pytest.approx(points["ftl_s"].to_numpy(), rel=1e-9)
-    assert again[THROUGHPUT].to_numpy() == pytest.approx(points[THROUGHPUT].to_numpy(), rel=1e-9)
 
 
 def test_a_tier_that_a_system_lacks_is_named(at):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from exhaustive import all_pools, fewest_gpus, most_rate, pool_rates
+from exhaustive import all_pools, fewest_gpus, most_rate
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from synthetic import make_grid
@@ -48,13 +48,6 @@ def assert_best(plan, prefill, decode, budget):
     assert plan.bound == pytest.approx(rate, rel=1e-6)
     assert plan.gap == pytest.approx(0, abs=1e-9)
     assert_consistent(plan)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(sizes, rates), min_size=1, max_size=3), st.integers(1, 12))
-def test_recursion_over_gpus_equals_listing_every_multiset(pool, budget):
-    listed = max(rate for _, rate in all_pools(pool, budget))
-    assert pool_rates(pool, budget)[-1] == pytest.approx(listed, rel=1e-12)
 
 
 @settings(max_examples=150, deadline=None)
@@ -171,12 +164,6 @@ def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gai
     gains = gain > 0.05
     assert plan.request_rate == pytest.approx((free if gains else single).request_rate, rel=1e-9)
     assert not plan.mixes or gains
-
-
-def test_equal_rate_takes_fewer_gpus():
-    """Decode caps the rate at 1 request/s: one prefill instance will do, though the budget holds three."""
-    plan = plan_pools(grids([(2, 1.0)], [(4, 1.0)]), gpu_budget=11)
-    assert (plan.request_rate, plan.total_gpus) == (1.0, 6)
 
 
 def test_latency_and_kv_link_limits_choose_the_configurations():
