@@ -133,11 +133,6 @@ def test_drafts_are_tokens_of_a_step() -> None:
         under(1, {"colocated": replace(drafting, token_budget=128)}, options=said)
 
 
-def test_the_plan_for_the_same_load_stands_beside_it() -> None:
-    found = under(20, BOTH)
-    assert found.planned.best.gpus < found.design.gpus == 32
-
-
 @pytest.mark.parametrize(
     ("pools", "said"),
     [

@@ -20,7 +20,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.ranking import SIMPLER, passed_over, standing, standing_of_pool
+from disagg_sim.planning.ranking import passed_over, standing, standing_of_pool
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict, why_rows
 
@@ -82,52 +82,10 @@ def test_pools_do_what_arithmetic_says(twenty):
     assert twenty.best.kv_rate == pytest.approx(20 * kv / min(pool.gpus for pool in twenty.best.pools), rel=1e-6)
 
 
-def test_one_instance_fewer_of_a_pool_breaks_a_limit(twenty):
-    for pool in twenty.best.pools:
-        assert not pool.choice.holds(20.0, pool.instances - 1)
-
-
-def test_twice_the_rate_takes_more_but_less_than_twice_the_gpus(twenty):
-    """Larger pools share their queues."""
-    twice = asked(rate=40).best
-    assert twenty.best.gpus < twice.gpus <= 2 * twenty.best.gpus
-
-
 def test_looser_limits_never_take_more(twenty):
     assert asked(rate=20, ttft="4 s").best.gpus <= twenty.best.gpus
     assert asked(rate=20, tpot="60 ms").best.gpus <= twenty.best.gpus
     assert asked(rate=20, ttft="2 s@p99").best.gpus >= twenty.best.gpus
-
-
-def test_rate_and_gpus_are_two_sides_of_one_question(twenty):
-    most = asked(gpus=twenty.best.gpus).best
-    assert most.gpus <= twenty.best.gpus
-    assert most.rate >= 20 * 0.99
-
-
-def test_users_are_in_flight_by_little():
-    found = asked(options=PlanOptions(users=200)).best
-    assert found.in_flight == pytest.approx(200, rel=0.05)
-
-
-def test_narrow_nics_bound_the_rate_of_an_instance(twenty):
-    kv = twenty.best.kv_rate / 4
-    found = asked(rate=20, options=PlanOptions(max_nic=kv))
-    best = next(each for each in (found.best, *found.runners_up) if each.mode == ServingMode.DISAGGREGATED)
-    assert best.gpus > twenty.best.gpus
-    assert best.kv_rate <= kv * (1 + 1e-9)
-
-
-def test_a_cheaper_system_wins_by_price():
-    options = PlanOptions(objective="usd", prices={"h100_sxm": 1.0, "h200_sxm": 9.0})
-    found = asked(system="h100_sxm,h200_sxm", rate=20, options=options)
-    assert {pool.setup.system.name for pool in found.best.pools} == {"h100_sxm"}
-
-
-def test_two_systems_compete_with_one_alone():
-    found = asked(system="h100_sxm", rate=20, options=PlanOptions(prefill_system="b200_sxm"))
-    assert [pool.setup.system.name for pool in found.best.pools] == ["b200_sxm", "h100_sxm"]
-    assert found.best.pools[0].setup.precision.cache == found.best.pools[1].setup.precision.cache
 
 
 def test_a_mode_that_serves_nothing_within_the_limits_leaves_the_other_one():
@@ -185,15 +143,6 @@ def command(*arguments):
 CASE = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "2048", "--osl", "256")
 
 
-def test_the_command_prints_a_screen_and_json(tmp_path):
-    shown = command(*CASE, "--rate", "40", "--out", str(tmp_path)).output
-    assert shown.startswith("Llama 3.1 8B on NVIDIA H100")
-    assert len(shown.splitlines()) < 45
-    found = json.loads((tmp_path / "plan.json").read_text())
-    assert found["schema"] == "disagg-sim/plan/2"
-    assert found["best"]["gpus"] == sum(pool["gpus"] for pool in found["best"]["pools"])
-
-
 def test_the_command_exits_with_2_where_nothing_serves(capsys):
     assert command(*CASE, "--rate", "40", "--tpot", "1 ms").exit_code == 2
     assert run(["plan", *CASE[:4], "--rate", "40"]) == 2
@@ -202,11 +151,9 @@ def test_the_command_exits_with_2_where_nothing_serves(capsys):
     assert "'h100' is not a system, did you mean 'h100_sxm'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "lengths", "size"), [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20})]
-)
-def test_flips_change_the_answer(model, system, lengths, size):
-    """What a flip says holds where the question is asked again as the user asked it, for a rate as for GPUs."""
+def test_flips_change_the_answer():
+    """What a flip says holds where the question is asked again as the user asked it."""
+    model, system, lengths, size = "llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20}
     found = ds.plan(model, system, ds.lengths(*lengths), **size)
     told = flips(found)
     assert {flip.axis for flip in told} >= {"isl", "osl"}
@@ -234,10 +181,8 @@ def test_a_pool_without_room_for_bursts_says_so():
 @pytest.mark.parametrize(
     ("model", "system", "lengths", "size"),
     [
-        ("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20}),
         ("llama_3_1_70b", "h200_sxm", (4096, 512), {"gpus": 16}),
-        ("deepseek_r1", "h200_sxm", (8192, 256), {"rate": 20, "options": PlanOptions(headroom=0.0)}),
-        ("llama_3_1_8b", "h100_sxm", (8192, 16), {"rate": 40}),
+        ("llama_3_1_8b", "h100_sxm", (8192, 16), {"rate": 40, "options": PlanOptions(headroom=0.0)}),
     ],
 )
 def test_queues_of_prompts_are_planned_at_a_load_of_at_most_85_percent(model, system, lengths, size):
@@ -270,18 +215,6 @@ def test_runners_up_are_on_every_other_set_of_systems():
     found = ds.plan("llama_3_1_70b", ("h100_sxm", "h200_sxm"), ds.lengths(4096, 256), rate=20, options=options)
     sets = [tuple(pool.setup.system.name for pool in each.pools) for each in (found.best, *found.runners_up)]
     assert {("b200_sxm", "h200_sxm"), ("b200_sxm", "h100_sxm")} <= set(sets)
-
-
-def test_runners_up_for_gpus_are_answers_for_these_gpus():
-    """Each runs on the GPUs of the question, at its own rate, and none is worth more than the best."""
-    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16)
-    assert found.best.gpus <= 16
-    assert found.runners_up
-    for each in found.runners_up:
-        assert each.gpus <= 16
-        assert each.rate < found.best.rate * SIMPLER
-        for pool in each.pools:
-            assert pool.choice.holds(each.rate, pool.instances)
 
 
 def test_of_designs_of_one_cost_the_faster_is_the_answer():
@@ -441,16 +374,6 @@ def test_a_trace_without_a_rate_is_one_clear_line(arrival):
         ds.plan("llama_3_1_8b", "h100_sxm", trace, rate=5)
 
 
-def test_a_trace_takes_more_than_its_mean_rate():
-    rng = np.random.default_rng(1)
-    times = np.sort(np.concatenate([rng.uniform(0, 300, 6_000), rng.uniform(100, 130, 6_000)]))
-    lengths = {"input_tokens": np.full(times.size, 4096), "output_tokens": np.full(times.size, 256)}
-    trace = ds.Trace(arrival=times, **lengths)
-    bursty = ds.plan("llama_3_1_70b", "h200_sxm", trace, rate=20, **ASK)
-    even = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 256), rate=20, **ASK)
-    assert bursty.best.gpus > 1.5 * even.best.gpus
-
-
 def test_limits_that_nobody_asked_for_are_told_as_such():
     line = question_line(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="50 ms", rate=10))
     assert "TTFT 2 s (p90, default), TPOT 50 ms (p90), 10 requests/s" in line
@@ -492,15 +415,6 @@ def test_chances_count_what_simulations_found(error, ahead):
     assert _chance(np.exp([ahead, ahead - error.deviation]), error) == pytest.approx((0.8413 + 0.5) / 2, abs=1e-4)
     assert np.median(_spread(np.ones(1), error)) == pytest.approx(np.exp(error.mean), rel=0.02)
     assert np.isnan(_chance(np.zeros(0), error))
-
-
-def test_co_located_attention_ranks_come_first_only_where_they_are_cheaper():
-    """Mixtral on H100 at 60 requests/s: 8 GPUs with attention DP against 9 in two pools."""
-    found = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(1024, 1024), rate=60)
-    joint = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
-    assert joint.pools[0].mapping.dp_attn > 1
-    assert joint.cost >= min(found.best.cost, found.other.cost)
-    assert (found.best is joint) == (joint.cost < found.cheapest.cost or found.gain > 1.0)
 
 
 def test_flips_are_asked_where_ranks_share_prompts(flips_along):

@@ -10,7 +10,6 @@ import disagg_sim as ds
 from disagg_sim.facts.load import load_power
 from disagg_sim.physics import power
 from disagg_sim.planning.energy import added_up, drawn
-from disagg_sim.report.plan import PlanExtras, plan_json, screen
 
 LENGTHS = ds.lengths(2048, 256)
 
@@ -34,32 +33,6 @@ def test_gpus_whose_kernels_draw_nothing_draw_idle_power(designs, monkeypatch):
     monkeypatch.setattr(power, "load_power", lambda _: quiet)
     for design in designs:
         assert drawn(design).watts == pytest.approx(design.gpus * 700 * spec.idle)
-
-
-def test_both_modes_draw_between_waiting_and_the_tdp(designs):
-    idle = 700 * load_power("h200_sxm").idle
-    for design in designs:
-        assert design.gpus * idle < drawn(design).watts < design.gpus * 700
-
-
-def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
-    found = drawn(plan.best)
-    plain, told = (
-        "\n".join(" ".join(row) for block in screen(plan, each) for row in block.rows)
-        for each in (PlanExtras(), PlanExtras(drawn=found))
-    )
-    assert "drawn" not in plain
-    assert f"drawn {found.watts:,.0f} W of all GPUs" in told
-    assert "fitted: power of kernels" in told
-    assert "drawn" not in plan_json(plan)
-    answer = plan_json(plan, PlanExtras(drawn=found))["drawn"]
-    assert answer["rests_on"] == "fitted"
-    assert answer["joules_per_request"] == pytest.approx(found.watts / 40)
-    assert answer["facility_watts"] > answer["watts"]
-    assert answer["output_tokens_per_drawn_joule"] == pytest.approx(40 * 256 / found.watts)
-    at_tdp = plan_json(plan, PlanExtras(drawn=found))["best"]["output_tokens_per_joule"]
-    assert at_tdp == pytest.approx(40 * 256 / (700 * plan.best.gpus))
-    assert not answer.keys() & plan_json(plan)["best"].keys()  # one name, one number
 
 
 def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():

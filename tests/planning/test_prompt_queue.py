@@ -42,10 +42,8 @@ def played(rate: float, prompts: Floats, weights: Floats, count: int, group: flo
     ("prompts", "weights", "rate"),
     [
         ((8192.0,), (1.0,), 0.75),  # a last piece of 22 tokens, which others fill up
-        ((8192.0,), (1.0,), 0.3),
         ((2048.0,), (1.0,), 3.0),  # four share a step
         ((20000.0,), (1.0,), 0.3),
-        ((64.0,), (1.0,), 60.0),
         ((1000.0, 6000.0), (0.7, 0.3), 2.4),
     ],
 )

@@ -9,7 +9,6 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.tiers import tier_uses, tiers_of_designs
-from disagg_sim.report.plan import plan_json, screen
 
 TIERS = (("dram", 0.25), ("hbm", 0.5), ("remote", 0.25))
 
@@ -70,13 +69,3 @@ def test_a_shared_tier_has_the_room_of_all_instances_that_prefill():
     assert one.prefill_instances[0] != one.instances[0]
     (told,) = tiers_of_designs(one)
     assert told.holds == pytest.approx(int(one.prefill_instances[0]) * 1e12 / 65_536)
-
-
-def test_tiers_are_told_where_they_are_named_alone(plan):
-    told, json = {row[0]: row[1] for block in screen(plan) for row in block.rows if len(row) > 1}, plan_json(plan)
-    assert "beats computing" in told["in dram"]
-    assert "nothing to load" in told["in hbm"]
-    assert [each["name"] for each in json["tiers"]] == ["hbm", "dram", "remote"]
-    assert json["tiers"][2]["holds"] is None
-    assert tier_uses(planned(()).best) == ()
-    assert "tiers" not in plan_json(planned(()))

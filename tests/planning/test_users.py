@@ -91,12 +91,6 @@ def test_a_slower_design_is_asked_less_often():
     assert time[0] > time[1]
 
 
-def test_the_kv_rate_is_that_of_the_own_rate():
-    design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, 64, 200), ServingMode.DISAGGREGATED)
-    kv = 32 * 2 * 8 * 128 * 2048  # layers, K and V, heads, width, tokens; one byte each
-    assert design.kv_rate == pytest.approx(design.rate * kv / min(pool.gpus for pool in design.pools), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -59,12 +59,6 @@ def test_tpot_is_of_each_request_however_many_tokens_it_has(share, just):
     assert (late.holds_ttft, late.holds_tpot, late.holds) == (True, False, False)
 
 
-def test_each_limit_has_its_own_percentile():
-    assert judge(Limit(0.56, 0.5), Limit(0.042, 0.9)).holds
-    assert not judge(Limit(0.56, 0.9), Limit(0.042, 0.9)).holds
-    assert not judge(Limit(0.56, 0.5), Limit(0.042, 0.99)).holds
-
-
 def test_percentiles_are_told_by_their_names():
     found = judge(Limit(1.0), Limit(1.0))
     assert found.ttft == pytest.approx({"p50": 0.55, "p90": 0.91, "p99": 0.991})
@@ -80,9 +74,7 @@ def test_requests_before_the_system_is_full_are_not_judged_and_lost_ones_break_t
     assert (found.lost, found.holds_ttft, found.holds) == (1, True, False)
 
 
-@pytest.mark.parametrize(
-    ("which", "ttft", "tpot"), [("best", 0.5, 0.99), ("best", 0.99, 0.5), ("other", 0.5, 0.99), ("other", 0.9, 0.9)]
-)
+@pytest.mark.parametrize(("which", "ttft", "tpot"), [("best", 0.5, 0.99), ("other", 0.99, 0.5)])
 def test_a_proof_checks_the_percentiles_of_the_question(which, ttft, tpot):
     """Requests are played again, and counted by hand."""
     names = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
@@ -186,8 +178,7 @@ def test_a_prefill_pool_that_just_holds_meets_its_limit_when_it_is_played(share,
     assert np.quantile(beyond, share) > limit.seconds
 
 
-@pytest.mark.parametrize("load", [1 / 3, 2 / 3])
-@pytest.mark.parametrize("spread", [2.0, 4.0])
+@pytest.mark.parametrize(("load", "spread"), [(1 / 3, 4.0), (2 / 3, 2.0)])
 def test_bursts_lengthen_the_queue_as_they_do_when_it_is_played(load, spread):
     calm, bursty = (prefill_of(work_of(Limit(1.0), dispersion=each)) for each in (1.0, spread))
     played = queue(load, spread=spread).mean() - queue(load).mean()
@@ -219,24 +210,6 @@ def played_sequences(rate, seats, rng, until=400_000):
         spent[count] += stay[count]
         count = min(count + 1, seats) if jump < up[count] else count - 1
     return spent / spent.sum()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("surge", [1.4, 2.5])
-@pytest.mark.parametrize("kind", ["prefill", "decode", "colocated"])
-def test_a_surge_at_a_rate_is_no_surge_at_so_many_times_the_rate(kind, surge):
-    if kind == "colocated":
-        found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="30 ms", rate=30)
-        calm = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED).pools[0].choice
-    else:
-        calm = {"prefill": prefill_of, "decode": decode_of}[kind](work_of(Limit(0.5), Limit(0.03)))
-    surging = replace(calm, work=replace(calm.work, surge=surge))
-    verdicts = []
-    for instances in (1, 3):
-        for rate in np.linspace(0.05, 1.1, 60) * instances * calm.most / surge:
-            assert surging.holds(rate, instances) == calm.holds(surge * rate, instances)
-            verdicts.append(surging.holds(rate, instances))
-    assert len(set(verdicts)) == 2
 
 
 def trace_of(times):
@@ -274,19 +247,6 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(two), 40.0, 2.0, 0.9)[1] == pytest.approx(1.0)  # one surge: ten limits are 800 requests
     silent = np.concatenate([np.arange(0.0, 20.0, 0.025), np.arange(60.0, 80.0, 0.025)])  # 800, none, none, 800
     assert unevenness(trace_of(silent), 20.0, 1.0, 0.9) == pytest.approx((1.0, 800 / 400))
-
-
-@pytest.mark.long
-def test_both_limits_bound_every_design_that_is_shown():
-    """At the percentile and the rate of the question, surges included."""
-    times = np.concatenate([np.arange(0, 1000, 1 / 20), np.arange(1000, 2000, 1 / 60)])
-    names = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-    for ttft, tpot in (("600 ms@p50", "12 ms@p99"), ("600 ms@p99", "12 ms@p50")):
-        for lengths in (ds.lengths(2048, 256), trace_of(times)):
-            found = ds.plan("llama_3_1_8b", "h100_sxm", lengths, ttft=ttft, tpot=tpot, rate=40)
-            for each in (found.best, found.other, *found.runners_up):
-                assert each.ttft[names[found.work.ttft.share]] <= found.work.ttft.seconds
-                assert each.tpot[names[found.work.tpot.share]] <= found.work.tpot.seconds
 
 
 @pytest.fixture(scope="module")
