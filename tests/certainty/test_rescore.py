@@ -28,8 +28,15 @@ def test_unchanged_settings_give_the_rows_own_numbers(case):
             assert np.allclose(again[name], points[name], rtol=1e-12, atol=0.0), (points["mode"].iloc[0], name)
 
 
-@pytest.mark.parametrize("lengths", ["8192/256", "log_normal_4096_512"])
-@pytest.mark.parametrize("more", ["", "/cached0.5_hbm0.5_dram0.5", "/ranks_random", "/cached0.75/ranks_random"])
+@pytest.mark.parametrize(
+    ("lengths", "more"),
+    [
+        ("8192/256", "/cached0.5_hbm0.5_dram0.5"),
+        ("8192/256", "/cached0.75/ranks_random"),
+        ("log_normal_4096_512", "/cached0.5_hbm0.5_dram0.5"),
+        ("log_normal_4096_512", "/ranks_random"),
+    ],
+)
 def test_rows_of_any_lengths_caches_and_routing_give_their_own_numbers(lengths, more):
     """The name of a table's traffic says all that the search was given."""
     at, mapping, traffic = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8), lengths + more

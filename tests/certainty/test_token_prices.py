@@ -77,13 +77,6 @@ def test_tokens_of_a_request_cost_what_the_deployment_costs(at, cached):
         assert spent / 1e6 == pytest.approx(row["usd_per_hour"] / 3600 / row["request_rate_per_s"])
 
 
-def test_cached_tokens_cost_a_fraction_of_new_ones(at):
-    lengths = ds.lengths(8192, 256, cached=0.5)
-    for points in tables(at, lengths):
-        row = with_token_prices(points, PRICE, origin=Origin(lengths=lengths)).iloc[0]
-        assert 0.0 < row["usd_per_million_cached_tokens"] < 0.25 * row["usd_per_million_input_tokens"]
-
-
 def test_without_cached_tokens_there_is_no_price_of_them(at):
     for points in tables(at, ds.lengths(2048, 256)):
         assert with_token_prices(points, PRICE)["usd_per_million_cached_tokens"].isna().all()
@@ -109,14 +102,6 @@ def test_a_utilisation_out_of_range_is_told(at, share):
         with_token_prices(next(tables(at, ds.lengths(2048, 256))), PRICE, utilisation=share)
 
 
-def test_tokens_of_a_plan_cost_what_its_gpus_cost():
-    plan = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
-    for design in (plan.best, plan.other):
-        found = planned_prices(design, PRICE, 0.5)
-        spent = 2048 * found.new + 256 * found.output
-        assert spent / 1e6 == pytest.approx(3.6 * design.gpus / 3600 / 40 / 0.5)
-
-
 def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_them():
     """A pass of the prefill pool with the past, less one of the new tokens alone."""
     lengths = ds.lengths(32768, 256, cached=0.9)
@@ -129,16 +114,3 @@ def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_t
     )
     spent = prefill.gpus * 3.6 / 3600 / 4 * (1 - alone / whole)
     assert planned_prices(design, PRICE, 1.0).cached == pytest.approx(1e6 * spent / (32768 - new))
-
-
-def test_tokens_of_a_shared_instance_pay_for_the_time_that_they_take_of_it():
-    """A prompt a pass of its own; an output token its part of a step of the sequences that there are."""
-    lengths = ds.lengths(2048, 256)
-    best = ds.plan("llama_3_1_8b", "h200_sxm", lengths, rate=40, tpot="20 ms").best
-    (pool,) = best.pools
-    running = round(pool.sequences)
-    assert running < pool.batch / 2
-    prompt = float(ds.prefill_grid(pool.setup, pool.mapping, lengths, batch=[1]).latency[0, 0])
-    step = float(ds.decode_grid(pool.setup, pool.mapping, lengths, batch=[running]).latency[0, 0])
-    told = planned_prices(best, PRICE, 1.0)
-    assert 2048 * told.new / (256 * told.output) == pytest.approx(prompt / (step * 255 / running), rel=0.02)

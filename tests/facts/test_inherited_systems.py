@@ -93,3 +93,23 @@ def band_of(system: str, engine: str) -> float:
 )
 def test_the_band_of_an_heir_is_wider_than_that_of_the_system_measured(system, origin, engine):
     assert band_of(system, engine) > 1.1 * band_of(origin, engine)
+
+
+def test_the_pcie_card_has_the_memory_that_its_clock_gives():
+    """5,120 bit at 1,593 MHz, both edges: 640 B * 3.186 GT/s = 2.039 TB/s; 16 GB of weights cross it once a token."""
+    card = load_system("h100_pcie")
+    assert card.hbm_bandwidth == pytest.approx(640 * 2 * 1.593e9, rel=1e-3)
+    assert ttl("h100_pcie", "measured") / ttl("h100_sxm", "measured") == pytest.approx(
+        3.35 / 2.039, rel=0.1
+    )  # floors do not grow
+
+
+@pytest.mark.parametrize(("card", "parent", "joined"), [("h100_nvl", "h100_sxm", 2), ("h200_nvl", "h200_sxm", 4)])
+def test_cards_of_the_same_die_are_slower_by_clock_alone_and_joined_by_bridges(card, parent, joined):
+    card, parent = load_system(card), load_system(parent)
+    assert card.sm_count == parent.sm_count
+    for arithmetic in ("bf16", "fp8"):
+        assert card.peak_flops[arithmetic] / parent.peak_flops[arithmetic] == pytest.approx(0.844, abs=0.002)
+    assert (card.nvlink_domain, card.in_switch_reduction) == (joined, False)
+    fits = load_efficiency(card.name)
+    assert (fits.inherited, fits.measured_on) == (True, parent.name)

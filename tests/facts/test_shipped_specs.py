@@ -104,18 +104,6 @@ def test_gpt_oss_alternates_windows_and_its_cache_saturates():
     assert model.kind_counts == (18, 18)
 
 
-def test_maverick_alternates_dense_and_moe_layers():
-    layers = load_model("llama_4_maverick").layers
-    assert [isinstance(layer.ffn, MoeFfn) for layer in layers] == [False, True] * 24
-
-
-def test_deepseek_begins_with_three_dense_layers():
-    model = load_model("deepseek_r1")
-    assert [isinstance(layer.ffn, MoeFfn) for layer in model.layers] == [False] * 3 + [True] * 58
-    assert model.attention_kinds == ("mla",)
-    assert model.block_scaled_fp8
-
-
 def test_fp8_weights_have_block_scales_where_the_fp8_checkpoint_of_the_publisher_has():
     """Of Qwen3-32B there are both; of Qwen3-235B NVIDIA has one with scales of tensors: recipe ``fp8_tensor``."""
     published = load_checkpoints().models
@@ -126,12 +114,6 @@ def test_fp8_weights_have_block_scales_where_the_fp8_checkpoint_of_the_publisher
             assert load_model(name).block_scaled_fp8 == (blocks not in (None, publisher.get("fp8"))), name
     scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
     assert scaled - published.keys() == {"deepseek_v3"}  # as DeepSeek-R1, which was trained from it
-
-
-def test_kv_bytes_per_token_takes_a_resolved_recipe():
-    model = load_model("llama_3_1_70b")
-    assert model.kv_bytes_per_token(load_precision("fp8_bf16kv").resolve(model)) == 327_680
-    assert model.kv_bytes_per_token(load_precision("nvfp4_fp8kv").resolve(model)) == 163_840
 
 
 def test_a_request_beyond_the_context_limit_is_refused():
@@ -257,14 +239,6 @@ def test_a_fitted_row_carries_si_units_and_its_provenance():
     assert (efficiency.date, efficiency.engine_order[0]) == ("2026-11-21", "trtllm")
 
 
-def test_preparing_an_exchange_costs_microseconds_per_thousand_tokens():
-    efficiency = load_efficiency("gb200_nvl72")
-    assert efficiency is not None
-    prepare = [row.seconds_per_token for row in efficiency.alltoall if row.phase == "prepare"]
-    assert prepare
-    assert all(5e-9 < each < 8e-9 for each in prepare if each is not None)  # 6-7 us per 1000 tokens
-
-
 @pytest.mark.parametrize("name", ["a100_sxm_80gb", "b200_sxm", "gb200_nvl72", "h100_sxm", "h200_sxm"])
 def test_fits_are_few_numbers_that_name_their_data_and_what_they_have_not_seen(name):
     """At most 80 numbers an engine, 4 a kernel of linear attention; each tells rows held out, spread, sizes."""
@@ -298,19 +272,6 @@ def test_the_ideal_profile_is_the_speed_of_light():
     assert (ideal.elementwise_efficiency, ideal.nic_efficiency, ideal.p2p_efficiency) == (1.0,) * 3
     memory = ("memory_utilisation", "runtime_bytes", "communication_library_bytes", "resident_deviations")
     assert all(getattr(ideal, key) == getattr(measured, key) for key in memory)
-
-
-def test_the_floors_of_the_other_profiles():
-    measured, optimistic = load_profile("measured"), load_profile("optimistic")
-    assert measured.gemm_t0 is None
-    assert measured.gemm_t0_cap_static_scales == pytest.approx(4e-6)
-    assert measured.elementwise_latency == pytest.approx(12e-6)
-    assert measured.host == pytest.approx(0.5e-3)
-    assert not measured.best_algorithm
-    assert optimistic.best_algorithm
-    floors = (optimistic.gemm_t0, optimistic.attention_t0, optimistic.moe_t0)
-    assert floors == pytest.approx((2e-6, 6e-6, 15e-6))
-    assert (optimistic.all_reduce_latency, optimistic.all_to_all_latency) == pytest.approx((5e-6, 15e-6))
 
 
 def test_the_shapes_of_the_paper():

@@ -220,14 +220,6 @@ def test_where_no_cluster_answers_one_line_says_so(plan, tmp_path, backend, addr
         swept(plan, tmp_path, Workers(backend=backend, address=address))
 
 
-def test_a_second_driver_is_told(plan, tmp_path):
-    def second() -> None:
-        with pytest.raises(StoreError, match="another run is writing there"):
-            run_sweep(plan, tmp_path, jobs=1, listener=Mock())
-
-    swept(plan, tmp_path, Workers(1), second)
-
-
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_is_one_line_and_the_sweep_goes_on(plan, alone, tmp_path):
     small = tmp_path / "small"

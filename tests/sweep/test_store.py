@@ -71,7 +71,7 @@ def stored_table(store: Store) -> tuple[bytearray, range]:
 def test_no_flipped_bit_is_read_and_none_is_a_traceback(store, inside_the_table):
     whole, table = stored_table(store)
     dice, path = random.Random(7), store.path(KEY)
-    for _ in range(400):
+    for _ in range(150):
         at, bit = dice.choice(table if inside_the_table else range(len(whole))), dice.randrange(8)
         hurt = whole.copy()
         hurt[at] ^= 1 << bit

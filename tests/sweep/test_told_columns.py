@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-import disagg_sim as ds
 from disagg_sim.certainty.energy import ENERGY_COLUMNS
 from disagg_sim.certainty.token_prices import PRICE_COLUMNS
 from disagg_sim.cli.main import run
@@ -44,10 +43,3 @@ def test_prices_of_a_request_add_up_to_its_share_of_the_bill(fronts):
     request = sum(count * front[f"usd_per_million_{name}_tokens"] for name, count in millions.items()) / 1e6
     by_hand = 2e-3 * front["total_gpus"] / front["request_rate_per_s"]
     assert request.to_numpy() == pytest.approx(by_hand.to_numpy(), rel=1e-6)
-
-
-def test_columns_are_those_of_the_notebook_interface(fronts):
-    front = fronts["asked"]
-    again = ds.with_energy(front)
-    for name in ("drawn_watts", "joules_per_request", "facility_watts"):
-        assert again[name].to_numpy() == pytest.approx(front[name].to_numpy(), rel=1e-6)
