@@ -32,20 +32,6 @@ def test_a_pool_is_read_as_it_is_written(text, mapping, rest):
     assert (pool.instances, *pool.limits) == rest
 
 
-def test_the_screen_says_what_holds_and_what_starts_it(capsys):
-    assert run(f"{QUESTION} --engine vllm --pool colocated:tp=2,instances=4,batch=96,token_budget=4096".split()) == 0
-    said = capsys.readouterr().out
-    assert "HOLDS: 8 GPUs serve 40 requests/s, and up to " in said
-    assert "the plan for this load: 3 GPUs, 3 x 1 GPU (co-located)" in said
-    assert "vLLM: --tensor-parallel-size 2" in said
-    assert "--max-num-seqs 96" in said
-    assert "--max-num-batched-tokens 4096" in said
-    assert run([*QUESTION.split(), "--rate", "400", "--alone", "--pool", "colocated"]) == 0
-    said = capsys.readouterr().out
-    assert "OVERLOADED: more requests reach co-located than it can take; 1 GPU serves " in said
-    assert "the plan for this load" not in said
-
-
 def test_a_plan_that_was_written_is_a_deployment(tmp_path, capsys):
     assert run(["plan", *QUESTION.split()[1:], "--out", str(tmp_path / "plan")]) == 0
     capsys.readouterr()

@@ -29,11 +29,10 @@ def results(swept, tmp_path_factory):
     return swept(SWEEP, tmp_path_factory.mktemp("explained") / "out")
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "piggyback"])
-def test_printed_parts_add_up_to_the_printed_latency(mode, results, capsys):
-    """A row of each mode of a computed sweep, with an NVLink domain of its own, and the memory of its GPUs."""
+def test_printed_parts_add_up_to_the_printed_latency(results, capsys):
+    """A row of a computed sweep, with an NVLink domain of its own, and the memory of its GPUs."""
     table = pd.read_csv(results / "frontier.csv")
-    row = int(table.index[table["mode"] == mode][0])
+    row = int(table.index[table["mode"] == "disaggregated"][0])
     capsys.readouterr()
     assert run(["explain", str(results), "--row", str(row), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -185,8 +184,6 @@ def test_a_design_by_hand_is_explained_in_its_phases(phase, latencies, pools, ca
     for name in latencies:
         seconds = sum(part["seconds"] for part in told["operators"] if part["latency"] == name)
         assert seconds == pytest.approx(point[f"{name}_s"], rel=1e-9)
-    assert run(["explain", "--model", "llama_3_1_70b", *BY_HAND, "--phase", phase]) == 0
-    assert "llama_3_1_70b on h100_sxm, fp8 (measured)" in capsys.readouterr().out
 
 
 def test_a_design_by_hand_has_the_precision_of_plans(capsys):
@@ -236,7 +233,7 @@ def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
     """A sweep names the distribution in its frontier, where a block of points finds it."""
     (tmp_path / "law.yaml").write_text(LAW)
     sweep, out = [str(tmp_path / "law.yaml"), "--out", str(tmp_path / "out")], tmp_path / "out"
-    assert run(["sweep", *sweep, "--jobs", "1", "--no-figures", "--uncertainty"]) == 0
+    assert run(["sweep", *sweep, "--jobs", "1", "--no-figures"]) == 0
     front = pd.read_csv(out / "frontier.csv")
     law = front["traffic"] == "log_normal_4096_512"
     block = next(out.glob("points/*log_normal*/piggyback-*.parquet"))
@@ -248,11 +245,6 @@ def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
         for name in ("ttl", "ftl"):
             parts = [part["seconds"] for part in told if part["latency"] == name]
             assert sum(parts) == pytest.approx(table[f"{name}_s"][row], rel=1e-9)
-    bands = pd.read_csv(out / "uncertainty.csv")
-    assert len(bands) == len(front)
-    assert (bands["ftl_p10_s"] < bands["ftl_p90_s"]).all()
-    assert run(["sensitivity", *sweep, "--jobs", "1"]) == 0
-    assert pd.read_csv(out / "sensitivity.csv")["case"].nunique() == 2
     by_hand = ["--model", "llama_3_1_8b", *BY_HAND[:4], "--phase", "colocated", "--traffic", "log_normal_4096_512"]
     capsys.readouterr()
     assert run(["explain", *by_hand]) == 0

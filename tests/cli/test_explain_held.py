@@ -29,15 +29,6 @@ def test_a_design_by_hand_tells_both_sides_of_its_wait(capsys):
     assert found["ftl"] > found["ftl_without"]
 
 
-def test_a_number_of_steps_is_taken_and_told(capsys):
-    assert run([*R1, "--phase", "colocated", "--hold-prompts", "7"]) == 0
-    shown = capsys.readouterr().out
-    assert "prefill delay up to 7 steps" in shown
-    assert "prefill delay  " in shown
-    assert run([*R1, "--phase", "colocated"]) == 0
-    assert "prefill delay  " not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [

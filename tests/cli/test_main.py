@@ -175,12 +175,6 @@ def test_a_bare_command_shows_its_help(arguments, said, capsys):
     assert said in shown.out
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    script = f"import sys, disagg_sim; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms", "--osl", "64"]
 
 
@@ -218,8 +212,10 @@ def test_a_division_by_zero_with_ordinary_numbers_is_a_bug_and_keeps_its_traceba
         run(["specs", "list", "model", "1e3"])
 
 
-@pytest.mark.parametrize("number", ["1" + 399 * "0", "1e-320"])
-@pytest.mark.parametrize("option", ["--isl", "--rate", "--ttft", "--tpot"])
+@pytest.mark.parametrize(
+    ("option", "number"),
+    [("--isl", "1" + 399 * "0"), ("--rate", "1" + 399 * "0"), ("--rate", "1e-320"), ("--ttft", "1e-320")],
+)
 def test_a_number_that_nobody_means_is_one_line_with_its_option(capsys, option, number):
     words = {"--isl": "512", "--rate": "20"} | dict(zip(PLAN[5:9:2], PLAN[6:9:2], strict=True)) | {option: number}
     assert run([*PLAN[:5], "--osl", "64", *(word for pair in words.items() for word in pair)]) == 2
@@ -240,7 +236,7 @@ def test_a_file_is_not_written_in_place_of_a_directory(tmp_path, monkeypatch):
         write_text(Path("."), "text")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["calibrate", "--help"], ["swep"]])
+@pytest.mark.parametrize("arguments", [["calibrate", "--help"], ["swep"]])
 def test_a_list_of_commands_and_a_wrong_one_load_no_room(arguments):
     """A command is imported when it is called."""
     heavy = {*HEAVY, "numpy", "numba", "disagg_sim.sweep", "disagg_sim.simulation", "lab.calibration"}
@@ -253,26 +249,24 @@ print([m for m in {heavy!r} if m in sys.modules])"""
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_importing_the_package_takes_less_than_half_a_second():
-    """CPU seconds, the best of three, as other processes may hold the cores."""
-    script = "import time; t = time.process_time(); import disagg_sim; print(time.process_time() - t)"
-    times = [
-        float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
-        for _ in range(3)
+def test_importing_the_package_loads_nothing_heavy_and_takes_less_than_half_a_second():
+    """CPU seconds, the best of two, as other processes may hold the cores."""
+    script = f"""import sys, time
+import disagg_sim
+print(*[m for m in {HEAVY!r} if m in sys.modules], time.process_time())"""
+    words = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
     ]
-    assert min(times) < 0.5
+    assert [len(each) for each in words] == [1, 1], words
+    assert min(float(seconds) for (seconds,) in words) < 0.5
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["sweep", "smoke", "--dry-run"],
-        ["simulate", "azure_conv_on_h100", "--out", "x"],
-        ["specs", "list"],
         ["check", "a", "--baseline", "b"],
-        ["compare", "a", "b"],
-        ["trace", "describe", "x.csv"],
-        ["reproduce", "beyond-the-buzz", "--out", "x"],
         ["measure", "--out", "x.csv", "--system", "h200_sxm"],
     ],
 )

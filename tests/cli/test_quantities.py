@@ -5,8 +5,6 @@ from typer.testing import CliRunner
 
 from disagg_sim.cli.aliases import own_name
 from disagg_sim.cli.main import app, run
-from disagg_sim.errors import InputError
-from disagg_sim.planning.limits import limit_of
 from disagg_sim.units import GB, asked_quantity, parse_quantity
 
 pytestmark = pytest.mark.usefixtures("without_changes")
@@ -54,12 +52,6 @@ def test_a_number_that_nobody_can_mean_is_refused_with_both_spellings(option, te
     assert line in said.err
     assert len(said.err.splitlines()) == 1
     assert not said.out
-
-
-@pytest.mark.parametrize("number", [500, 500.0, "500"])
-def test_it_is_refused_as_a_number_too(number):
-    with pytest.raises(InputError, match="say 500ms or 500s"):
-        limit_of(number, "ttft")
 
 
 def test_gigabits_that_could_be_gigabytes_are_refused():

@@ -129,11 +129,14 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path,
     monkeypatch.setattr(scenario_run, "compute_run", interrupted)
     assert simulated(path, "--out", str(stopped), "--no-figures") == 130
     assert "the same command goes on" in capsys.readouterr().err
-    (stopped / "requests" / "two" / ".vllm-short-x2.parquet.1.tmp").write_text("half")
+    (stopped / "figures" / "two").mkdir(parents=True)
+    for left in (".summary.csv.12.tmp", "figures/two/.gone.png.12.tmp", "requests/two/.vllm-short-x2.parquet.1.tmp"):
+        (stopped / left).write_text("half")
     monkeypatch.setattr(scenario_run, "compute_run", compute)
     assert simulated(path, "--out", str(stopped), "--no-figures") == 0
     assert "2 of 4 runs already stored" in capsys.readouterr().err
     assert contents(stopped) == contents(whole)
+    assert not list(stopped.rglob("*.tmp"))
     assert simulated(path, "--out", str(stopped), "--no-figures") == 0
     assert "4 of 4 runs already stored" in capsys.readouterr().err
 
@@ -195,17 +198,6 @@ def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
     assert contents(killed) == contents(whole)
     files = {str(found.relative_to(killed)) for found in killed.rglob("*") if found.is_file()}
     assert files == {str(found.relative_to(whole)) for found in whole.rglob("*") if found.is_file()}
-
-
-def test_leftovers_of_a_killed_run_are_removed_by_the_next(scenario, tmp_path):
-    path, out = scenario(), tmp_path / "out"
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
-    (out / "figures" / "two").mkdir(parents=True)
-    left = [out / place for place in (".summary.csv.12.tmp", "figures/two/.gone.png.12.tmp", "runs/two/.x.12.tmp")]
-    for each in left:
-        each.write_bytes(b"half")
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
-    assert not any(each.exists() for each in left)
 
 
 def test_what_is_compiled_is_told_before_anything_is_counted(scenario, tmp_path, monkeypatch, capsys):
@@ -351,11 +343,11 @@ def own(tmp_path):
 def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, own, jobs):
     """Five policies fail, each in its own way; each has its line with run and place, and the sixth has its row."""
     names = [own(f"own_{case}", fails=code) for case, (code, _) in FAILS.items()]
-    path = scenario(
+    path_of_scenario = scenario(
         policies=[*names, "vllm"], trace={"path": "short.csv"}, policy_file=[f"{name}.py" for name in names]
     )
     out = tmp_path / "out"
-    assert run(["simulate", path, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
+    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
     lines = error[error.index("error: ") :].removeprefix("error: ").splitlines()
@@ -364,20 +356,23 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         (line,) = [line for line in lines if f"'own_{case}'" in line]
         assert line.startswith(f"two/own_{case}-short-x1: {said}")
         assert f"own_{case}.py:" in line
-        kept = read_parquet(out / "requests" / "two" / f"own_{case}-short-x1.parquet")
+        path = out / "requests" / "two" / f"own_{case}-short-x1.parquet"
+        assert f"; its rows so far are in {path}" in line
+        kept = read_parquet(path)
         assert len(kept) == 60
+        assert set(kept["status"]) <= {"completed", "unfinished"}
     assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
+    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
+    assert f"1 of {1 + len(FAILS)} runs already stored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"top": "sys.exit()"}, "it called sys.exit() ("),
-        ({"top": "1 / 0"}, "ZeroDivisionError: division by zero ("),
         ({"top": "raise KeyboardInterrupt"}, "KeyboardInterrupt ("),
         ({"top": "import nonsense_that_is_not_there"}, "ModuleNotFoundError: No module named 'nonsense_that_is_not_"),
         ({"made": "raise ValueError('not like\\nthat')"}, "policy 'own_import': ValueError: not like that ("),
-        ({"made": "sys.exit(0)"}, "policy 'own_import': it called sys.exit() ("),
     ],
 )
 def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, capsys, own, changes, said):
@@ -389,20 +384,6 @@ def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, 
     assert len(error.splitlines()) == 1
 
 
-def test_an_impossible_wish_stops_its_run_alone_and_keeps_what_it_had(scenario, tmp_path, capsys, impossible):
-    path, out = scenario(policies=[impossible, "vllm"], trace={"path": "short.csv"}), tmp_path / "out"
-    assert simulated(path, "--out", str(out), "--no-figures") == 2
-    error = capsys.readouterr().err
-    assert "two/impossible-short-x1: " in error
-    assert "flip of instance 99 to prefill is impossible: there is no instance 99" in error
-    assert f"; its rows so far are in {out / 'requests' / 'two' / 'impossible-short-x1.parquet'}" in error
-    assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
-    kept = read_parquet(out / "requests" / "two" / "impossible-short-x1.parquet")
-    assert set(kept["status"]) == {"completed", "unfinished"}
-    assert simulated(path, "--out", str(out), "--no-figures") == 2
-    assert "1 of 2 runs already stored" in capsys.readouterr().err
-
-
 def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
     path, out = scenario(name=r"price in $\frac{$", trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out)) == 0
@@ -410,16 +391,10 @@ def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
 
 
 def test_energy_of_runs_is_written_where_asked_for(scenario, tmp_path, capsys):
-    """A GPU draws what its run in the notebook says; without the option nothing is written or printed of it."""
-    path = scenario(policies=["vllm"], trace={"path": "short.csv", "rate_scale": 1.0})
-    plain, asked = tmp_path / "plain", tmp_path / "asked"
-    assert run(["simulate", path, "--out", str(plain), "--no-figures"]) == 0
-    said = capsys.readouterr().out
+    """A GPU draws what its run in the notebook says."""
+    path, asked = scenario(policies=["vllm"], trace={"path": "short.csv", "rate_scale": 1.0}), tmp_path / "asked"
     assert run(["simulate", path, "--out", str(asked), "--no-figures", "--energy"]) == 0
-    told = capsys.readouterr().out
-    assert "kWh" in told
-    assert "kWh" not in said
-    assert not (plain / "energy.csv").exists()
+    assert "kWh" in capsys.readouterr().out
     found = pd.read_csv(asked / "energy.csv")
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     two = ds.ServedDeployment(

@@ -16,15 +16,6 @@ def trace(tmp_path):
     return path
 
 
-def test_stats_are_a_table_with_the_notes(trace, capsys):
-    assert run(["trace", "stats", str(trace)]) == 0
-    shown = capsys.readouterr().out
-    assert "requests                               3" in shown
-    assert "note" in shown
-    assert "dropped 1 of 4 rows with zero input or output tokens" in shown
-    assert "warning: arrivals were not sorted" in shown
-
-
 def test_stats_as_json_have_null_for_what_is_not_there(trace, capsys):
     assert run(["trace", "stats", str(trace), "--json", "--kind", "csv"]) == 0
     found = json.loads(capsys.readouterr().out)
