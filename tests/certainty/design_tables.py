@@ -15,7 +15,7 @@ CASES = {
 
 
 @lru_cache
-def tables_of(case, rows=60):
+def tables_of(case, rows=30):
     """Frontier and every so many other rows of a case, one table a mode: disaggregated, co-located, piggyback."""
     model, system, precision, profile, gpus, isl, osl = CASES[case]
     at, lengths = ds.setup(model, system, precision, profile), ds.lengths(isl, osl)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.batching import batch_passes, batched_times
@@ -79,32 +78,19 @@ def test_both_labels_of_one_evaluation_are_those_of_two():
     assert both.nunique().min() > 1
 
 
-@pytest.mark.parametrize(
-    "names", [("16384/64",), pytest.param(("16384/64", "log_normal_4096_512"), marks=pytest.mark.long)]
-)
-def test_designs_are_taken_apart_together_as_they_are_one_by_one(names):
-    """Two pools, co-located and piggybacked instances, whole prompts and chunks, one length and a mix of lengths.
-
-    Without the mix as well: ``varied_piggyback`` on record is a mix that is taken apart.
-    """
-    at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+def test_designs_are_taken_apart_together_as_they_are_one_by_one():
+    """Two pools, co-located and piggybacked instances, whole prompts and chunks; ``varied_piggyback`` on record is a
+    mix of lengths that is taken apart."""
+    at, lengths = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.lengths(16384, 64)
     mappings = [ds.Sharding(dp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, pp=2)]
-    given = {name: ds.lengths(*map(int, name.split("/"))) if "/" in name else ds.lengths(name) for name in names}
     options = ds.Colocation(batch=(64,), prefill_batch=(8,))
-    tables = []
-    for name, lengths in given.items():
-        some = mappings if "/" in name else mappings[:1]  # a mix takes seconds a design
-        pools = ds.disaggregated(
-            ds.prefill_grid(at, some, lengths, batch=[8]), ds.decode_grid(at, some, lengths, batch=[64])
-        )
-        shared = [serve(at, some, lengths, options=options) for serve in (ds.colocated, ds.piggyback)]
-        tables += [table.assign(traffic=name) for table in (pools, *shared)]
-    points = pd.concat(tables, ignore_index=True)
-    origin = Origin(lengths=given)
-    whole = ds.breakdown(points, origin=origin)
-    assert len(passes_of_all := list(batched_passes(list(designs_of(points, origin))))) < len(points)
+    grids = ds.prefill_grid(at, mappings, lengths, batch=[8]), ds.decode_grid(at, mappings, lengths, batch=[64])
+    shared = [serve(at, mappings, lengths, options=options) for serve in (ds.colocated, ds.piggyback)]
+    points = pd.concat([ds.disaggregated(*grids), *shared], ignore_index=True)
+    whole = ds.breakdown(points)
+    assert len(passes_of_all := list(batched_passes(list(designs_of(points))))) < len(points)
     assert any(len(unit.members) > 3 for unit, *_ in passes_of_all)
-    alone = [ds.breakdown(points.iloc[[row]], origin=origin) for row in range(len(points))]
+    alone = [ds.breakdown(points.iloc[[row]]) for row in range(len(points))]
     for name in ("operators", "fits", "memory", "elasticities"):
         keys = [
             key

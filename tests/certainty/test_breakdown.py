@@ -36,7 +36,7 @@ def taken_apart(case, mode):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
-def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
+def test_parts_add_up_to_ttl_ftl_and_memory_in_every_mode(case, mode):
     points, found = taken_apart(case, mode)
     for name in LATENCIES:
         parts = found.operators[found.operators["latency"] == name].groupby("row", sort=False)
@@ -46,6 +46,10 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
     assert np.allclose(split.sum(axis=1), found.operators["seconds"], rtol=1e-9)
     # stretched is what prefill adds to the decodes alone, where another resource may limit and another operator hide
     assert (split >= -0.01 * found.operators["seconds"].max()).all(axis=None)
+    for phase in ("prefill", "decode"):
+        mine = found.memory[found.memory["phase"].isin([phase, "both"])].groupby("row", sort=False)
+        assert np.allclose(mine["bytes"].sum(), points[f"{phase}_memory_bytes"], rtol=1e-12)
+        assert (mine["share"].sum() <= 1.0).all()
 
 
 @pytest.mark.parametrize("measure", ["tpot", "mean", "p99"])
@@ -65,17 +69,6 @@ def test_no_part_is_sooner_done_than_at_the_speed_of_light(serve, tp, pp):
     parts = ds.breakdown(points).operators
     assert "waiting" in set(parts["kind"])
     assert (parts["ideal_s"] <= parts["seconds"] * (1.0 + 1e-9)).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
-def test_parts_add_up_to_the_memory_of_both_phases(case, mode):
-    points, found = taken_apart(case, mode)
-    memory = found.memory
-    for phase in ("prefill", "decode"):
-        mine = memory[memory["phase"].isin([phase, "both"])].groupby("row", sort=False)
-        assert np.allclose(mine["bytes"].sum(), points[f"{phase}_memory_bytes"], rtol=1e-12)
-        assert (mine["share"].sum() <= 1.0).all()
 
 
 def test_a_frontier_file_gives_what_the_table_gave():
