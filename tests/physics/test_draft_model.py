@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_tiers import loaded_bytes
@@ -37,21 +34,6 @@ def setups(profile: str = "ideal") -> tuple[ds.Setup, ds.Setup, ds.Setup]:
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile=profile, speculation=said)
     own = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile=profile)
     return at, replace(at, speculation=None), own
-
-
-def scaled(model: ModelSpec, share: float) -> ModelSpec:
-    """A model of the same vocabulary whose one layer has a ``share`` of the widths, and so of the cost."""
-    kind = model.layers[0]
-    attention = replace(kind.attention, q_heads=8, kv_heads=8, head_dim=max(round(128 * share), 1))
-    ffn = replace(kind.ffn, width=max(round(14336 * share), 8))
-    hidden = max(round(model.hidden * share), 1)
-    return replace(model, name="tiny", hidden=hidden, layers=(replace(kind, attention=attention, ffn=ffn),))
-
-
-def free(acceptance: tuple[float, ...], share: float = 1e-9, profile: str = "ideal") -> ds.Setup:
-    """The same model with drafts that cost next to nothing."""
-    said = stated_speculation("draft_model", acceptance, drafter=scaled(load_model("llama_3_1_8b"), share))
-    return ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile=profile, speculation=said)
 
 
 class TestByHand:
@@ -145,39 +127,6 @@ class TestByHand:
         assert float(whole.busy) == pytest.approx(float(stage + alone.busy) - host, rel=1e-9)
         held = [float(decode_bytes(each, two, 8.0, cached=decode_residents(100, 100))) for each in (at, plain)]
         assert held[1] < held[0] < held[1] + float(decode_bytes(own, FOUR, 8.0, cached=decode_residents(100, 100)))
-
-
-class TestLimits:
-    @settings(max_examples=20, deadline=None)
-    @given(st.integers(0, 5), st.integers(1, 2), st.integers(100, 20_000), st.floats(1e-12, 1e-3))
-    def test_free_and_certain_drafts_give_k_plus_one_tokens_for_a_step(self, drafts, batch, context, share):
-        """Few sequences: verifying reads what a step of one token reads, and emits k + 1."""
-        at = free((1.0,) * 5, share)
-        where = replace(Sharding(), draft_tokens=drafts)
-        drafted = decode_step(at, where, batch=float(batch), context=float(context))
-        plain = decode_step(replace(at, speculation=None), Sharding(), batch=float(batch), context=float(context))
-        assert float(drafted.ttl) * (drafts + 1) == pytest.approx(float(plain.ttl), rel=0.01)
-
-    @settings(max_examples=15, deadline=None)
-    @given(st.integers(1, 3), st.sampled_from([1.0, 64.0, 512.0]), st.floats(0.01, 0.5))
-    def test_a_wider_draft_model_never_drafts_faster(self, drafts, batch, share):
-        where = replace(Sharding(), draft_tokens=drafts)
-        narrow, wide = (
-            float(decode_step(free((0.5,) * 3, each), where, batch=batch, context=2000.0).time)
-            for each in (share, 2 * share)
-        )
-        assert narrow <= wide * (1 + 1e-12)
-
-    def test_no_drafts_are_every_number_without_speculation(self):
-        at, plain, _ = setups("measured")
-        none = replace(at, speculation=at.speculation.trying((0,)))
-        lens = ds.lengths(4096, 512)
-        tables = [Sharding(tp_attn=2, tp_ffn=2), FOUR]
-        one, other = (decode_grid(each, tables, lens, batch=[1, 64, 256]) for each in (none, plain))
-        assert (one.latency == other.latency).all()
-        assert (one.memory_bytes == other.memory_bytes).all()
-        step, same = (decode_step(each, FOUR, batch=64.0, context=4e3) for each in (at, plain))
-        assert step == same
 
 
 class TestSearch:

@@ -62,31 +62,6 @@ def test_a_chunk_never_makes_a_step_faster_than_decode_alone(case, batch, chunk,
     assert step_of(at, mapping, batch, chunk, context).time >= plain * (1 - 1e-12)
 
 
-def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():
-    """R1: 28 chunks' worth of 2,048 past tokens, 2*61*512*128*256 FLOP each: 1.17e14 (physics page, W6)."""
-    at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
-    steps = {
-        form: mixed_step(at, Sharding(), batch=0.0, context=9.0, chunk=Chunk(2048.0, 16384.0), mla_form=form)
-        for form in ("naive", "cached", "absorbed", "auto")
-    }
-    extra = 8 * (steps["naive"].sums.compute - steps["cached"].sums.compute)
-    rate = at.rates.gemm[at.precision.projection("mla").name].flops
-    assert extra * rate == pytest.approx(1.1737e14, rel=1e-4)
-    assert steps["cached"].time < steps["naive"].time
-    assert steps["auto"].time == min(steps["naive"].time, steps["absorbed"].time)
-
-
-@pytest.mark.parametrize(("chunk", "faster"), [(16.0, "absorbed"), (4096.0, "naive")])
-def test_short_chunks_favour_the_absorbed_form_and_long_ones_the_naive(chunk, faster):
-    """Equal work at 171 tokens (physics page, section 2)."""
-    at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
-    naive, absorbed = (
-        mixed_step(at, Sharding(), batch=1.0, context=9.0, chunk=Chunk(chunk, 65536.0), mla_form=form).time
-        for form in ("naive", "absorbed")
-    )
-    assert (absorbed < naive) == (faster == "absorbed")
-
-
 def colocated_memory(at, mapping, batch, prompts, *, mixed):
     """Bytes with ``prompts`` in prefill, of which 512 tokens are live on a rank."""
     return float(

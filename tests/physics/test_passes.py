@@ -5,7 +5,6 @@ from cases import cached_setting
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks.gqa import gqa_prefill_work
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 
@@ -48,18 +47,6 @@ def test_idle_ranks_send_no_tokens_to_the_experts(ideal_r1):
     one, all_of_them = (prefill_pass(ideal_r1, mapping, batch=b, isl=isl).sums.compute for b in (1.0, 64.0))
     routed = MOE_LAYERS * 63 * isl * 8 * 6 * HIDDEN * 2048 / 64 / ideal_r1.system.peak_flops["nvfp4"]
     assert float(all_of_them - one) == pytest.approx(routed, rel=1e-9)
-
-
-@pytest.mark.parametrize("profile", ["ideal", "measured"])
-@pytest.mark.parametrize("pp", [1.0, 4.0])
-def test_a_first_chunk_has_nothing_to_project_again(profile, pp):
-    at = cached_setting("deepseek_r1", "gb200_nvl72", profile)
-    mapping = Sharding(dp_attn=8.0, ep=8.0, pp=pp)
-    args = {"batch": 8.0, "isl": 2048.0, "mla_form": "naive"}
-    whole = prefill_pass(at, mapping, **args)
-    one_chunk = chunked_prefill_pass(at, mapping, chunk_tokens=2048.0, **args)
-    assert float(one_chunk.ftl) == pytest.approx(float(whole.ftl), rel=1e-12)
-    assert float(one_chunk.busy) == pytest.approx(float(whole.busy), rel=1e-12)
 
 
 def test_a_chunk_under_a_sliding_window_reads_the_window_only():

@@ -173,11 +173,6 @@ class TestLimits:
             step = decode_step(at, Sharding(tp_attn=8, tp_ffn=8, draft_tokens=k), batch=64.0, context=4096.0)
             assert step.time / step.ttl == pytest.approx(k + 1, rel=1e-14)
 
-    def test_no_acceptance_only_costs(self):
-        at = drafted("deepseek_r1", stated_speculation("mtp", (0.0, 0.0)), profile="measured")
-        ttl = [decode_step(at, replace(WIDE, draft_tokens=k), batch=64.0, context=4096.0).ttl for k in range(3)]
-        assert ttl[0] < ttl[1] < ttl[2]
-
     def test_a_mixed_step_without_a_chunk_is_the_decode_step(self):
         at = drafted("deepseek_r1", profile="measured")
         mapping = replace(WIDE, draft_tokens=2)

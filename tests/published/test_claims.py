@@ -12,7 +12,7 @@ from breakdown import seconds_by_operator
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.load import load_model
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import kv_duplication
@@ -413,11 +413,3 @@ def test_c32_misses_under_tensor_parallelism():
     assert sum(large[name] for name in matmul) / sum(small[name] for name in matmul) == pytest.approx(4.66, rel=0.02)
     rest = ("attention all-reduce", "FFN all-reduce", "elementwise")
     assert sum(large[name] for name in rest) / sum(small[name] for name in rest) == pytest.approx(2.98, rel=0.02)
-
-
-def test_a_smaller_domain_raises_no_egress():
-    """Beside C18: egress is a matter of FLOP/s, not of the domain, as long as communication does not bind."""
-    small = replace(load_system(SYSTEM), nvlink_domain=8)
-    both = (setup("deepseek_r1", system, RECIPE) for system in (SYSTEM, small))
-    wide, narrow = (prefill_grid(at, Sharding(dp_attn=8, ep=8), lengths(16_384, 2), batch=[8]) for at in both)
-    assert np.array_equal(kv_bandwidth(wide), kv_bandwidth(narrow))
