@@ -167,14 +167,6 @@ def test_stages_of_a_pipeline_share_the_work_of_a_pass(batch):
     assert spent[1] == pytest.approx(spent[0], rel=0.1)
 
 
-def test_a_distribution_of_one_length_is_that_length(at):
-    table = colocated(at)
-    alike = ds.lengths([2048, 2048], [256, 256])
-    again = with_energy(ds.colocated(at, ds.Sharding(), alike, options=ds.Colocation(batch=(16,), prefill_batch=(1,))))
-    columns = [column.name for column in ENERGY_COLUMNS if column.dtype == "float64"]
-    assert again[columns].to_numpy(dtype=float) == pytest.approx(with_energy(table)[columns].to_numpy(dtype=float))
-
-
 def test_a_deployment_inside_one_node_spends_nothing_on_links_between_nodes(pools):
     table = with_energy(pools)
     inside = table["total_gpus"] <= 8

@@ -112,14 +112,6 @@ def test_bands_of_a_frontier_and_of_the_gain_are_those_of_each_sample_by_hand():
         assert row["probability"] == pytest.approx(np.mean(ratio > 1))
 
 
-def test_a_frontier_band_never_rises_and_holds_every_point_of_its_samples():
-    found = ds.uncertainty(frontiers("dense"), samples=200)
-    for _, band in found.frontier().groupby("mode"):
-        for name in ("p10", "p50", "p90"):
-            assert (np.diff(band[f"tokens_per_s_per_gpu_{name}"]) <= 1e-9).all()
-        assert (band["tokens_per_s_per_gpu_p10"] <= band["tokens_per_s_per_gpu_p90"]).all()
-
-
 def test_inherited_fits_are_told_and_widen_the_band():
     points = ds.pareto_front(tables_of("inherited")[1])
     words = ds.outside_calibration(points)

@@ -488,12 +488,6 @@ def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little(flips_along):
     assert flip.value == pytest.approx(5.0 * flip.factor)
 
 
-def test_a_design_without_samples_keeps_no_rate(twenty):
-    """Where no frontier has its layouts, nothing says what it may turn out to be."""
-    none = OwnTimes(*np.zeros((4, 0)))
-    assert [each.size for each in none.kept(twenty.best)] == [0, 0]
-
-
 def test_a_plan_without_a_frontier_of_its_layouts_says_nothing_of_how_sure_it_is():
     lengths = ds.lengths(8192, 256)
     sure = assurance(ds.plan("llama_3_1_70b", "h100_sxm", lengths, ttft="500 ms", tpot="25 ms", rate=0.376))

@@ -1,10 +1,8 @@
 """Plans of prompts whose start is cached, and what simulation says of them."""
 
 import pytest
-from typer.testing import CliRunner
 
 import disagg_sim as ds
-from disagg_sim.cli.main import app
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.prove import prove
 
@@ -24,15 +22,6 @@ def test_a_cached_share_saves_gpus(plan):
 @pytest.mark.long
 def test_the_plan_holds_in_simulation(plan):
     """All prompts begin alike, and instances remember that; TTFT and TPOT within the fifth that plans are off."""
-    proof = prove(plan, adapt=False)
-    assert proof.proven
-    assert proof.planned.tpot["p90"] == pytest.approx(plan.best.tpot["p90"], rel=0.2)
-
-
-@pytest.mark.long
-def test_a_plan_whose_pasts_lie_in_dram_holds_in_simulation():
-    reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
-    plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256, cached=reuse), **ASKED)
     proof = prove(plan, adapt=False)
     assert proof.proven
     assert proof.planned.tpot["p90"] == pytest.approx(plan.best.tpot["p90"], rel=0.2)
@@ -58,17 +47,3 @@ def test_what_decode_holds_is_not_handed_over_in_simulation():
         design = next(each for each in (plan.best, plan.other) if len(each.pools) == 2)
         runs[held] = prove(plan, design, adapt=False).planned
     assert runs[0.9].hand_over < runs[0.0].hand_over
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--tiers", "dram"], "give --cached, too"),
-        (["--cached", "0.9", "--tiers", "hbm=0.5,dram=0.4"], "shares add up to 0.9; allowed: 1"),
-        (["--cached", "0.9", "--tiers", "dram=much"], "allowed: TIER or TIER=SHARE"),
-    ],
-)
-def test_faults_of_the_command_are_named(options, said):
-    asked = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "8192", "--osl", "256", "--rate", "20"]
-    found = CliRunner().invoke(app, [*asked, *options])
-    assert said in str(found.exception)

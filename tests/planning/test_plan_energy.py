@@ -42,13 +42,6 @@ def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():
     assert drawn(design).watts < design.gpus * design.pools[0].setup.system.tdp
 
 
-def test_spare_instances_wait():
-    plan = ds.plan("llama_3_1_8b", "h200_sxm", LENGTHS, rate=200)
-    spare = replace(plan.best, pools=tuple(replace(pool, spares=2) for pool in plan.best.pools))
-    waiting = sum(2 * int(pool.mapping.gpus) for pool in spare.pools) * 700 * load_power("h200_sxm").idle
-    assert drawn(spare).watts - drawn(plan.best).watts == pytest.approx(waiting)
-
-
 def test_pools_on_several_nodes_need_the_network_between_them():
     """Two pools of a node each are 16 GPUs of one deployment, which draws for its network as one pool of 16 does."""
     at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")

@@ -180,19 +180,6 @@ def test_what_binds_a_batch_is_what_a_looser_limit_moves():
     assert {stage.held_by for stage in loose.stages if stage.pool == "decode"} <= {"memory", "kv_link", ""}
 
 
-def test_pools_may_have_systems_of_their_own():
-    options = PlanOptions(prefill_system="b200_sxm", objective="usd", prices={"b200_sxm": 3.0, "h200_sxm": 2.0})
-    question = PoolsQuestion(
-        pools=("encode", "prefill", "attention", "ffn"), images=IMAGES, size=Size(rate=20.0), ffn_system="b200_sxm"
-    )
-    found = plan_more_pools(MODEL, "h200_sxm", LENGTHS, question, options)
-    systems = {stage.pool: stage.setup.system.name for stage in found.stages}
-    assert systems == {"encode": "b200_sxm", "prefill": "b200_sxm", "attention": "h200_sxm", "ffn": "b200_sxm"}
-    assert found.plan.cost == pytest.approx(
-        sum(stage.gpus * options.prices[stage.setup.system.name] for stage in found.stages)
-    )
-
-
 def test_the_best_of_several_systems_is_told_first():
     found = asked(("encode", "prefill", "decode"), system="h100_sxm,gb200_nvl72")
     ((names, other),) = found.others

@@ -82,17 +82,6 @@ def test_decode_twice_as_dear_takes_fewer_decode_instances():
     assert row["tokens_per_s_per_gpu"] == pytest.approx(0.65 * 101 / 2)
 
 
-def test_the_prefill_size_depends_on_what_its_gpus_cost():
-    """Prefill of 2 GPUs at 1 request/s or of 3 at 1.4, decode of 2 at 1.4, 5 GPUs in all: one instance each.
-
-    1.4/(3w + 2) against 1/(2w + 2): equal where a prefill GPU costs w = 4 decode GPUs.
-    """
-    both = grids([(2, 1.0), (3, 1.4)], [(2, 1.4)])
-    for weight, size in ((1.0, 3), (3.9, 3), (4.1, 2), (100.0, 2)):
-        table = disaggregated(*both, gpu_cap=5, ftl_limit=LOOSE, per=prices_of(weight, 1.0))
-        assert table["prefill_gpus"].tolist() == [size]
-
-
 def test_power_is_the_tdp_of_all_gpus():
     """2 GPUs of 300 W and 4 of 1200 W, one instance each at 1 request/s of 101 tokens."""
     row = disaggregated(*grids([(2, 1.0)], [(4, 1.0)]), ftl_limit=LOOSE, per="watt").iloc[0]

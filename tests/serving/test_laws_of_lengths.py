@@ -1,19 +1,15 @@
 """Co-located modes under laws of lengths: the limit of one point, bounds, and what a request may bring along."""
 
-from dataclasses import dataclass, fields, replace
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.lengths import lengths
 
 AT = setup("llama_3_1_8b", "h100_sxm", "fp8")
 R1 = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
@@ -58,39 +54,3 @@ def test_convexity_costs_throughput(serve):
     law, mean = (serve(AT, Sharding(), each, options=one).iloc[0] for each in (spread, spread.at_means()))
     assert law["tokens_per_s_per_gpu"] < mean["tokens_per_s_per_gpu"]
     assert law["ttl_largest_gap_s"] > mean["ttl_largest_gap_s"]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Shared(Lengths):
-    """Prompts whose first tokens every instance holds once: nobody computes or sends them again."""
-
-    prefix: float  # [token]
-
-    def isl_nodes(self, step: float = 0.0):
-        nodes, weights = super().isl_nodes(step)
-        return nodes - self.prefix, weights
-
-    @property
-    def prompt(self) -> CachedTokens:
-        whole = super().prompt
-        return replace(whole, mean=whole.mean - self.prefix, most=whole.most - self.prefix)
-
-    def mean_over_prompts(self, of):
-        return super().mean_over_prompts(lambda isl: of(isl - self.prefix))
-
-
-def test_a_field_of_the_lengths_reaches_time_memory_and_transfer_without_a_signature():
-    """Whatever a request brings along is a field of the value that every function takes already."""
-    plain = lengths(4096, 256)
-    known = {field.name: getattr(plain, field.name) for field in fields(plain)}
-    shared, short = Shared(**known, prefix=3072.0), lengths(1024, 256)
-    first, whole, alone = (prefill_grid(AT, Sharding(), each, batch=[1, 8]) for each in (shared, plain, short))
-    np.testing.assert_allclose(first.latency, alone.latency, rtol=1e-12)
-    np.testing.assert_allclose(first.memory_bytes, alone.memory_bytes, rtol=1e-12)
-    assert first.kv_bytes_per_request == pytest.approx(alone.kv_bytes_per_request)
-    assert (first.latency < whole.latency).all()
-    decode = decode_grid(AT, Sharding(), shared, batch=[8])
-    assert decode.latency == pytest.approx(decode_grid(AT, Sharding(), plain, batch=[8]).latency)  # the whole context
-    assert shared != Shared(**known, prefix=1024.0)
-    row = colocated(AT, Sharding(), shared, options=Colocation(batch=(8,), prefill_batch=(1,))).iloc[0]
-    assert row["ftl_s"] == pytest.approx(alone.latency[0, 0], rel=1e-12)

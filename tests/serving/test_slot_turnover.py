@@ -74,10 +74,6 @@ def test_what_always_holds(batch, ranks, most, ending):
     assert one <= own * (1 + 1e-9) <= pass_time(-(-most // ranks), most) * (1 + 1e-6)  # no pass is longer than one of b
 
 
-def test_one_at_a_time_is_one_pass_a_prompt():
-    assert found(64, 8, 1, 1 / 500) == pytest.approx((pass_time(1, 1), pass_time(1, 1), 1.0))
-
-
 def test_long_answers_end_alone():
     """Seats become free one by one, whatever a pass may take."""
     assert found(64, 8, 64, 1e-9) == pytest.approx((pass_time(1, 1), pass_time(1, 1), 1.0), rel=1e-6)
