@@ -264,36 +264,12 @@ def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
 ALONE = ["--model", "llama_3_1_8b", "--system", "h200_sxm", "--precision", "fp8", "--isl", "8192", "--osl", "256"]
 
 
-def test_cached_prompts_by_hand(capsys):
-    """460 of 512 blocks of 16 tokens are found; 65,536 B a token come at 50 GB/s and 20 us."""
-    text, told = explained([*ALONE, "--phase", "prefill", "--cached", "0.9", "--tiers", "dram"], capsys)
-    (load,) = [part["seconds"] for part in told["operators"] if part["operator"] == "load of the past"]
-    assert load == pytest.approx(20e-6 + 7360 * 65_536 / 50e9)
-    (dram,) = told["tiers"]
-    assert (dram["name"], dram["load"], dram["loads"]) == ("dram", pytest.approx(load), True)
-    assert "8,192 tokens in, 256 out, cached0.9_dram" in text
-    assert "7,360 of 8,192 tokens of a prompt; a pass computes 832" in text
-    assert sum(part["seconds"] for part in told["operators"]) == pytest.approx(told["points"][0]["ftl_s"])
-
-
 def test_options_of_serving_are_off_unless_asked_for(capsys):
     asked = [*ALONE, "--phase", "prefill"]
     plain, told = explained(asked, capsys)
     assert explained([*asked, "--cached", "0"], capsys) == (plain, told)
     assert not {"tiers", "spares"} & told.keys()
     assert "as it is served" not in plain
-
-
-def test_failures_of_an_instance_by_hand(capsys):
-    """One GPU in 50,677 hours fails in all, so one of eight every 264 days; caches come from another NVLink domain."""
-    hand = ["--model", "llama_3_1_70b", "--system", "h100_sxm", "--precision", "fp8", "--tp", "8", "--batch", "32"]
-    text, told = explained([*hand, "--availability", "0.99999"], capsys)
-    assert told["spares"]["mtbf"] == [pytest.approx(50_677 * 3600 / 8, rel=1e-4)]
-    assert told["spares"]["counts"] == [1]
-    assert told["spares"]["availability"] >= 0.99999 > told["spares"]["without"]
-    assert "decode every 264 days (blast radius 8 GPUs)" in text
-    both = [*hand, "--phase", "colocated", "--availability", "0.99999"]
-    assert explained(both, capsys)[1]["spares"]["mtbf"][0] > told["spares"]["mtbf"][0]  # it needs no links
 
 
 def test_spares_of_a_row_are_those_of_its_pools(results, capsys):

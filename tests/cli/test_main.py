@@ -72,12 +72,6 @@ def test_an_unwritable_directory_is_one_line(sweep_file, tmp_path, capsys):
         assert "cannot write results there" in lines[0]
 
 
-def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(sweep_file, tmp_path, capsys):
-    sweep_file.write_text(SWEEP.replace("max_gpus: 2", "max_gpus: 2, ftl_s: 1e-5"))
-    assert run(["sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 2
-    assert "the best FTL is" in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -137,11 +137,6 @@ def test_a_directory_is_found_by_its_bare_name_but_a_shipped_model_comes_first(p
     assert len(load_model("llama_3_1_8b").layers) == 32
 
 
-def test_a_changed_config_is_read_again(place):
-    assert len(load_model(place(LLAMA)).layers) == 32
-    assert len(load_model(place(LLAMA | {"num_hidden_layers": 16})).layers) == 16
-
-
 def test_a_head_is_the_hidden_size_cut_by_the_heads(place):
     """4,096 / 32 = 128 where no key says it."""
     assert import_model(place(LLAMA)).model.layers[0].attention.head_dim == 128

@@ -5,8 +5,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_efficiency, load_model, load_system, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.workload.lengths import lengths
@@ -55,29 +54,6 @@ def test_a_mesh_of_eight_is_the_sum_of_seven_links(system, link):
     spec = load_system(system)
     assert spec.nvlink_bandwidth == pytest.approx((spec.nvlink_domain - 1) * link)
     assert not spec.in_switch_reduction
-
-
-@pytest.mark.parametrize("system", BANDWIDTHS)
-def test_only_rubin_multiplies_in_nvfp4(system):
-    model, spec = load_model("deepseek_r1"), load_system(system)
-    assert resolve_precision("fp8", model, spec).name == "fp8"
-    if system == "vr_nvl72":
-        assert resolve_precision("nvfp4_fp8kv", model, spec).name == "nvfp4_fp8kv"
-        return
-    with pytest.raises(InputError, match=f"'nvfp4_fp8kv' needs nvfp4 arithmetic, which {system} lacks"):
-        resolve_precision("nvfp4_fp8kv", model, spec)
-
-
-@pytest.mark.parametrize(("system", "origin"), [(name, "h100_sxm") for name in BANDWIDTHS if name != "vr_nvl72"])
-def test_every_fit_names_the_system_that_was_measured(system, origin):
-    fits = load_efficiency(system)
-    assert (fits.inherited, fits.measured_on) == (True, origin)
-    assert {row.inherited_from for row in fits.gemm} == {origin}
-
-
-def test_figures_that_rest_on_press_or_inference_are_of_low_confidence():
-    low = {name for name in BANDWIDTHS if load_system(name).confidence == "low"}
-    assert low == {"vr_nvl72", "tpu7x", "trainium2", "trainium3"}
 
 
 def band_of(system: str, engine: str) -> float:

@@ -22,7 +22,6 @@ from disagg_sim.facts.load import (
     load_profile,
     load_scheduler,
     load_system,
-    load_traffic,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, kind_of, spec_files
 
@@ -165,13 +164,6 @@ def test_ridge_points(name, arithmetic, ridge):
     assert system.peak_flops[arithmetic] / system.hbm_bandwidth == pytest.approx(ridge, rel=4e-3)
 
 
-def test_arithmetic_that_a_chip_lacks_is_absent():
-    assert set(load_system("a100_sxm_80gb").peak_flops) == {"bf16", "int8", "tf32", "fp32"}
-    assert "nvfp4" not in load_system("h100_sxm").peak_flops
-    assert "nvfp4" not in load_system("mi300x").peak_flops
-    assert load_system("gb300_nvl72").peak_flops["int8"] < load_system("gb200_nvl72").peak_flops["int8"] / 10
-
-
 def test_every_figure_of_a_system_has_a_source():
     for name in SYSTEMS:
         system = load_system(name)
@@ -272,16 +264,6 @@ def test_the_ideal_profile_is_the_speed_of_light():
     assert (ideal.elementwise_efficiency, ideal.nic_efficiency, ideal.p2p_efficiency) == (1.0,) * 3
     memory = ("memory_utilisation", "runtime_bytes", "communication_library_bytes", "resident_deviations")
     assert all(getattr(ideal, key) == getattr(measured, key) for key in memory)
-
-
-def test_the_shapes_of_the_paper():
-    shapes = load_traffic("beyond_the_buzz").shapes
-    assert len(shapes) == 9
-    assert (16_384, 2048) in shapes
-    assert (1_048_576, 2048) in shapes
-    for family in ("prefill_and_generation_heavy", "reasoning", "short_answers", "long_context"):
-        assert set(load_traffic(family).shapes) <= set(shapes)
-    assert load_traffic("azure_2023_code").shapes == ()
 
 
 def test_a_version_of_an_engine_differs_by_its_kernel_of_experts_alone():

@@ -61,21 +61,6 @@ def test_names_of_profiles_with_a_skew_are_checked():
         load_profile("measured_skew9")
 
 
-@pytest.mark.long
-def test_a_plan_takes_copies_of_experts_where_they_pay():
-    """Even experts need none: the GPUs stay. Unequal ones need no fewer GPUs, and with copies no more."""
-
-    def gpus(**options):
-        found = ds.plan("qwen3_30b_a3b", "h100_sxm", LENGTHS, rate=100, options=ds.PlanOptions(**options))
-        return found.best.gpus, found.other.gpus
-
-    plain, skewed = gpus(), gpus(expert_skew=1.0)
-    assert gpus(max_redundant_experts=32) == plain
-    assert all(more >= few for few, more in zip(plain, skewed, strict=True))
-    copied = gpus(expert_skew=1.0, max_redundant_experts=32)
-    assert all(copied <= each for copied, each in zip(copied, skewed, strict=True))
-
-
 def test_of_mappings_that_differ_in_copies_one_is_sized():
     at = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8", "measured_skew1")
     copies = ds.Sharding.stack([replace(WIDE, redundant_slots=slots) for slots in (0, 8, 16)])

@@ -43,15 +43,6 @@ def test_without_a_link_nothing_is_handed_over(fronts):
     assert (off["ftl_with_hand_over_s"] == off["ftl_s"]).all()
 
 
-def test_a_hand_over_by_hand(fronts):
-    """512 blocks of 16 tokens, keys and values of 80 layers, 2.4 us each; 1.34 GB at 97 % of 50 GB/s, 1.5175 ms."""
-    front = of(fronts["links"], "link_rail")
-    row = front[(front["prefill_gpus"] == 1) & (front["decode_pp"] == 1)].iloc[0]
-    assert row["kv_descriptors"] == 512 * 160
-    assert row["hand_over_post_s"] == pytest.approx(512 * 160 * 2.4e-6)
-    assert row["hand_over_s"] - row["hand_over_post_s"] == pytest.approx(1.5175e-3 + 8192 * 163_840 / 48.5e9)
-
-
 def test_explain_of_a_row_tells_its_hand_over(fronts, tmp_path, capsys):
     """Of the row above, 97 % of 50 GB/s; a case without a link, and one instance for both phases, hand nothing over."""
     table, file = fronts["links"], tmp_path / "frontier.csv"

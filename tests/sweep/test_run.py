@@ -356,18 +356,6 @@ def _files(root: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (root / "out").glob("*/*/[a-z]*.parquet")}
 
 
-def _interrupted(root: Path, jobs: str) -> tuple[int, str]:
-    """Exit code and words of a sweep that gets Ctrl-C once two blocks are stored."""
-    command = [*COMMAND, "smoke", "--out", str(root / "out"), "--jobs", jobs, "--no-figures"]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while run.poll() is None and len(_files(root)) < 2:
-        time.sleep(0.001)
-    with suppress(ProcessLookupError):  # over already
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    _, said = run.communicate(timeout=60)
-    return run.returncode, said
-
-
 def test_workers_never_see_ctrl_c():
     # In a process of its own: the helpers whose start would let the signal through start once a process.
     program = """
@@ -400,18 +388,6 @@ with in_processes(2) as engine:
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert run.returncode == -signal.SIGKILL, run.stderr
-
-
-@pytest.mark.long
-def test_an_interrupted_run_says_how_to_go_on(tmp_path):
-    code, said = 0, ""
-    for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
-        code, said = _interrupted(tmp_path / str(attempt), "2")
-        if code:
-            break
-    assert code == 130
-    assert "the same command goes on where this one stopped" in said
-    assert "Traceback" not in said
 
 
 def test_a_nic_limit_counts_what_it_removes(smoke, tmp_path):
