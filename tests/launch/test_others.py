@@ -34,6 +34,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("".join)
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+ONE = workers("colocated", ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm"), tp(1))
 DRAFTING = ds.setup("kimi_k2_5", "h200_sxm", "fp8", speculation="kimi_k2_5_eagle3_thinking")
 
 
@@ -90,13 +91,12 @@ def test_a_name_with_signs_of_a_shell_is_refused_in_one_line(text):
         or text.startswith(("-", " "))
         or any(sign in text for sign in "$`;'\"\n\\&*|<>(){}!?#[]")
     )
-    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm")
     try:
         checkpoint_name(text)
     except ValueError:
         if text:
             with pytest.raises(InputError, match="is no name of a checkpoint; allowed") as refused:
-                ds.launch([workers("colocated", at, tp(1))], engine="vllm", checkpoint=text)
+                ds.launch([ONE], engine="vllm", checkpoint=text)
             assert "\n" not in str(refused.value)
     else:
         assert not odd

@@ -1,7 +1,5 @@
 """Drafts of a plan: in the question, in the pools, on its page and in its files, of a module and of a draft model."""
 
-import json
-
 import pytest
 
 import disagg_sim as ds
@@ -34,23 +32,6 @@ def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path):
     page = page_html(content_of(tmp_path))
     assert ", draft tokens 2" in page
     assert f"drafts of {drafter}" in page
-
-
-def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path):
-    _, found = plan
-    text = blocks_text(screen(found, PlanExtras()))
-    assert "draft tokens 2" in text
-    write_plan(found, PlanExtras(), text, tmp_path)
-    pools = json.loads((tmp_path / "plan.json").read_text())["best"]["pools"]
-    assert {pool["draft_tokens"] for pool in pools if pool["role"] != "prefill"} == {2}
-
-
-def test_a_plan_without_drafts_says_none(tmp_path):
-    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED)
-    write_plan(found, PlanExtras(), blocks_text(screen(found, PlanExtras())), tmp_path)
-    assert "draft" not in json.dumps(plan_content(tmp_path).facts["plan"]["best"]["pools"][0]["mapping"])
-    assert "speculation" not in plan_content(tmp_path).facts["plan"]["question"]
-    assert "drafts" not in question_line(found)
 
 
 def test_a_draft_model_meets_a_limit_that_fails_without_it():

@@ -193,7 +193,7 @@ class Chaos:
         return [possible[self.rng.integers(len(possible))]] if possible else []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, options=OPTIONS, drain=st.booleans(), seed=st.integers(0, 99))
 def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(requests, options, drain, seed):
     policy = Chaos(drain)

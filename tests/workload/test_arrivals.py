@@ -64,7 +64,7 @@ def test_mmpp_by_hand():
     )
 
 
-@pytest.mark.parametrize(("cv", "length_cv", "burst_s"), [(1.11, 1.0, 300.0), (0.6, 0.5, 20.0), (1.5, 2.0, 90.0)])
+@pytest.mark.parametrize(("cv", "length_cv", "burst_s"), [(1.11, 1.0, 300.0), (0.6, 0.5, 20.0)])
 def test_a_long_run_of_a_fitted_mmpp_has_the_variation_it_was_fitted_to(cv, length_cv, burst_s):
     process = fit_mmpp(cv, rate=1.5, length_cv=length_cv, burst_share=0.2, burst_s=burst_s)
     lengths = (log_normal(500, length_cv), 1)

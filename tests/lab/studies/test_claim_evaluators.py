@@ -103,18 +103,6 @@ def test_c1_compares_area_ratios_by_traffic(gains, holds):
     assert "16384/2048 0.25" in found.note  # X/p = 1/4
 
 
-@pytest.mark.parametrize(("gains", "holds"), [((1.1, 1.5, 2.0), True), ((1.1, 2.0, 1.5), False)])
-def test_c2_orders_models_by_gain(gains, holds):
-    tables = [pair(g, model=m) for g, m in zip(gains, (SMALL, MIDDLE, LARGE), strict=True)]
-    assert claims_gain.c2_model_size(evidence(fig07=below(*tables))).holds == holds
-
-
-@pytest.mark.parametrize(("small", "holds"), [(1.2, True), (1.3, False)])
-def test_c3_little_gain_is_at_most_a_quarter(small, holds):
-    tables = {"fig07": pair(small, model=SMALL), "fig01": pair(1.0, isl=1024, osl=32_768)}
-    assert claims_gain.c3_little_gain(evidence(**tables)).holds == holds
-
-
 @pytest.mark.parametrize(("tight", "holds"), [(1.0, True), (2.0, False)])
 def test_c4_wants_the_gain_in_the_middle(tight, holds):
     gains = np.array([1.0, 1.0, 1.1, 1.2, 1.3, 1.2, 1.1, tight, tight])
@@ -122,14 +110,6 @@ def test_c4_wants_the_gain_in_the_middle(tight, holds):
     found = claims_gain.c4_medium_latency(evidence(fig06=tables))
     assert found.holds == holds
     assert found.value.startswith("deepseek_r1 1.3 at 45, ends 1 and 1;") == holds
-
-
-@pytest.mark.parametrize(("batch", "holds"), [(np.arange(9.0, 0.0, -1.0), True), (np.full(9, 4.0), False)])
-def test_c5_ranks_batch_and_tp(batch, holds):
-    tp = np.repeat([1, 2, 4], 3)
-    columns = {"decode_batch": batch * tp, "decode_gpus": tp, "decode_tp_attn": tp, "isl": 16_384}
-    tables = below(*(points(1 / X, model=m, **columns) for m in (R1, MIDDLE)))
-    assert claims_shape.c5_batch_and_tp(evidence(fig06=tables)).holds == holds
 
 
 @pytest.mark.parametrize(
@@ -142,12 +122,6 @@ def test_c8_ranks_attention_modes_by_tp(tp, holds):
     found = claims_shape.c8_attention_modes(evidence(fig06=table))
     assert found.holds == holds
     assert found.value.endswith("falls at 0.22") == (tp[2] == 4)
-
-
-@pytest.mark.parametrize(("batch", "holds"), [(100, True), (99, False)])
-def test_c9_batch_of_the_loosest_point(batch, holds):
-    table = points(1 / X, model=R1, isl=16_384, decode_batch=np.linspace(batch, 1, 9), decode_gpus=8)
-    assert claims_shape.c9_loose_batch(evidence(fig06=table)).holds == holds
 
 
 def pipelines(ftl: dict[int, float], rate: float) -> pd.DataFrame:
@@ -285,19 +259,6 @@ def transfers(**columns: Any) -> pd.DataFrame:
     return points(1 / X, **given | columns)
 
 
-def test_c20_and_c24_on_pairs_by_hand():
-    by_hand = evidence(fig12=transfers())
-    assert claims_transfer.c20_ingress_falls(by_hand).holds
-    assert claims_transfer.c24_conservation(by_hand).holds
-
-
-def test_c20_and_c24_miss_on_spoilt_pairs():
-    rising = transfers(kv_ingress_bytes_per_s_per_gpu=np.linspace(1e8, 2e8, 9))
-    found = claims_transfer.c20_ingress_falls(evidence(fig12=rising))
-    assert (found.holds, "largest rise above an earlier point: 100.0%" in found.note) == (False, True)
-    assert not claims_transfer.c24_conservation(evidence(fig12=rising)).holds
-
-
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (4.0, True), (30.0, False)])
 def test_c22_allows_three_times_the_bands(monkeypatch, factor, holds):
     monkeypatch.setattr(Evidence, "naive_pools", lambda e, isl, ftl_limit: e.front("fig12", isl=isl))
@@ -330,43 +291,74 @@ def test_c25_compares_every_step_mixed_with_the_best_shared_mode(latent, grouped
     )
 
 
-@pytest.mark.parametrize(("decode", "prefill", "holds"), [(1.1, 0.9, True), (0.9, 1.1, False)])
-def test_c27_compares_traffic_and_wants_the_ratio_to_fall(decode, prefill, holds):
-    fall = np.linspace(1.0, 0.6, 9)
-    plain, mixed = [], []
+def models(*gains: float) -> pd.DataFrame:
+    return below(*(pair(g, model=m) for g, m in zip(gains, (SMALL, MIDDLE, LARGE), strict=True)))
+
+
+def both(*modes: str, **columns: Any) -> pd.DataFrame:
+    """A frontier of each mode of R1 and of Llama 70B."""
+    return below(*(points(1 / X, model=m, mode=mode, **columns) for m in (R1, MIDDLE) for mode in modes))
+
+
+def batches(a_gpu: Any) -> pd.DataFrame:
+    tp = np.repeat([1, 2, 4], 3)
+    return both("disaggregated", decode_batch=a_gpu * tp, decode_gpus=tp, decode_tp_attn=tp, isl=16_384)
+
+
+def traffic(decode: float, prefill: float) -> dict[str, pd.DataFrame]:
+    """Every step mixed over the best shared mode, by traffic; the ratio falls along the frontier."""
+    fall, plain, mixed = np.linspace(1.0, 0.6, 9), [], []
     for (isl, osl), level in zip(claims_sharing.FIGURE_8, (prefill, decode), strict=True):
         plain += [points(1000 / X, mode=mode, isl=isl, osl=osl) for mode in ("colocated", "piggyback")]
         mixed += [points(1000 / X * level * fall, mode="piggyback", isl=isl, osl=osl)]
-    tables = {"fig08": below(*plain), "fig08_every_step_mixed": below(*mixed)}
-    assert claims_sharing.c27_decode_heavy(evidence(**tables)).holds == holds
+    return {"fig08": below(*plain), "fig08_every_step_mixed": below(*mixed)}
 
 
-@pytest.mark.parametrize(("spoil", "holds"), [(1.0, True), (0.99, False)])
-def test_c29_and_c30_want_looser_limits_never_worse(spoil, holds):
+def looser(column: str, limits: Any, spoil: float = 1.0, ftl: float = 0.4) -> pd.DataFrame:
     """Each limit is worth 5 %; the last but one is spoilt."""
-    cut_offs = [
-        points(1.05**k * (spoil if k == 3 else 1.0) ** 10 / X, ftl_limit_s=limit, ftl_s=0.4)
-        for k, limit in enumerate(claims_limits.CUT_OFFS)
-    ]
-    caps = [
-        points(1.05**k * (spoil if k == 3 else 1.0) ** 10 / X, gpu_cap=cap) for k, cap in enumerate(claims_ratio.CAPS)
-    ]
-    by_hand = evidence(ftl_cut_off=below(*cut_offs), gpu_cap=below(*caps), fig06=points(1 / X, model=R1, ftl_s=9.0))
-    assert claims_limits.c29_cut_off(by_hand).holds == holds
-    assert claims_ratio.c30_few_gpus(by_hand).holds == holds
+    worth = [1.05**k * (spoil if k == 3 else 1.0) ** 10 for k in range(len(limits))]
+    return below(*(points(w / X, **{column: limit}, ftl_s=ftl) for w, limit in zip(worth, limits, strict=True)))
 
 
-def test_c29_misses_a_point_above_the_limit():
-    cut_offs = below(*(points(1 / X, ftl_limit_s=limit, ftl_s=0.6) for limit in claims_limits.CUT_OFFS))
-    by_hand = evidence(ftl_cut_off=cut_offs, fig06=points(1 / X, model=R1, ftl_s=9.0))
-    assert not claims_limits.c29_cut_off(by_hand).holds
+def cut_offs(spoil: float = 1.0, ftl: float = 0.4) -> dict[str, pd.DataFrame]:
+    found = looser("ftl_limit_s", claims_limits.CUT_OFFS, spoil, ftl)
+    return {"ftl_cut_off": found, "fig06": points(1 / X, model=R1, ftl_s=9.0)}
 
 
-@pytest.mark.parametrize(("tp", "holds"), [(4, True), (1, False)])
-def test_c31_takes_the_median_of_tp(tp, holds):
-    modes = (("disaggregated", tp), ("colocated", 2))
-    tables = below(*(points(1 / X, model=m, mode=mode, decode_tp_attn=n) for m in (R1, MIDDLE) for mode, n in modes))
-    assert claims_shape.c31_tensor_parallel(evidence(fig06=tables)).holds == holds
+def loosest(batch: float) -> pd.DataFrame:
+    return points(1 / X, model=R1, isl=16_384, decode_batch=np.linspace(batch, 1, 9), decode_gpus=8)
+
+
+def by_tp(disaggregated: int) -> pd.DataFrame:
+    return below(both("disaggregated", decode_tp_attn=disaggregated), both("colocated", decode_tp_attn=2))
+
+
+FIG01 = {"fig01": pair(1.0, isl=1024, osl=32_768)}
+RISING = transfers(kv_ingress_bytes_per_s_per_gpu=np.linspace(1e8, 2e8, 9))
+#: A rule, frontiers on which it holds, and others on which it does not.
+RULES = [
+    (claims_gain.c2_model_size, {"fig07": models(1.1, 1.5, 2.0)}, {"fig07": models(1.1, 2.0, 1.5)}),
+    (claims_gain.c3_little_gain, FIG01 | {"fig07": pair(1.2, model=SMALL)}, FIG01 | {"fig07": pair(1.3, model=SMALL)}),
+    (claims_shape.c5_batch_and_tp, {"fig06": batches(np.arange(9.0, 0, -1))}, {"fig06": batches(np.full(9, 4.0))}),
+    (claims_shape.c9_loose_batch, {"fig06": loosest(100)}, {"fig06": loosest(99)}),
+    (claims_transfer.c20_ingress_falls, {"fig12": transfers()}, {"fig12": RISING}),
+    (claims_transfer.c24_conservation, {"fig12": transfers()}, {"fig12": RISING}),
+    (claims_sharing.c27_decode_heavy, traffic(1.1, 0.9), traffic(0.9, 1.1)),
+    (claims_limits.c29_cut_off, cut_offs(), cut_offs(spoil=0.99)),
+    (claims_limits.c29_cut_off, cut_offs(), cut_offs(ftl=0.6)),  # a point above the limit
+    (
+        claims_ratio.c30_few_gpus,
+        {"gpu_cap": looser("gpu_cap", claims_ratio.CAPS)},
+        {"gpu_cap": looser("gpu_cap", claims_ratio.CAPS, 0.99)},
+    ),
+    (claims_shape.c31_tensor_parallel, {"fig06": by_tp(4)}, {"fig06": by_tp(1)}),  # by the median of TP
+]
+
+
+@pytest.mark.parametrize(("rule", "holds", "misses"), RULES, ids=lambda each: getattr(each, "id", ""))
+def test_a_claim_holds_where_it_should_and_not_elsewhere(rule, holds, misses):
+    assert rule(evidence(**holds)).holds
+    assert not rule(evidence(**misses)).holds
 
 
 @pytest.mark.parametrize("profile", claims.PROFILES)
