@@ -5,16 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Slo
-from disagg_sim.simulation.classes import ServiceClass, limits_of
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import RESERVE, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.request_columns import Labels
-from disagg_sim.workload.trace import Trace
-from tests.simulation.sites import SIMPLE, deployment, served
 
 #: A step of 100 prompt tokens takes 110 ms.
 SPEC = InstanceSpec(
@@ -96,25 +90,3 @@ def test_a_request_that_begins_again_keeps_its_priority():
         fleet.submit(0, request, (0, 100, 1), 0.05)
     fleet.run_until(np.inf)
     assert fleet.segments.finish_s.tolist() == pytest.approx([0.11, 0.33, 0.22])
-
-
-def test_a_class_of_high_priority_meets_its_limit_in_an_overload_of_another():
-    """Prompts of 1,000 tokens; a step of 2,048 takes 0.215 s. 200 of a batch at once are 20 s of work.
-
-    An interactive one comes during a step, and one prompt at most has a rest that goes before it: the next step has it.
-    """
-    batch = ServiceClass(name="batch", slo=Slo(ttft=300.0, tpot=1.0), priority=-1)
-    trace = Trace(
-        arrival=np.concatenate([np.zeros(200), np.arange(1, 11)]),
-        input_tokens=np.full(210, 1000),
-        output_tokens=np.ones(210),
-        classes=Labels(names=("interactive", "batch"), number=np.repeat([1, 0], [200, 10])),
-    )
-    slo, times = Slo(ttft=0.44, tpot=0.1), {}
-    for scheduling in ("fcfs", "priority"):
-        options = RunOptions(classes=(batch,), scheduling=scheduling)
-        found = served(trace, "vllm", deployment(colocated=1), table=SIMPLE, slo=slo, options=options).requests
-        ttft = found.first_token_s - found.arrival_s
-        times[scheduling] = ttft[200:] <= limits_of(trace, slo, (batch,)).ttft[200:]
-    assert times["priority"].all()
-    assert not times["fcfs"].any()

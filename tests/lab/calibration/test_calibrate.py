@@ -155,11 +155,6 @@ def test_fits_of_all_rows_have_seen_all_rows(tmp_path, table):
     assert set(judge_kernels([table], efficiency=tmp_path)["part"]) == {"fitted"}
 
 
-def test_a_directory_of_fits_that_is_not_there_is_named(tmp_path, table):
-    with pytest.raises(InputError, match="nowhere: no such directory of efficiency files"):
-        judge_kernels([table], efficiency=tmp_path / "nowhere")
-
-
 def test_validation_keeps_every_row_and_tells_why_one_is_not_evaluated(tmp_path, table):
     write_efficiency(tmp_path / "eff" / "h100_sxm.yaml", text_of(table))
     lines = table.read_text().splitlines()[1:]

@@ -89,14 +89,6 @@ def test_a_played_loop_of_several_ranks_is_its_steady_state(model, ranks, mixed)
     assert state.request_rate == pytest.approx(clients / found.latency[late].mean(), rel=0.02)
 
 
-def test_the_first_token_of_split_workers_waits_for_the_cache():
-    alone, split = (
-        client_latencies(MIXED, replace(ROW, isl=2048.0)),
-        client_latencies(MIXED, replace(SPLIT, isl=2048.0)),
-    )
-    assert (split.ttft > alone.ttft).all()
-
-
 def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
     """17 requests on 16 slots: one in 17 waits for about a sixteenth of the time of an answer; 20 is no such load."""
     full, over, free = (
@@ -106,12 +98,6 @@ def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
     assert wait == pytest.approx(1000 * over.tpot.mean() / 16, rel=0.3)
     assert over.request_rate == pytest.approx(full.request_rate, rel=0.03)
     assert free.request_rate > 1.1 * full.request_rate
-
-
-def test_mean_and_median_differ_by_the_burst_at_the_start():
-    found = client_latencies(MIXED, replace(ROW, isl=2000.0, osl=500.0, concurrency=32.0, waves=10.0, spread=0.1))
-    assert found.ttft.mean() > 1.3 * np.median(found.ttft)
-    assert found.ttft[:32].mean() > 2 * found.ttft[32:].mean()
 
 
 def test_lengths_are_drawn_as_the_source_says():

@@ -177,35 +177,6 @@ def test_launches_are_a_floor_of_steps_without_graphs():
     assert decode_time(run_of(kernel_launch=1e-4), one, ONE, shape) == decode_time(RUN, one, ONE, shape)
 
 
-def test_ranks_of_dp_attention_share_a_pass():
-    """Eight prompts on eight ranks take far less than eight times one prompt."""
-    run = served("deepseek_r1", "h200_sxm", "fp8", replace(ENGINE, kernels="trtllm"))
-    dp = Sharding(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
-    shape = lengths(2000, 100)
-    one, all_of_them = (prefill_time(run, dp, n * 2000 * ONE, n * ONE, shape)[0] for n in (1.0, 8.0))
-    assert one < all_of_them < 4 * one
-
-
-@pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
-def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
-    """The longer of work and exchange remains: at least half of their sum, and no more than it."""
-    mapping, shape = Sharding(dp_attn=ranks, ep=ranks), lengths(2048, 1)
-    serial, hidden = (
-        prefill_time(
-            served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),
-            mapping,
-            ranks * 16384 * ONE,
-            ranks * ONE,
-            shape,
-        )[0]
-        for told in (False, True)
-    )
-    if overlaps:
-        assert 0.5 * serial <= hidden <= 0.75 * serial
-    else:
-        assert hidden == serial
-
-
 @pytest.mark.parametrize("most", [1, 20, 100])
 def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
     """Four requests on eight ranks: another prompt comes once in hundreds of steps."""
