@@ -75,11 +75,13 @@ class Instance:
         self.begins = (self.begins + bool(pieces)) % count
         decoding = [turn for rank in self.ranks for turn in rank.decoding]
         if pieces and self.spec.mode not in MIXED:
-            latency, busy = pass_times(self.spec.table, [rank.pieces for rank in self.ranks])
+            latency, busy, stage = pass_times(self.spec.table, [rank.pieces for rank in self.ranks])
+            start = now + self.swapping()
+            self.step_end, self.emits_at = start + busy, start + latency
+            if self.leaving:  # the last stage works on the pass before until that leaves
+                self.emits_at = max(self.emits_at, self.leaving[-1][0] + stage)
             if decoding or any(turn.generate - turn.emitted > 1 for turn in pieces):
-                busy = latency  # decodes come after it: they wait for its last stage
-            wait = self.swapping()
-            self.step_end, self.emits_at = now + busy + wait, now + latency + wait
+                self.step_end = self.emits_at  # decodes come after it: they wait for its last stage
         elif pieces or decoding:
             self.decodes = bool(decoding)
             for rank in self.ranks:
@@ -291,13 +293,13 @@ def step_time(table: StepTable, ranks: list[tuple[list[Turn], list[Turn]]]) -> f
     return max(linear + attention, float(table.values[table.head["floor_at"][0] + full]))
 
 
-def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float]:
-    """When the tokens of a pass of whole prompts come, and when the next pass may begin."""
+def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float, float]:
+    """When the tokens of a pass of whole prompts come, when the next pass may begin, and the time of a stage."""
     stages, most = int(table.head["pipeline"][0]), max(len(pieces) for pieces in ranks)
     if stages == 1:
-        return (step_time(table, [([], pieces) for pieces in ranks]),) * 2
+        return (step_time(table, [([], pieces) for pieces in ranks]),) * 3
     together = most if table.head["chunk"][0] > 0 else math.ceil(most / min(stages, most))  # of a micro-batch
-    busy, last = float(table.values[table.head["host_at"][0]]), 0.0
+    host, busy, last = float(table.values[table.head["host_at"][0]]), 0.0, 0.0
     for first in range(0, most, together):
         parts, groups = [], [pieces[first : first + together] for pieces in ranks]
         of_all = sum(turn.piece for group in groups for turn in group)
@@ -311,4 +313,4 @@ def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float]
                 parts.append(_pass_part(table.head, table.values, tokens / length, length, past, filled))
         busy += max(slowest for slowest, _ in parts)
         last = max(last, *(others for _, others in parts))
-    return busy + last, busy
+    return host + busy + last, host + busy, busy

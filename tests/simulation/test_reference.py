@@ -182,13 +182,21 @@ LOADS = ((Draw.length, Draw.length, 200), (lambda draw: draw.randint(150, 400), 
 GROWING = (lambda draw: draw.randint(1, 80), lambda draw: draw.randint(50, 300), 3)
 
 
+#: Short prompts among long ones, half of which are all that an instance does for a request.
+UNLIKE = (
+    lambda draw: draw.choice([draw.randint(1, 20), draw.randint(400, 3000)]),
+    lambda draw: draw.choice([1, draw.randint(1, 40)]),
+    60,
+)
+
+
 def swapping(draw, specs):
     """Preemption by swap on instances of one rank, short of memory: at no cost, or for longer than a step takes."""
     times = {"swap_block_s": draw.choice([0.0, 1e-4 * ODD]), "swap_first_s": draw.choice([0.0, 1e-3 * ODD])}
     return [spec if spec.table.ranks > 1 else replace(spec, **times, blocks=26) for spec in specs]
 
 
-def case(seed, most, drafts, swaps=False, chunks=False):
+def case(seed, most, drafts, swaps=False, chunks=False, stages=False):
     draw = Draw(seed)
     count = draw.randint(1, most)
     rules = {
@@ -202,11 +210,14 @@ def case(seed, most, drafts, swaps=False, chunks=False):
     least_blocks = draw.choice([52, 30, 20])  # with 52 any request fits
     kinds = draw.sample(["formula"] * 4 + ["ranks", "ranks", "four", "stages", "both", "chunks"], count)
     modes = [mode for mode in Mode if mode != Mode.MANUAL]
+    if stages:
+        kinds = draw.choices(["stages", "both", "chunks"], k=count)
+        least_blocks, modes = 200, [Mode.PREFILL_FIRST, Mode.ONE_PROMPT]  # blocks of the longest request
     tables = [table(number, kind, draw.choice(drafts)) for number, kind in enumerate(kinds)]
     specs = [
         InstanceSpec(
             table=each,
-            blocks=draw.randint(least_blocks, 60) * each.ranks,
+            blocks=draw.randint(least_blocks, least_blocks + 60 if stages else 60) * each.ranks,
             mode=draw.choice(modes),
             token_budget=draw.choice([8, 64, 512]),
             max_sequences=draw.choice([SEQUENCES, 4, 1]),
@@ -232,7 +243,7 @@ def case(seed, most, drafts, swaps=False, chunks=False):
             chunk_tokens=32,
         ),
     )
-    prompts, outputs, gap = GROWING if swaps else draw.choice(LOADS)
+    prompts, outputs, gap = GROWING if swaps else UNLIKE if stages else draw.choice(LOADS)
     clock, requests, ways, ids, priorities = 0, [], [], [], []
     for _ in range(draw.randint(10, 25)):
         clock += draw.up_to(0, 20, gap)
@@ -266,12 +277,12 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(last)]
 
 
-def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, **model):
+def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, stages=False, **model):
     """Compare a random case of each seed; how often things happened in them that make a scheduler hard."""
     seen = Counter()
     for seed in seeds:
         try:
-            reference = compare(*case(seed, most, drafts, swaps, chunks), **model)
+            reference = compare(*case(seed, most, drafts, swaps, chunks, stages), **model)
         except Exception as error:
             error.add_note(f"case of seed {seed}, at most {most} instances")
             raise
@@ -315,6 +326,11 @@ def test_chunks_that_take_blocks_one_by_one_do_what_the_reference_does():
     seen = hold(range(30000, 30030), chunks=True)
     assert seen["chunks"] > 100
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "circle", "rejected")) > 0
+
+
+def test_short_passes_behind_long_ones_leave_a_pipeline_as_in_the_reference():
+    seen = hold(range(40000, 40030), stages=True)
+    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "shared")) > 0
 
 
 @functools.lru_cache

@@ -39,6 +39,7 @@ from disagg_sim.simulation.kernel.queue import (
 from disagg_sim.simulation.kernel.ranks import count_all_ranks, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
+    behind_passes,
     end_pieces,
     make_room,
     may_admit,
@@ -97,13 +98,14 @@ def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
 
 
 @inner
-def pass_times(st: FleetState, i: int) -> tuple[float, float]:
+def pass_times(st: FleetState, i: int, now: float) -> tuple[float, float]:
     """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
         time = step_all_ranks(st, i, False)
         return time, time
     latency, busy = pass_all_ranks(st, i)
+    latency = behind_passes(st, i, now, latency, busy)
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if not only_prefill(st, row, st.inst[row].pieces):
             busy = latency
@@ -285,7 +287,7 @@ def form_all_ranks(st: FleetState, i: int, now: float) -> None:
                 inst.run_steps = 1
                 begin(st, i, now, MIXED, step_all_ranks(st, i, True))
                 return
-            inst.latency_s, time = pass_times(st, i)
+            inst.latency_s, time = pass_times(st, i, now)
             begin(st, i, now, PASS, time)
             return
         if fullest_running(st, i)[1] > 0:

@@ -256,6 +256,21 @@ def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tu
 
 
 @inner
+def behind_passes(st: FleetState, i: int, start: float, latency: float, busy: float) -> float:
+    """From the start of a pass to its tokens, which leave the last stage after those of the passes before it. [s]
+
+    A stage works on one pass at a time, in their order: the last one begins when it has ended the pass before.
+    """
+    inst = st.inst[i]
+    stage = busy - st.values[inst.table.host_at]
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        s = st.inst[row].last[AWAY]
+        if s >= 0:
+            latency = max(latency, st.seg[s].leaves_s - start + stage)
+    return latency
+
+
+@inner
 def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
     """Whether nothing decodes on the instance now or after the pass."""
     inst = st.inst[i]
@@ -309,6 +324,7 @@ def form(st: FleetState, i: int, now: float) -> None:
                 return
             if head.pipeline > 1:
                 latency, time = pipelined_pass(st, i, pieces, head)
+                latency = behind_passes(st, i, now + inst.swapping_s, latency, time)
                 if not only_prefill(st, i, pieces):
                     time = latency
             else:
