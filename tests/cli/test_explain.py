@@ -264,14 +264,6 @@ def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
 ALONE = ["--model", "llama_3_1_8b", "--system", "h200_sxm", "--precision", "fp8", "--isl", "8192", "--osl", "256"]
 
 
-def test_options_of_serving_are_off_unless_asked_for(capsys):
-    asked = [*ALONE, "--phase", "prefill"]
-    plain, told = explained(asked, capsys)
-    assert explained([*asked, "--cached", "0"], capsys) == (plain, told)
-    assert not {"tiers", "spares"} & told.keys()
-    assert "as it is served" not in plain
-
-
 def test_spares_of_a_row_are_those_of_its_pools(results, capsys):
     """Two pools of a matched point fail independently: their shares of the time multiply."""
     table = pd.read_csv(results / "frontier.csv")

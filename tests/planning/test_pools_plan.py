@@ -192,7 +192,6 @@ def test_the_best_of_several_systems_is_told_first():
     [
         ({"pools": ("prefill", "attention")}, "attention and ffn decode together"),
         ({"pools": ("encode", "prefill", "decode"), "images": None}, "encode needs them"),
-        ({"pools": ("prefil", "decode")}, "did you mean 'prefill'"),
         (
             {"pools": ("encode", "prefill", "decode"), "ffn_system": "h200_sxm"},
             "ffn_system: needs attention and ffn among the pools",

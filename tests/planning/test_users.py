@@ -1,6 +1,5 @@
 """Plans for users in flight: steady counts, limits that hold in a closed loop of so many users, rates by Little."""
 
-import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -97,16 +96,10 @@ def test_a_slower_design_is_asked_less_often():
         ({"headroom": -0.01}, "headroom -0.01 is out of range; allowed: from 0 to 10"),
         ({"headroom": 10.1}, "headroom 10.1 is out of range"),
         ({"set_aside": -1.0}, "set_aside -1 is out of range; allowed: from 0 B"),
-        ({"set_aside": math.inf}, "set_aside inf is out of range"),
         ({"max_nic": 0.0}, "max_nic"),
         ({"max_dcp": 0}, "max_dcp"),
-        ({"max_pcp": 0}, "max_pcp"),
-        ({"max_redundant_experts": -1}, "max_redundant_experts"),
-        ({"users": 0}, "users"),
         ({"availability": 1.0}, "availability 1"),
         ({"prices": {"h100_sxm": 0.0}}, "price of h100_sxm"),
-        ({"objective": "gpu"}, "objective 'gpu'"),
-        ({"rank_imbalance": "worst"}, "rank_imbalance 'worst'"),
         ({"within": "vlm"}, "within 'vlm' is unknown"),
     ],
 )

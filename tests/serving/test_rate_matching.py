@@ -275,10 +275,6 @@ def test_arguments_out_of_range_are_refused():
     ):
         with pytest.raises(InputError, match=next(iter(faulty))):
             plan_pools([prefill, decode], **({"gpu_budget": 8} | faulty))
-    faults = {"kv_link_limit": math.nan, "time_limit": 0.0, "mixing_gain": "much", "max_configurations_per_pool": 0}
-    for name, value in faults.items():
-        with pytest.raises(InputError, match=name):
-            MatchOptions(**{name: value})
     with pytest.raises(InputError, match="toy_gpu must be above 0 USD/h, got -2"):
         plan_pools([prefill, decode], gpu_budget=8, per={"toy_gpu": -2.0})
     with pytest.raises(InputError, match="no prefill pool; give a prefill grid"):
