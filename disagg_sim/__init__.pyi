@@ -9,16 +9,9 @@ from .certainty.trust import rests_on
 from .domain import Mapping, Sharding, Slo, Status
 from .errors import DisaggSimError
 from .facts.hub.imported import ImportedModel, import_model
-from .facts.load import (
-    list_specs,
-    load_model,
-    load_precision,
-    load_profile,
-    load_speculation,
-    load_system,
-    load_traffic,
-)
+from .facts.load import load_model, load_precision, load_profile, load_speculation, load_system, load_traffic
 from .facts.traffic import Reuse
+from .facts.yaml_files import list_specs
 from .launch.expressible import expressible
 from .launch.launch import Launch, launch
 from .launch.workers import Workers

@@ -20,7 +20,8 @@ from disagg_sim.cli.plan import of_more_pools, plan_answer, pools_answer
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, check_word, quoted
-from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system, load_traffic
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import setup
 from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField, fields_of
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json

@@ -9,8 +9,9 @@ import typer
 
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.load import list_specs, load_model, load_traffic
+from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.launch.expressible import engines_of
 from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.question import OWN, PlanOptions

@@ -19,7 +19,6 @@ from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     check_file,
-    list_specs,
     load_efficiency,
     load_model,
     load_precision,
@@ -27,7 +26,7 @@ from disagg_sim.facts.load import (
     load_system,
     load_traffic,
 )
-from disagg_sim.facts.yaml_files import DIRECTORIES, shown, spec_files
+from disagg_sim.facts.yaml_files import DIRECTORIES, list_specs, shown, spec_files
 from disagg_sim.report.lines import Line, model_lines, precision_lines, profile_lines, system_lines, traffic_lines
 from disagg_sim.report.schemas import SCHEMAS, json_schema
 from disagg_sim.sweep.spec import load_sweep

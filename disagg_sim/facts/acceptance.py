@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from disagg_sim.errors import InputError, quoted
-from disagg_sim.facts.load import list_specs, load_speculation
+from disagg_sim.facts.load import load_speculation
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.yaml_files import list_specs
 
 
 def measured_speculation(model: str) -> Speculation:

@@ -45,30 +45,6 @@ from disagg_sim.facts.yaml_files import (
     spec_files,
 )
 
-__all__ = [
-    "check_file",
-    "list_specs",
-    "load_checkpoints",
-    "load_efficiency",
-    "load_engine",
-    "load_evidence",
-    "load_failures",
-    "load_launcher",
-    "load_layout_rules",
-    "load_model",
-    "load_power",
-    "load_precision",
-    "load_profile",
-    "load_scheduler",
-    "load_spec",
-    "load_speculation",
-    "load_system",
-    "load_traffic",
-    "load_uncertainty",
-    "resolve_precision",
-    "spec_name",
-]
-
 S = TypeVar("S")
 #: Makes a spec from a path, the content of the file and a name.
 Reader = Callable[[Path, dict[str, Any], str], object]

@@ -127,7 +127,18 @@ def spec_files(kind: str) -> dict[str, Path]:
 
 
 def list_specs(kind: str) -> tuple[str, ...]:
-    """List the canonical names that ``load_*`` knows of a kind (a key of ``DIRECTORIES``), sorted."""
+    """List the canonical names that ``load_*`` knows, sorted.
+
+    Parameters
+    ----------
+    kind
+        Of ``DIRECTORIES``: ``"model"``, ``"hardware"``, ``"traffic"``, ``"precision"``, ``"profile"`` ...
+
+    Returns
+    -------
+    tuple of str
+        Those that are shipped, and those of ``DISAGG_SIM_PATH``.
+    """
     if kind not in DIRECTORIES:
         known = ", ".join(DIRECTORIES)
         raise UnknownNameError(f"unknown kind {quoted(kind)}{nearest(kind, DIRECTORIES)}; known: {known}")

@@ -12,7 +12,6 @@ from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import ContextExchange, EngineMemory, EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
-    list_specs,
     load_efficiency,
     load_engine,
     load_model,
@@ -25,6 +24,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
 

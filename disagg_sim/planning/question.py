@@ -19,11 +19,12 @@ from disagg_sim.errors import (
     whole_number,
 )
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_precision, load_system
+from disagg_sim.facts.load import load_efficiency, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.availability import check_target
 from disagg_sim.serving.costs import Per

@@ -16,6 +16,7 @@ from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
 from disagg_sim.facts.speculation import MOST_DRAFTS
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.splits import ffn_mapping
@@ -36,7 +37,7 @@ SERVES = ("model", "system", "precision", "profile", "engine", "speculation")
 #: Keys of ``SERVES`` that an encode pool may say.
 ENCODES = ("system", "precision")
 
-_PROFILES = OneOf(partial(load.list_specs, "profile"))
+_PROFILES = OneOf(partial(list_specs, "profile"))
 _Degree = Annotated[int, Range(1, 1024)]
 
 

@@ -15,7 +15,6 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, one_of, plain_name
 from disagg_sim.reading import as_file
-from disagg_sim.scenario.drawn import Synthetic, SyntheticSessions
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.classes import with_classes, with_models
 from disagg_sim.workload.readers.clock import TIME_UNITS
@@ -23,6 +22,7 @@ from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.readers.windows import stream_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
 from disagg_sim.workload.stream import MOST_STREAMED, TraceStream, in_memory
+from disagg_sim.workload.synthetic import session_trace, synthetic_stream, synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 SYNTHETIC, SESSIONS = "synthetic", "sessions"
@@ -55,6 +55,29 @@ _Requests = Annotated[int | None, Range(1, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """Requests with independent lengths, or sessions, that come by a process at a rate."""
+
+    lengths: str | tuple[int, int]  # name of a shipped traffic, or constant (ISL, OSL) of requests [token]
+    rate: float  # mean [request/s] or [session/s]
+    count: int | None  # how many requests, or sessions [1], or
+    duration: float | None  # how long [s]
+    process: ArrivalProcess
+    of_sessions: bool = False
+
+    def draw(self, seed: int, name: str, window: int = 0) -> Trace | TraceStream:
+        """The trace of one seed; of a ``window`` above 0 [request] so many of its requests at a time."""
+        drawn: dict[str, Any] = {"rate": self.rate, "duration": self.duration, "arrivals_as": self.process}
+        drawn |= {"seed": seed, "name": name}
+        traffic = load.load_traffic(self.lengths) if isinstance(self.lengths, str) else None
+        if self.of_sessions:
+            assert traffic is not None
+            return session_trace(traffic, sessions=self.count, **drawn)
+        drawn |= {"lengths": self.lengths if traffic is None else traffic.cases[0], "requests": self.count}
+        return synthetic_stream(**drawn, window=window) if window else synthetic_trace(**drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSource:
     """Where a trace comes from, which part of it is replayed, and at which rates."""
 
@@ -66,7 +89,7 @@ class TraceSource:
     spread: bool = True  # Mooncake: spread the batches of one instant evenly
     sessions: bool = True  # later turns of a session wait for those before them
     rate: float | None = None  # of a table without arrivals [request/s]
-    synthetic: Synthetic | SyntheticSessions | None = None
+    synthetic: Synthetic | None = None
     requests: int | None = None  # the first so many of the part; None = all [request]
     span: tuple[float, float] | None = None  # part of the file, from its first request on; None = all [s]
     start: float = 0.0  # when the first request of the file arrives [s]
@@ -92,11 +115,8 @@ class TraceSource:
 
     def of_length(self, count: int) -> TraceSource:
         """The same with so many requests, or sessions where it draws sessions; the first so many of a file."""
-        if isinstance(self.synthetic, Synthetic):
-            return replace(self, requests=count, synthetic=replace(self.synthetic, requests=count, duration=None))
-        if self.synthetic is not None:
-            return replace(self, synthetic=replace(self.synthetic, sessions=count, duration=None))
-        return replace(self, requests=count)
+        drawn = None if self.synthetic is None else replace(self.synthetic, count=count, duration=None)
+        return replace(self, requests=count, synthetic=drawn)
 
     def content(self) -> str:
         """Digest of what the file holds; empty for a synthetic trace, whose values say all."""
@@ -125,7 +145,7 @@ def _load(
     seed: int,
     version: int,  # noqa: ARG001 - a new version is another entry
 ) -> Trace | TraceStream:
-    if source.window and isinstance(source.synthetic, Synthetic):
+    if source.window and source.synthetic is not None:
         return source.synthetic.draw(seed, source.name, source.window)
     if source.window:
         return stream_trace(source.path, window=source.window, requests=source.requests, name=source.name)
@@ -139,10 +159,8 @@ def _load(
 
 
 def _read_or_drawn(source: TraceSource, seed: int) -> Trace:
-    if isinstance(source.synthetic, Synthetic):
-        return in_memory(source.synthetic.draw(seed, source.name, 0))
     if source.synthetic is not None:
-        return source.synthetic.draw(seed, source.name)
+        return in_memory(source.synthetic.draw(seed, source.name))
     trace = load_trace(
         source.path,
         source.kind,
@@ -290,7 +308,7 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
     drawn = Synthetic(
         lengths=keys.lengths,
         rate=keys.rate_per_s,
-        requests=keys.requests,
+        count=keys.requests,
         duration=keys.duration_s,
         process=keys.process(keys.requests, "requests"),
     )
@@ -305,12 +323,13 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
 
 
 def _begun(keys: _SessionKeys, info: Any) -> TraceSource:
-    drawn = SyntheticSessions(
+    drawn = Synthetic(
         lengths=keys.traffic,
         rate=keys.sessions_per_s,
-        sessions=keys.sessions,
+        count=keys.sessions,
         duration=keys.duration_s,
         process=keys.process(keys.sessions, "sessions"),
+        of_sessions=True,
     )
     return _read(TraceSource(name=keys.name or keys.traffic, kind=keys.kind, synthetic=drawn), keys, info)
 

@@ -19,8 +19,9 @@ from disagg_sim.arrays import Mask
 from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.layouts import CheckedKind, DraftRules
-from disagg_sim.facts.load import list_specs, load_evidence, load_layout_rules
+from disagg_sim.facts.load import load_evidence, load_layout_rules
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 

@@ -9,7 +9,8 @@ import pandas as pd
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import list_specs, load_system
+from disagg_sim.facts.load import load_system
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT
 from disagg_sim.units import HOUR
 

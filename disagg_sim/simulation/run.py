@@ -128,9 +128,8 @@ def run(
 def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
     """Raise where a run needs all requests at once, and its trace is a stream.
 
-    >>> from disagg_sim.workload.stream import InMemoryStream
-    >>> one = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
-    >>> require_windows(TraceStream(name="one", window=1, source=InMemoryStream(one)), RunOptions())
+    >>> from disagg_sim.workload.synthetic import synthetic_stream
+    >>> require_windows(synthetic_stream(rate=2.0, lengths=(512, 64), requests=3, name="one"), RunOptions())
     Traceback (most recent call last):
     disagg_sim.errors.InputError: trace one comes in windows, with records 'full'; allowed: records 'stream', 'none'
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.hardware import WRITES
-from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import Reuse
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.admission import AdmissionKind
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.failures import Failures

@@ -21,6 +21,7 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts import load
 from disagg_sim.facts.profile import profile_and_skew
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, engine_name
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
@@ -86,11 +87,11 @@ def _space(case: Case, *, prefill: bool) -> tuple[Any, ...]:
 
 
 def _specs(case: Case) -> dict[str, Any]:
-    model, pools, engines = load.load_model(case.model), case.pools, load.list_specs("engine")
+    model, pools, engines = load.load_model(case.model), case.pools, list_specs("engine")
     profile, _ = profile_and_skew(case.profile)
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{profile}": load.load_profile(profile)}
     specs |= {f"evidence/{name}": load.load_evidence(name) for name in (CHECKED, CHECKED_PREFILL)}
-    specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
+    specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in list_specs("layout")}
     if case.speculation:
         curve = load.load_speculation(case.speculation)
         if curve.model:  # a stated one has no file

@@ -43,7 +43,7 @@ from disagg_sim.facts.schema import (
     one_spelling,
 )
 from disagg_sim.facts.speculation import MOST_DRAFTS
-from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
+from disagg_sim.facts.yaml_files import find_document, list_specs, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.setup import Setup, engine_names
@@ -316,7 +316,7 @@ class _File(ServedKeys):
     recipes: Annotated[tuple[tuple[str, str, str], ...], Written(_OwnRecipes, _own_recipes)] = ()
     modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
     limits: Annotated[tuple[PointLimits, ...], Written(_Limits, _combined)] = (PointLimits(),)
-    profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
+    profile: Annotated[str, OneOf(partial(list_specs, "profile"))] = _USUAL["profile"]
     expert_skew: Axis[Annotated[float, Range(0.0, MOST_SKEW)]] = (0.0,)
     engine: Annotated[str, OneOf(engine_names)] = ""
     matching: Annotated[str, OneOf(MATCHINGS)] = _USUAL["matching"]

@@ -168,17 +168,3 @@ def routed(trace: Trace, caches: int, *, sticky: bool, seed: int = 0) -> Ints:
         raise InputError(f"trace {trace.name} has no sessions that could stick to a cache")
     drawn = rng.integers(0, caches, len(trace))
     return drawn[trace.sessions.first()]
-
-
-def blind_share(turns: int, caches: int) -> float:
-    r"""Share of a conversation of equal turns that caches find where each turn goes to any of them. [1]
-
-    .. math:: \frac{1}{J-1}\sum_{j=2}^{J}\frac{1}{j}\sum_{m=1}^{j-1}\frac{1}{n}\Bigl(1-\frac{1}{n}\Bigr)^{m-1}(j-m)
-
-    A turn finds what its cache saw at its last visit, m turns ago. One cache for all finds (j-1)/j of turn j.
-    """
-    total = 0.0
-    for turn in range(2, turns + 1):
-        ago = np.arange(1, turn)
-        total += float(np.sum((1 - 1 / caches) ** (ago - 1) / caches * (turn - ago))) / turn
-    return total / (turns - 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.errors import InputError, quoted
-from disagg_sim.facts.load import list_specs, load_traffic
+from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import TrafficCase
-from disagg_sim.facts.yaml_files import is_path
+from disagg_sim.facts.yaml_files import is_path, list_specs
 from disagg_sim.workload.lengths import Lengths, constant_lengths, lengths, uneven, with_cached
 from disagg_sim.workload.prefixes import constant_named, parted
 from disagg_sim.workload.turns import turn_lengths, turns_of

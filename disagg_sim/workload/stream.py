@@ -1,9 +1,9 @@
 """A trace that is not held: drawn or read anew, window by window, whenever its requests are needed.
 
->>> rows = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
->>> stream = TraceStream(name="three", window=2, source=InMemoryStream(rows))
->>> [window.arrival.tolist() for window in stream.windows()], len(stream), stream.duration
-([[0.0, 1.5], [3.0]], 3, 3.0)
+>>> from disagg_sim.workload.synthetic import synthetic_stream
+>>> stream = synthetic_stream(rate=2.0, lengths=(512, 64), requests=3, window=2)
+>>> [window.input_tokens.tolist() for window in stream.windows()], len(stream)
+([[512, 512], [512]], 3)
 """
 
 from __future__ import annotations
@@ -41,20 +41,6 @@ class RequestSource(Protocol):
     def pieces(self, most: int) -> Iterator[Piece]:
         """All requests from the first on, about ``most`` at once; the same ones for every ``most`` and every call."""
         ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InMemoryStream:
-    """The requests of a trace in memory."""
-
-    trace: Trace
-
-    def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``RequestSource``."""
-        trace = self.trace
-        for begin in range(0, len(trace), most):
-            rows = slice(begin, begin + most)
-            yield Piece(trace.arrival[rows], trace.input_tokens[rows], trace.output_tokens[rows])
 
 
 class Count(NamedTuple):
@@ -188,8 +174,8 @@ class TraceStream:
 def in_memory(trace: Trace | TraceStream) -> Trace:
     """Hold all requests of a stream; a trace is held as it is.
 
-    >>> rows = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
-    >>> in_memory(TraceStream(name="three", window=2, source=InMemoryStream(rows))).arrival.tolist()
-    [0.0, 1.5, 3.0]
+    >>> from disagg_sim.workload.synthetic import synthetic_stream
+    >>> in_memory(synthetic_stream(rate=2.0, lengths=(512, 64), requests=3, window=2)).output_tokens.tolist()
+    [64, 64, 64]
     """
     return trace.whole() if isinstance(trace, TraceStream) else trace

@@ -12,7 +12,6 @@ import pytest
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
-from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 from lab.calibration.served.steady_state import (
     RowLengths,
     WorkerPool,
@@ -24,6 +23,7 @@ from lab.calibration.served.steady_state import (
     prefill_time,
     served,
 )
+from lab.studies.dopd.equations import decode_concurrency, prefill_decode_ratio
 
 
 def tensor_parallel(gpus) -> Sharding:

@@ -14,12 +14,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import (
-    Profile,
-    decode_concurrency,
-    matching_prefill,
-    prefill_decode_ratio,
-)
+from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill
 from disagg_sim.simulation.policies.loads import least_uncached
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
@@ -27,6 +22,7 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.synthetic import synthetic_trace
+from lab.studies.dopd.equations import decode_concurrency, prefill_decode_ratio
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token; 22,000 tokens of memory.
 PROFILE = Profile(prefill=SIMPLE, decode=SIMPLE, tokens=22_000.0, graph=256)

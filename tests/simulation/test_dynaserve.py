@@ -16,7 +16,7 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.dynaserve import book, history, predictor
+from disagg_sim.simulation.policies.dynaserve import book, policy, predictor
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.view import locked
@@ -78,7 +78,7 @@ def test_bisection_by_hand(rounds, tolerance, split):
     assert found == (split, pytest.approx(first), pytest.approx(second))
     search = predictor.Search(rounds, tolerance, 0.0, True)
     parts = lambda at: (0.020 + 0.011 * max(at - 101, 0), 0.011 * (110 - at))  # noqa: E731
-    assert history.halved(predictor.SplitRequest(100, 110, 0, 1), search, parts) == split
+    assert policy.halved(predictor.SplitRequest(100, 110, 0, 1), search, parts) == split
 
 
 def test_drafts_come_as_their_mean():
@@ -195,7 +195,7 @@ def test_what_was_learned_of_an_instance_by_hand():
         table=lambda instance: SIMPLE,
         **{name: np.array([count]) for name, count in counts.items()},
     )
-    learned = history.History(1)
+    learned = policy.History(1)
     factor = 0.2 / 0.136 + (1 - 0.2 / 0.136) * 0.7**8
     for _ in range(2):  # nothing new the second time
         recent = learned.look(view, 0)
@@ -208,9 +208,9 @@ def test_what_was_learned_of_an_instance_by_hand():
 
 
 def test_an_average_follows_each_pass():
-    assert history.moved(10.0, 20.0, 1) == pytest.approx(13.0)
-    assert history.moved(history.moved(10.0, 20.0, 1), 20.0, 1) == pytest.approx(history.moved(10.0, 20.0, 2))
-    assert history.moved(float("nan"), 20.0, 1) == 20.0
+    assert policy.moved(10.0, 20.0, 1) == pytest.approx(13.0)
+    assert policy.moved(policy.moved(10.0, 20.0, 1), 20.0, 1) == pytest.approx(policy.moved(10.0, 20.0, 2))
+    assert policy.moved(float("nan"), 20.0, 1) == 20.0
 
 
 def test_passes_are_played_at_the_pace_of_the_last_ones():

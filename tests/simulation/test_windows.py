@@ -2,7 +2,8 @@
 
 import mmap
 import pickle
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -22,9 +23,23 @@ from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.arrivals import Mmpp
-from disagg_sim.workload.stream import InMemoryStream, TraceStream
+from disagg_sim.workload.stream import Piece, TraceStream
 
 STREAM = RunOptions(records="stream", sample_s=0.5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemoryStream:
+    """The requests of a trace in memory."""
+
+    trace: ds.Trace
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """See ``RequestSource``."""
+        trace = self.trace
+        for begin in range(0, len(trace), most):
+            rows = slice(begin, begin + most)
+            yield Piece(trace.arrival[rows], trace.input_tokens[rows], trace.output_tokens[rows])
 
 
 def windows_of(trace: ds.Trace, window: int) -> TraceStream:

@@ -18,7 +18,7 @@ from disagg_sim.errors import InputError, StoreError
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.sweep.backends import clusters
+from disagg_sim.sweep.backends import run as clusters
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.fidelity import fidelity_of, sweep_elasticities, write_elasticities, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.hit_rates import blind_share, hit_curve, routed
+from disagg_sim.workload.hit_rates import hit_curve, routed
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
@@ -54,6 +54,20 @@ def replayed(trace, blocks, caches):
         while len(mine) > blocks:
             mine.popitem(last=False)
     return found
+
+
+def blind_share(turns: int, caches: int) -> float:
+    r"""Share of a conversation of equal turns that caches find where each turn goes to any of them. [1]
+
+    .. math:: \frac{1}{J-1}\sum_{j=2}^{J}\frac{1}{j}\sum_{m=1}^{j-1}\frac{1}{n}\Bigl(1-\frac{1}{n}\Bigr)^{m-1}(j-m)
+
+    A turn finds what its cache saw at its last visit, m turns ago. One cache for all finds (j-1)/j of turn j.
+    """
+    total = 0.0
+    for turn in range(2, turns + 1):
+        ago = np.arange(1, turn)
+        total += float(np.sum((1 - 1 / caches) ** (ago - 1) / caches * (turn - ago))) / turn
+    return total / (turns - 1)
 
 
 @settings(deadline=None, max_examples=60)

@@ -14,8 +14,7 @@ import pandas as pd
 
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
-from disagg_sim.facts.load import list_specs
-from disagg_sim.facts.yaml_files import canonical_name, shown
+from disagg_sim.facts.yaml_files import canonical_name, list_specs, shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_file, read_table, table_of, unpacked
 from disagg_sim.units import US

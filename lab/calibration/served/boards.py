@@ -18,9 +18,8 @@ import pandas as pd
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.speculation import Speculation
-from disagg_sim.facts.yaml_files import read_mapping
+from disagg_sim.facts.yaml_files import list_specs, read_mapping
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Limit

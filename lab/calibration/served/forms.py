@@ -13,8 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from disagg_sim.facts.load import list_specs, load_checkpoints, load_model, load_system
+from disagg_sim.facts.load import load_checkpoints, load_model, load_system
 from disagg_sim.facts.precision import FORMATS
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.units import MS
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.names import engine_named, model_named, old_engine, source_engine

@@ -13,8 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.facts.load import list_specs
-from disagg_sim.facts.yaml_files import read_mapping, spec_roots
+from disagg_sim.facts.yaml_files import list_specs, read_mapping, spec_roots
 from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweeps

@@ -12,16 +12,12 @@ from disagg_sim.arrays import Floats
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import (
-    Concurrency,
-    decode_concurrency,
-    matching_prefill,
-    prefill_decode_ratio,
-)
+from disagg_sim.simulation.policies.dopd.sizes import matching_prefill
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from lab.studies.claims import DERIVED, OWN, PAPER, Finding, claim
+from lab.studies.dopd.equations import Concurrency, decode_concurrency, prefill_decode_ratio
 from lab.studies.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
 
 #: What the paper prints for ``SHAPES``: concurrency of a decode instance of two GPUs, and prefill:decode ratio.

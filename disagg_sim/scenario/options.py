@@ -1,15 +1,18 @@
-"""Read the failures of a run: ``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``."""
+"""Read the options that a scenario gives of a policy, of a run and of its failures.
+
+``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from disagg_sim.errors import InputError, quoted
+from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.faults import SeveralFaultsError
-from disagg_sim.scenario.option_values import read_options
+from disagg_sim.facts.schema import plain_number
 from disagg_sim.simulation.failures import KINDS, OF_EVENT, FailureEvent, Failures
-from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.options import Option, options_of
 
 Place = tuple[str | int, ...]
 
@@ -68,3 +71,23 @@ def _refuse(place: Place, told: str) -> NoReturn:
 
 def _refuse_all(faults: Iterable[tuple[Place, str]]) -> NoReturn:
     raise SeveralFaultsError((("failures", *place), told) for place, told in faults)
+
+
+def read_options(options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a policy or a run, each a value of the kind of its default and in its range."""
+    faults: list[tuple[tuple[str, ...], str]] = []
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        known = options.get(name)
+        if known is None:
+            near = nearest(name, options) or f"; allowed: {', '.join(options)}"
+            faults.append(((), f"unknown key {quoted(name)}{near}"))
+            continue
+        read = value if isinstance(known.default, bool | str) else plain_number(value)
+        if fault := known.fault(read):
+            faults.append(((name,), fault))
+        else:
+            found[name] = known.like_default(read)
+    if faults:
+        raise SeveralFaultsError(faults)
+    return found
