@@ -23,7 +23,7 @@ from typing import Generic
 
 import pandas as pd
 
-from lab.studies.claims import Claim, Evidence, Finding, Progress, Verdict
+from lab.studies.claims import Claim, Evidence, Finding, PaperText, Progress, Verdict
 
 #: Columns of ``as_authors.csv``.
 COLUMNS = (
@@ -77,6 +77,13 @@ class AsAuthors(Generic[Evidence]):
         if not found.holds:
             return Verdict.FAILS
         return Verdict.BY_CONSTRUCTION if self.claim.by_construction else Verdict.HOLDS
+
+
+def as_authors(
+    text: PaperText, claims: Iterable[Claim[Evidence]], judges: Mapping[str, Callable[[Evidence], Finding]]
+) -> tuple[AsAuthors[Evidence], ...]:
+    """Put claims into the setting of their paper; ``judges`` are those, by number, that are not the claims' own."""
+    return tuple(AsAuthors(each, judge=judges.get(each.id), **text.authors(each.id)) for each in claims)
 
 
 def evaluate_as_authors(

@@ -17,10 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
 from types import ModuleType
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pandas as pd
+
+from disagg_sim.facts.yaml_files import read_mapping
 
 #: Columns of ``claims.csv``.
 COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "verdict", "without", "note")
@@ -108,6 +112,34 @@ def claim(
         )
 
     return registered
+
+
+class PaperText:
+    """The claims of a paper in words: ``claims.yaml`` beside the code that tests them.
+
+    A claim has its kind, statement and acceptance, and under ``authors`` what ``AsAuthors`` takes. Phrases that several
+    texts use are ``words``, and stand in braces where they are used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "claims.yaml"
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return read_mapping(self._file)
+
+    def _filled(self, texts: Mapping[str, Any]) -> dict[str, Any]:
+        words = self._table.get("words", {})
+        return {key: text.format(**words) if isinstance(text, str) else text for key, text in texts.items()}
+
+    def claim(self, name: str) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
+        """Make the decorated evaluator the claim of a number."""
+        texts = self._filled(self._table["claims"][name])
+        return claim(name, **{key: text for key, text in texts.items() if key != "authors"})
+
+    def authors(self, name: str) -> dict[str, Any]:
+        """Take what the claim is in the setting of its paper."""
+        return self._filled(self._table["claims"][name]["authors"])
 
 
 def claims_of(*modules: ModuleType) -> tuple[Claim[Evidence], ...]:

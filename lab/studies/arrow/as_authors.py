@@ -9,6 +9,7 @@ Acceptances were set before these runs; where they are not this project's own, `
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from disagg_sim.domain import Sharding
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.profile import prompt_time
 from disagg_sim.workload.arrivals import named_rng
-from lab.studies.arrow import claims, claims_rules
+from lab.studies.arrow import TEXT, claims, claims_rules
 from lab.studies.arrow.claims import AROUND, OVERLOAD, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
 from lab.studies.arrow.claims_rules import FIFO_LOAD, ttft_in_turn
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
-from lab.studies.as_authors import AsAuthors
-from lab.studies.claims import Finding, Without
+from lab.studies.as_authors import as_authors
+from lab.studies.claims import Finding, Without, claims_of
 
 #: The engine that "developed based on vLLM" is read as.
 ENGINES = ("vllm_v0",)
@@ -224,162 +225,18 @@ def oscillation(bench: ArrowBench) -> Finding:
     )
 
 
-EIGHT = "Llama-3.1-8B on eight H800 of one server"
-ENGINE = "vLLM V0 (7.1 names 0.7.3 for vLLM-disaggregated alone)"
-#: Of every run of Arrow in this column.
-FITTED = "TTFT is predicted by a fit over 32 to 131,072 tokens, of least relative errors"
-#: Of its baselines.
-INSTANCES = (
-    "Arrow's eight TP1 instances, which follow from 4 + 4 on eight GPUs; vLLM-disaggregated without its buffer "
-    "workaround, which limits the batch"
-)
-TRACES = "BurstGPT by its statistics; arrivals of Mooncake, in batches of 3 s, spread evenly"
-
-CLAIMS = (
-    AsAuthors(
-        claims.a1_flipping,
-        place="7.3",
-        setting=f"{EIGHT}, SLO-aware against minimal load, 4 + 4 at the start",
-        paper="1.67 code, 1.1 conversation",
-        inferred=f"{ENGINE}; {FITTED}",
-    ),
-    AsAuthors(
-        claims.a2_least_load,
-        place="7.3",
-        setting=f"{EIGHT}, static 4 + 4",
-        paper="up to 4.3 and 2.4 %",
-        inferred=f"{ENGINE}; rates",
-        acceptance="the largest difference above 0 and at most 10 points on both",
-        judge=least_load,
-    ),
-    AsAuthors(
-        claims.a3_baselines,
-        place="abstract, 7.2",
-        setting=f"{EIGHT}; vLLM TP8 and vLLM-disaggregated TP4 + TP4, chunked prefill by default",
-        paper="5.62 and 7.78, 3.76 and 4.06, 3.60 and 5.04, 3.73 and 4.14",
-        inferred=f"{ENGINE}; {TRACES}; {INSTANCES}; {FITTED}",
-        acceptance="capacity ratio > 1.5 against both with chunks of 2,048",
-        judge=baselines,
-    ),
-    AsAuthors(
-        claims_rules.a4_predictor,
-        place="4.2, 5.3",
-        statement="the TTFT of FIFO prefill, one prompt at a time, is accurately predicted",
-        setting="a quadratic fitted once at launch over different input lengths",
-        paper="accurately predicted",
-        inferred=f"{ENGINE}; the range is the trace's own lengths; the fit is by least squares in seconds",
-        acceptance=f"median error of a TTFT at most {ACCURATE:.0%} on each trace",
-        judge=predictor,
-        why="a prompt takes as long up to some 1,000 tokens, and its 2,049th token starts another step, which a "
-        "quadratic misses; fitted in seconds Mooncake alone is inside the bar, by relative errors BurstGPT, too",
-    ),
-    AsAuthors(
-        claims.a5_reacting,
-        place="motivation (section not noted)",
-        setting=EIGHT,
-        paper="reacting to finished requests is too late",
-        inferred=f"{ENGINE}; how the reactive variant looks; rates; {TRACES}; {FITTED}",
-        why="where nothing corrects predictions, flips by prediction are 3.2 points behind those by late requests on "
-        "BurstGPT, whose TTFT limit of 0.25 s is the tightest, and ahead on the three others",
-    ),
-    AsAuthors(
-        claims.a6_lag,
-        place="4.4, figure 4",
-        setting="minutes 20 to 40 of Azure Conversation, 4 + 4 static: requests in prefill and in decode",
-        paper="decode starts to rise, peaks and falls later",
-        inferred=f"{ENGINE}; the rate: the capacity, and half of it, not the clip's own; onset and "
-        "decline: half-way between median and peak",
-        acceptance="onset, peak and decline later than those of prefill at the capacity; at half of it as a reading",
-        judge=decode_later,
-        why="the paper prints no rate: at half of the capacity prefill hardly queues, and both loads peak in different "
-        "bursts",
-    ),
-    AsAuthors(
-        claims.a7_overload,
-        place="5.3, 7.2, algorithms 2, 3",
-        setting=f"{EIGHT}, overload",
-        paper="TPOT close to its SLO",
-        inferred=f"{ENGINE}; {TRACES}; twice the capacity; whether a request that waits is being processed; that TPOT "
-        f"far below its SLO is no miss; {FITTED}",
-        judge=overload,
-        why="memory bounds running tokens at these limits, so that the printed rule never applies; if requests that "
-        "wait count, TPOT stays below its limit, at 0.25 to 0.57 of it, which is not near",
-    ),
-    AsAuthors(
-        claims.a8_scaling,
-        place="7.4, figure 9",
-        statement="attainment grows nearly linearly with GPUs, above minimal load",
-        setting="attainment over GPUs, SLO-aware against minimal load",
-        paper="nearly linear, above minimal load",
-        inferred=f"{ENGINE}; trace, rate and counts: Azure at what eight serve, 2 to 8; {FITTED}",
-        acceptance=f"not below minimal load at any count, R2 of a line at least {LINEAR:g} below {BELOW:.0%}",
-        judge=scaling,
-        why="on code attainment rises steeply over a narrow range of counts, which is no line, and with five to seven "
-        "GPUs on conversation minimal load is ahead",
-    ),
-    AsAuthors(claims_rules.a9_both_phases, place="5.5", setting=EIGHT, paper="one instance each at least"),
-    AsAuthors(claims_rules.a10_staying, place="algorithm 2", setting=EIGHT, paper="no transfer"),
-    AsAuthors(
-        claims.a11_what_breaks,
-        place="7.2",
-        setting="vLLM TP8, chunked prefill by default",
-        paper="TTFT breaks first",
-        inferred=f"{ENGINE}; {TRACES}",
-        acceptance="just above capacity P90 TTFT is outside, TPOT inside, with chunks of 2,048",
-        judge=what_breaks,
-    ),
-    AsAuthors(
-        claims.a12_slow_flips,
-        place="3.2",
-        statement="flips are cheap: with several minutes a flip the gain of A1 vanishes",
-        setting="reconfiguration that takes several minutes",
-        paper="additional downtime further degrades",
-        inferred=f"{ENGINE}; 180 and 300 s; the hour of code at more requests; {FITTED}",
-        acceptance="at most 1.1 times static at 180 and 300 s, in runs at least ten flips long",
-        judge=slow_flips,
-        why="as printed flips of 180 s still serve 1.24 times what no flips do, of 300 s 1.09, so that the gain "
-        "shrinks and does not vanish at 180 s; if requests that wait count, slow flips serve less than none",
-    ),
-    AsAuthors(
-        claims.a13_factors,
-        place="abstract, 7.2",
-        setting=f"{EIGHT}; baselines as A3",
-        paper="5.62 and 7.78, both on Azure Code",
-        inferred=f"{ENGINE}; {TRACES}; {INSTANCES}; {FITTED}",
-        judge=largest_factors,
-        why="both are on code, and 55 and 33 % larger than the paper's: chunks of 2,048 cost the baselines more here; "
-        "with their best chunks our setting has 5.66 and 8.00",
-    ),
-    AsAuthors(
-        claims.a14_every_count,
-        place="7.4, figure 9",
-        setting="as A8",
-        paper="minimal load is worse at every count",
-        inferred=f"{ENGINE}; trace, rate and counts as A8; {FITTED}",
-        why="with three GPUs both hardly differ, and with five to seven on conversation minimal load is ahead",
-    ),
-    AsAuthors(
-        claims.a15_idle_helps,
-        place="5.5, 7.2",
-        setting=f"{EIGHT}, Mooncake, with and without the rule for idle prefill instances",
-        paper="idle prefill instances help decode",
-        inferred=f"{ENGINE}; {TRACES}; rates; the comparison, which the paper does not print; when decode is busy: "
-        f"late tokens alone; {FITTED}",
-        judge=idle_help,
-        why="the paper does not print when a decode instance is busy: by late tokens alone none is on Mooncake, so "
-        "that the rule never applies; with requests that wait as well it applies, and costs 0.3 points on V0, but is "
-        "worth 0.6 in our setting",
-    ),
-    AsAuthors(
-        claims_rules.a16_no_oscillation,
-        place="7.2",
-        setting=f"{EIGHT}, overload",
-        paper="no oscillation in overload",
-        inferred=f"{ENGINE}; {TRACES}; twice the capacity; flips as the measure, and how many are an oscillation, by a "
-        f"bar that was set when they were known; {FITTED}",
-        judge=oscillation,
-        why="BurstGPT has three flips in overload and one at the capacity, but no trace has more than three in all, "
-        "fewer than one an instance; in our setting, where requests that wait count, Mooncake has 19 in overload and "
-        "4 at the capacity",
-    ),
-)
+#: What judges a claim there, where that is not our own function.
+JUDGES: dict[str, Callable[[ArrowBench], Finding]] = {
+    "A2": least_load,
+    "A3": baselines,
+    "A4": predictor,
+    "A6": decode_later,
+    "A7": overload,
+    "A8": scaling,
+    "A11": what_breaks,
+    "A12": slow_flips,
+    "A13": largest_factors,
+    "A15": idle_help,
+    "A16": oscillation,
+}
+CLAIMS = as_authors(TEXT, claims_of(claims, claims_rules), JUDGES)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
+from lab.studies.arrow import TEXT
 from lab.studies.arrow.setup import ALL, AZURE, CHUNKED, COUNTS, HALF, HOUR, TIGHT, TIGHT_TPOT, ArrowBench, loads
-from lab.studies.claims import PAPER, Finding, Without, claim
+from lab.studies.claims import Finding, Without
 
 #: Rate scales over the capacity of least load at which A2 compares, and over that of Arrow at which A5 does. [1]
 AROUND = (0.6, 0.8, 1.0, 1.2, 1.4)
@@ -30,12 +31,7 @@ LARGEST, NEAR = (5.62, 7.78), 0.3
 RUN_OVER_FLIP = 10.0  # length of a run of A12 over the time of a flip, at least [1]
 
 
-@claim(
-    "A1",
-    kind=PAPER,
-    statement="SLO-aware flips sustain more than static 4 + 4 with least load, most on bursty traffic",
-    acceptance="capacity ratio code > conversation >= 1.0, code >= 1.3",
-)
+@TEXT.claim("A1")
 def a1_flipping(bench: ArrowBench) -> Finding:
     """Capacity over static instances."""
 
@@ -55,12 +51,7 @@ def a1_flipping(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A2",
-    kind=PAPER,
-    statement="least load beats round robin by a few points of attainment",
-    acceptance="0 to 10 points on average",
-)
+@TEXT.claim("A2")
 def a2_least_load(bench: ArrowBench) -> Finding:
     """Attainment of least load minus that of round robin, static both."""
     mean, ranges = _points(bench, AZURE, AROUND, "least_load", "round_robin", at="least_load")
@@ -72,12 +63,7 @@ def a2_least_load(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A3",
-    kind=PAPER,
-    statement="Arrow beats vLLM TP8 and vLLM-disaggregated TP4 + TP4 on all four traces",
-    acceptance="capacity ratio > 1.5 with the best of five chunks for each baseline and trace",
-)
+@TEXT.claim("A3")
 def a3_baselines(bench: ArrowBench) -> Finding:
     """Capacity over TP8 co-located and 4 + 4 disaggregated, each with its best chunk."""
 
@@ -109,12 +95,7 @@ def a3_baselines(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A5",
-    kind=PAPER,
-    statement="TTFT grows during a burst, so that reacting to finished requests is too late",
-    acceptance="lower attainment on each of the traces, on average over rates",
-)
+@TEXT.claim("A5")
 def a5_reacting(bench: ArrowBench) -> Finding:
     """Attainment when flips answer to late requests instead of predictions."""
 
@@ -133,12 +114,7 @@ def a5_reacting(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A6",
-    kind=PAPER,
-    statement="the decode load peaks after the prefill load",
-    acceptance="lag of the largest cross-correlation above 0",
-)
+@TEXT.claim("A6")
 def a6_lag(bench: ArrowBench) -> Finding:
     """Lag at which the decode load follows the prefill load best, where the two have something in common."""
     lags = {share: {name: best_lag(bench, name, share) for name in ALL} for share in SHARES}
@@ -159,12 +135,7 @@ def a6_lag(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A7",
-    kind=PAPER,
-    statement="in overload TPOT stays near its SLO while TTFT diverges",
-    acceptance="at twice capacity P90 TPOT at most 1.2 times its SLO, P90 TTFT above its own",
-)
+@TEXT.claim("A7")
 def a7_overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity."""
 
@@ -185,12 +156,7 @@ def a7_overload(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A8",
-    kind=PAPER,
-    statement="capacity grows nearly linearly with GPUs",
-    acceptance="capacity of 8 over 4 instances: 1.7 to 2.2",
-)
+@TEXT.claim("A8")
 def a8_scaling(bench: ArrowBench) -> Finding:
     """Eight instances over four."""
 
@@ -210,12 +176,7 @@ def a8_scaling(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A11",
-    kind=PAPER,
-    statement="co-located TP8: TPOT low, TTFT explodes first",
-    acceptance="just above capacity P90 TTFT is outside, TPOT inside",
-)
+@TEXT.claim("A11")
 def a11_what_breaks(bench: ArrowBench) -> Finding:
     """What the TP8 instance violates just above its capacity, with its best chunk."""
     said, holds = [], True
@@ -236,12 +197,7 @@ def a11_what_breaks(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A12",
-    kind=PAPER,
-    statement="flips are cheap: with 60 to 300 s a flip the gain of A1 vanishes",
-    acceptance="code within 10 % of static, in runs at least ten flips long",
-)
+@TEXT.claim("A12")
 def a12_slow_flips(bench: ArrowBench) -> Finding:
     """Capacity over static instances when a flip takes an instance out of service, on a trace that keeps its hour."""
     free = bench.ratio(HOUR, "arrow", "least_load")
@@ -330,12 +286,7 @@ def largest_on_code(found: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
     return ", ".join(said), holds
 
 
-@claim(
-    "A13",
-    kind=PAPER,
-    statement="Arrow serves up to 5.62 times the rate of vLLM and 7.78 times that of vLLM-disaggregated, on Azure Code",
-    acceptance="the largest factor of four traces is that of code and within 30 % of the paper's, over both baselines",
-)
+@TEXT.claim("A13")
 def a13_factors(bench: ArrowBench) -> Finding:
     """The largest factors over baselines with their best chunks."""
 
@@ -347,12 +298,7 @@ def a13_factors(bench: ArrowBench) -> Finding:
     return Finding(*gains("arrow"), bench.stand_ins(*ALL), printed(*gains("arrow_printed")))
 
 
-@claim(
-    "A15",
-    kind=PAPER,
-    statement="idle prefill instances that help decode serve Mooncake better",
-    acceptance="mooncake, on average over rates: attainment with their help above that without it",
-)
+@TEXT.claim("A15")
 def a15_idle_helps(bench: ArrowBench) -> Finding:
     """Attainment with the rule for idle instances less that without it, around the capacity of Arrow."""
     return Finding(
@@ -379,13 +325,7 @@ def by_gpus(bench: ArrowBench, name: str) -> tuple[Floats, Floats]:
     return aware, least
 
 
-@claim(
-    "A14",
-    kind=PAPER,
-    statement="a static split keeps fewer requests inside both SLOs at every GPU count",
-    acceptance="code and conversation at the rate that eight serve: Arrow above minimal load at each of 3 to 8 GPUs "
-    "(of two neither may flip)",
-)
+@TEXT.claim("A14")
 def a14_every_count(bench: ArrowBench) -> Finding:
     """How far minimal load on half the instances each stays behind, by GPU count."""
     said, holds = [], True

@@ -21,21 +21,17 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
+from lab.studies.arrow import TEXT
 from lab.studies.arrow.claims import OVERLOAD, printed
 from lab.studies.arrow.setup import ALL, MODEL, PAIR, ArrowBench
 from lab.studies.bench import SCHEDULER
-from lab.studies.claims import DERIVED, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 FIFO_REQUESTS, FIFO_LOAD = 2000, 0.7  # of A4: requests, and share of the time that its instance works [1]
 PROMPTS = (200.0, 8000.0)  # of A4, even in the logarithm [token]
 
 
-@claim(
-    "A4",
-    kind=DERIVED,
-    statement="the predicted TTFT is exact for FIFO prefill of one prompt at a time",
-    acceptance="largest error below 1 %, times by a quadratic fitted to profiled prompts",
-)
+@TEXT.claim("A4")
 def a4_predictor(bench: ArrowBench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT, without the host's time, against the recursion over predictions."""
     budget = 2048
@@ -72,13 +68,7 @@ def ttft_in_turn(arrival: Floats, times: Floats) -> Floats:
     return np.array(found)
 
 
-@claim(
-    "A9",
-    kind=DERIVED,
-    statement="at least one instance always serves each phase",
-    acceptance="exact",
-    by_construction=True,
-)
+@TEXT.claim("A9")
 def a9_both_phases(bench: ArrowBench) -> Finding:
     """Fewest instances of either phase over all runs of Arrow."""
     seen = bench.all_seen(*(name for name, case in bench.cases.items() if isinstance(case.policy, Arrow)))
@@ -91,13 +81,7 @@ def a9_both_phases(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A10",
-    kind=DERIVED,
-    statement="staying on the prefill instance removes the transfer",
-    acceptance="exactly 0",
-    by_construction=True,
-)
+@TEXT.claim("A10")
 def a10_staying(bench: ArrowBench) -> Finding:
     """Transfer of requests that decode where their prefill was."""
     seen = bench.all_seen("arrow", "arrow_4", "arrow_single")
@@ -110,12 +94,7 @@ def a10_staying(bench: ArrowBench) -> Finding:
     )
 
 
-@claim(
-    "A16",
-    kind=PAPER,
-    statement="in overload roles do not oscillate",
-    acceptance="all four traces: no more flips for the same requests at twice the capacity than at the capacity",
-)
+@TEXT.claim("A16")
 def a16_no_oscillation(bench: ArrowBench) -> Finding:
     """Flips at the capacity and at twice as much."""
 

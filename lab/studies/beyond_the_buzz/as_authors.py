@@ -16,8 +16,8 @@ from disagg_sim.domain import Sharding
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
-from lab.studies.as_authors import AsAuthors
-from lab.studies.beyond_the_buzz import claims_gain, claims_limits, claims_ratio, claims_sharing, claims_transfer
+from lab.studies.as_authors import AsAuthors, as_authors
+from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_limits, claims_ratio, claims_sharing, claims_transfer
 from lab.studies.beyond_the_buzz.claims import CLAIMS as OURS
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
@@ -164,165 +164,25 @@ def beside(
     return lambda evidence: ours(evidence)._replace(without=Without(rule, *second(evidence)))
 
 
-#: Section or figure, setting, and what the paper says, by claim.
-PLACES = {
-    "C1": (
-        "4, figure 8",
-        "R1, four kinds of traffic",
-        "wide gap at 16384/2048 and 16384/16384, narrow at the two others",
+#: What judges a claim as the text reads otherwise than ours does, or in two ways.
+JUDGES: dict[str, Callable[[Evidence], Finding]] = {
+    "C3": beside(
+        claims_gain.c3_little_gain,
+        "over the whole range that both curves reach",
+        lambda evidence: claims_gain.little(evidence, own=True),
     ),
-    "C2": ("4, figure 7", "Llama 8B, 70B, 405B, 4096/256", "gap grows with the size"),
-    "C3": ("figures 1, 7", "8B 4096/256; R1 1024/32768", "small gaps"),
-    "C4": ("4, figure 6", "R1 and Llama-70B, 16384/2048", "superior performance in the medium-latency regime"),
-    "C5": ("4", "frontiers of figure 6", "batch falls, TP rises"),
-    "C6": ("4", "Llama-70B, 16384/2048, domain of 72", "TP from 2 to 64"),
-    "C7": ("4", "R1, 16384/2048", "EP consistently preferred"),
-    "C8": ("4", "R1, 16384/2048", "attention from DP to TP"),
-    "C9": ("4, appendix A", "R1, throughput end", "hundreds"),
-    "C10": ("4, figure 5", "R1, 256k prompts, EP x PP = 64", "90 to 2.9 s, 31 times, rate 0.99 to 1.03"),
-    "C11": ("4.3, figure 9", "16384/2048, four models", "ratio falls"),
-    "C12": ("4.3, figure 9", "16384/2048, four models", "spread > 40, 10, 2, 1.3 times"),
-    "C13": ("4.3, figure 9", "loose end", "3.6, 2.1, 0.95, 0.4"),
-    "C14": ("4.3, figure 10", "R1, ratios of 0.5 and 3.5", "0.5 flat at 0.42; 3.5 at 0.05 at the tight end"),
-    "C15": ("none: our own derivation", "R1, fixed ratios", "no formula is printed"),
-    "C16": ("4.4, figure 11", "domains of 8 and 72", "72 never below"),
-    "C17": ("4.4, figure 11", "R1 and Llama-70B", "R1 at medium, 70B at low latency"),
-    "C18": ("5.1, eq. (1)", "R1 and Llama-70B", "egress falls with ISL"),
-    "C19": ("5.1, eq. (2)", "R1 and Llama-70B", "ingress insensitive to ISL, 1/(TTL x OSL)"),
-    "C20": ("5.1, figure 12", "R1, 16384/2048", "ingress falls as TTL tightens"),
-    "C21": ("5.1", "R1 and Llama-70B at 16k", "MLA needs less egress"),
-    "C22": ("5.1, figure 12", "R1, 16384/2048 and 1M/2048", "1.23 to 0.4; 1.82 to 1.0 GB/s"),
-    "C23": ("5.1", "caches under TP", "copies"),
-    "C24": ("none: our own check", "matched pools", "no such equation is printed"),
-    "C25": ("4.1, figure 6", "R1 and Llama-70B, every step mixed", "R1 well below, 70B close"),
-    "C26": ("4.1", "R1, up-projected past kept", "can be mitigated"),
-    "C27": ("4", "R1, figure 8", "piggybacking suits decode-heavy traffic, relaxed latency"),
-    "C28": ("appendix C, figure 14", "Llama-70B, its distribution against 4096/512", "curves close together"),
-    "C29": ("3.2", "FTL within 10 s", "cut-off"),
-    "C30": ("4.3", "few GPUs", "degrades like a fixed ratio"),
-    "C31": ("4", "R1 and Llama-70B, medium latency", "TP more aggressive than co-located"),
-    "C32": ("4", "70B and 405B at 4k", "FTL goes with active parameters"),
-    "C33": ("4", "R1, prompts of mixed lengths", "CPP especially effective, without wide TP"),
-    "C34": ("4.1", "R1, 405B and 8B, 16384/2048", "different mappings for prefill and decode"),
-    "C35": ("3.2, appendix B", "R1, 16384/2048", "one prefill mapping, integer counts"),
-    "C36": ("3.1", "R1, 16384/2048", "the best mix is chosen for each latency"),
+    "C4": heights,
+    "C7": expert_parallel,
+    "C9": loose_batch,
+    "C10": pipelined,
+    "C13": beside(
+        claims_ratio.c13_loose_end,
+        "attention in bf16",
+        lambda evidence: claims_ratio.loose_ends(evidence, claims_ratio.SWITCHED),
+    ),
+    "C20": ingress,
+    "C26": mitigated,
+    "C31": higher_tp,
+    "C32": beside(claims_limits.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors),
 }
-AXIS = "20 to 100 tokens/s/user: the paper's axes are normalised"
-#: Judges that read the text otherwise than ours, or in two ways: judge, acceptance ("" = ours), what is inferred.
-READ = {
-    "C3": (
-        beside(
-            claims_gain.c3_little_gain,
-            "over the whole range that both curves reach",
-            lambda evidence: claims_gain.little(evidence, own=True),
-        ),
-        "",
-        AXIS,
-    ),
-    "C4": (
-        heights,
-        "the largest difference of heights over the peak is in neither the loosest nor the tightest tenth of what both "
-        "curves reach",
-        "the figure shows heights of whole curves over a linear axis; where the medium lies",
-    ),
-    "C7": (
-        expert_parallel,
-        "EP > 1 on at least 90 % of the points",
-        "the paper says nothing of uneven experts: even ones",
-    ),
-    "C9": (loose_batch, "100 to 999 requests", "batch per model replica: the instance, or under DP its attention"),
-    "C10": (
-        pipelined,
-        "the chunk of the largest factor at a rate of at least 0.9: 20 to 32 times, 60-140 s to 2-5 s",
-        "no chunk is named: the best of 512 to 4,096; MLA with its projected past kept",
-    ),
-    "C13": (
-        beside(
-            claims_ratio.c13_loose_end,
-            "attention in bf16",
-            lambda evidence: claims_ratio.loose_ends(evidence, claims_ratio.SWITCHED),
-        ),
-        "",
-        f"{AXIS}; attention in fp8, of which the paper says nothing",
-    ),
-    "C20": (ingress, "no rise above 1 %", "integer matching moves neighbours"),
-    "C26": (
-        mitigated,
-        "above 1 over the middle third",
-        "how much is not said; every step mixed, the middle third of 20 to 100 tokens/s/user",
-    ),
-    "C31": (
-        higher_tp,
-        "median of the ratio above 1",
-        "more aggressively: strictly above, middle half of 20 to 100 tokens/s/user",
-    ),
-    "C32": (
-        beside(claims_limits.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors),
-        "",
-        "two stages, as no mapping is named",
-    ),
-}
-#: What is inferred where the judge is ours, and the words of the paper where our statement goes beyond them.
-INFERRED = dict.fromkeys(("C2", "C11", "C12", "C14", "C15"), AXIS) | {
-    "C1": "the range that both curves reach; 16384/16384, wide in the paper, is narrow here and not judged",
-    "C18": "a cache in fp8",
-    "C19": "a cache in fp8; OSL - 1 in place of OSL",
-    "C21": "a cache in fp8",
-    "C22": "a cache in fp8; FTL is not limited at 1M",
-    "C23": "an identity, which no run can refute",
-    "C24": "an identity, which no run can refute",
-    "C25": "every step mixed, the past projected again; thirds of 20 to 100 tokens/s/user",
-    "C27": f"every step mixed, the past projected again; {AXIS}",
-    "C29": "an identity, which no run can refute",
-    "C30": "that few GPUs lose what a fixed ratio loses is not tested, only that they lose",
-    "C33": "4k, 16k and 64k in equal shares; TP of attention up to 8 is not wide, experts may be cut further",
-    "C34": f"{AXIS}; no integer counts",
-    "C35": "that little is lost, and at most a tenth, is our question",
-    "C36": f"{AXIS}; the mix, as tokens a step grow with the batch, too",
-}
-STATED = {"C26": "keeping the projected past can mitigate that loss"}
-#: Why a claim does not hold, or is not judged.
-WHY = {
-    "C3": "8B gains most beyond 100 tokens/s/user, where its own range goes on (to 464 under `measured`)",
-    "C2": "without latencies 8B and 70B gain nothing up to 100 tokens/s/user: co-located steps overlap decode, bound "
-    "by memory, with prefill, bound by compute; over own ranges the order holds",
-    "C4": "without latencies curves reach thousands of tokens/s/user and lie furthest apart in their loosest tenth",
-    "C6": "beyond 16 GPUs the all-reduce takes what smaller matrices save, by a form measured up to 16",
-    "C7": "experts cut over TP load all ranks alike, which wins at short latency where picks are random; under "
-    "`optimistic` it wins with even ones, too, from 114 tokens/s/user on",
-    "C9": "a whole instance takes thousands of requests, an attention rank hundreds",
-    "C10": "at the peak rates of the chip a prompt takes 40 s at PP 1 and 1.85 s at PP 32, below the 60 to 140 s and 2 "
-    "to 5 s that we accept around the figure's 90 and 2.9",
-    "C12": "models end at different speeds: 405B's whole curve lies below 100 tokens/s/user under `measured`; under "
-    "`optimistic` R1's ratio has fallen 5.4 times by 100, short of 10, and without latencies (`ideal`) the curves are "
-    "flat there",
-    "C13": "attention in bf16 slows R1's decode more than its prefill: the ratio falls below 405B's, and under "
-    "`measured` below a third of the paper's",
-    "C14": "without latencies curves are flat up to 100 tokens/s/user",
-    "C17": "without latencies R1 gains most where the small domain ends",
-    "C20": "integer matching tells neighbours apart",
-    "C25": "small chunks on a long past take a block of 256 query rows each in today's kernels",
-    "C26": "kept keys and values are read again where projecting them cost little",
-    "C27": "what mixing is compared with prefills the attention ranks in turn, which costs most where prompts are "
-    "long; under `optimistic` the order holds, but the gain does not fall from third to third",
-    "C28": "the distribution is private: its spread decides, and half of the one that was assumed would hold",
-    "C31": "R1 has the same TP in both over most of the middle, under `measured` Llama-70B, too: medians of exactly 1",
-    "C32": "elementwise work and all-reduces go with layers and width, not with parameters: TP leaves more of them",
-    "C36": "without latencies every step is mixed all along the range, so that only the batch changes, not the mix",
-}
-
-CLAIMS: tuple[AsAuthors[Evidence], ...] = tuple(
-    AsAuthors(
-        each,
-        place=PLACES[each.id][0],
-        setting=PLACES[each.id][1],
-        paper=PLACES[each.id][2],
-        statement=STATED.get(each.id, ""),
-        judge=READ[each.id][0] if each.id in READ else None,
-        acceptance=READ[each.id][1] if each.id in READ else "",
-        inferred=READ[each.id][2] if each.id in READ else INFERRED.get(each.id, ""),
-        why=WHY.get(each.id, ""),
-        judged=each.id != "C28",
-    )
-    for each in OURS
-)
+CLAIMS: tuple[AsAuthors[Evidence], ...] = as_authors(TEXT, OURS, JUDGES)

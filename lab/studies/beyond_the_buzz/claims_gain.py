@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from disagg_sim.serving.gains import Gain, gain, pointwise_gain
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
     HIGH,
@@ -24,7 +25,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
-from lab.studies.claims import FIGURE, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 LITTLE = (0.9, 1.25)  # an area ratio, or G near 1, that counts as little gain [1]
 IN_DOMAIN = (R1, MIDDLE)  # models of figure 11
@@ -45,12 +46,7 @@ def prefill_share(evidence: Evidence, sweep: str, x: float, **where: object) -> 
     return float(front.at("request_rate_per_s", x) / front.at("prefill_request_rate_per_s", x))
 
 
-@claim(
-    "C1",
-    kind=f"{PAPER}, figure 8",
-    statement="disaggregation gains most on prefill-heavy traffic (R1)",
-    acceptance="A(16384/2048) > A(2048/2048) and at least 1.15 A(2048/16384)",
-)
+@TEXT.claim("C1")
 def c1_prefill_heavy(evidence: Evidence) -> Finding:
     """Figure 8: the area ratio of prefill-heavy traffic leads."""
     fronts = {f"{isl}/{osl}": evidence.both("fig08", isl=isl, osl=osl) for isl, osl in FIGURE_8}
@@ -65,12 +61,7 @@ def c1_prefill_heavy(evidence: Evidence) -> Finding:
     return Finding(listed(areas), first > even and first > last and first >= 1.15 * last, note)
 
 
-@claim(
-    "C2",
-    kind=f"{PAPER}, figure 7",
-    statement="the gain grows with the size of the model (Llama, 4096/256)",
-    acceptance="A(8B) < A(70B) < A(405B)",
-)
+@TEXT.claim("C2")
 def c2_model_size(evidence: Evidence) -> Finding:
     """Figure 7: the area ratio grows with the model."""
     fronts = {name: evidence.both("fig07", model=name) for name in (SMALL, MIDDLE, LARGE)}
@@ -83,12 +74,7 @@ def c2_model_size(evidence: Evidence) -> Finding:
     return Finding(listed(areas), small < middle < large, note)
 
 
-@claim(
-    "C3",
-    kind=FIGURE,
-    statement="small models and generation-heavy traffic gain little",
-    acceptance="A of 8B at 4096/256 and of R1 at 1024/32768 within 0.9-1.25",
-)
+@TEXT.claim("C3")
 def c3_little_gain(evidence: Evidence) -> Finding:
     """Figures 7 and 1: small models and generation-heavy traffic."""
     own, heavy_own = (gain_of(pair, own=True) for pair in _little_fronts(evidence).values())
@@ -114,12 +100,7 @@ def _little_fronts(evidence: Evidence) -> dict[str, tuple[Front, Front]]:
     }
 
 
-@claim(
-    "C4",
-    kind=PAPER,
-    statement="the gain sits at medium latency (R1 and Llama-70B, 16384/2048)",
-    acceptance="largest G strictly inside the range, G near 1 over its loosest and tightest tenth",
-)
+@TEXT.claim("C4")
 def c4_medium_latency(evidence: Evidence) -> Finding:
     """Figure 6: G is largest inside the range, and near 1 at its ends."""
     values, notes, holds = [], [], True
@@ -156,12 +137,7 @@ def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
     return float(np.mean(pointwise_gain(fronts[0].curve, fronts[1].curve, x)))
 
 
-@claim(
-    "C16",
-    kind=PAPER,
-    statement="a larger NVLink domain is never worse (8 against 72, same GPU)",
-    acceptance="ratio >= 1 - 1e-9 at every point, above 1 somewhere",
-)
+@TEXT.claim("C16")
 def c16_never_worse(evidence: Evidence) -> Finding:
     """Figure 11: 72 over 8 GPUs a domain, at every point of the smaller one, and somewhere above it."""
     least, gains, notes = {}, {}, []
@@ -178,12 +154,7 @@ def c16_never_worse(evidence: Evidence) -> Finding:
     return Finding(value, holds, note)
 
 
-@claim(
-    "C17",
-    kind=FIGURE,
-    statement="from the larger domain R1 gains at medium latency, Llama-70B at short latency",
-    acceptance="largest ratio in the middle half of the range for R1, in its upper half for 70B",
-)
+@TEXT.claim("C17")
 def c17_where(evidence: Evidence) -> Finding:
     """Figure 11: where along the curve the larger domain gains most."""
     places, notes = {}, []

@@ -16,6 +16,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.workload.lengths import Lengths, lengths
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     HIGH,
     LARGE,
@@ -30,18 +31,13 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
-from lab.studies.claims import FIGURE, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
 CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
 
 
-@claim(
-    "C10",
-    kind=FIGURE,
-    statement="R1, 256k prompts, EP x PP = 64: PP 32 cuts FTL about 31 times at the throughput of PP 1",
-    acceptance="chunks of 512, MLA cached: factor 20-32, rate within 10 %, FTL 60-140 s at PP 1 and 2-5 s at PP 32",
-)
+@TEXT.claim("C10")
 def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     """Figure 5: FTL and rate from one to 32 stages."""
     table, switched = evidence.pipelines(), evidence.pipelines("bf16_attention_fig05")
@@ -66,12 +62,7 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     return Finding(f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note)
 
 
-@claim(
-    "C28",
-    kind=f"{PAPER}, figure 14",
-    statement="constant lengths at the medians track a distribution (Llama-70B, 4096/512)",
-    acceptance="log-normal with these medians: within 20 % everywhere, 10 % on average",
-)
+@TEXT.claim("C28")
 def c28_representative_lengths(evidence: Evidence) -> Finding:
     """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
     law = lengths("log_normal_4096_512")
@@ -100,13 +91,7 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     return Finding(value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note)
 
 
-@claim(
-    "C29",
-    kind=PAPER,
-    statement="no point exceeds the FTL limit, and loosening it never lowers the frontier",
-    acceptance="exact",
-    by_construction=True,
-)
+@TEXT.claim("C29")
 def c29_cut_off(evidence: Evidence) -> Finding:
     """No point above the limit; a looser limit never lowers the frontier."""
     fronts = [evidence.front("ftl_cut_off", ftl_limit_s=limit) for limit in CUT_OFFS]
@@ -119,12 +104,7 @@ def c29_cut_off(evidence: Evidence) -> Finding:
     return Finding(value, within and slowest <= 10.0 and least >= 1 - SAME_TIME, note)
 
 
-@claim(
-    "C32",
-    kind=PAPER,
-    statement="FTL goes with active parameters, the cache does not (Llama 405B over 70B at 4k)",
-    acceptance="FTL ratio 5.8 within 15 %, cache 1.575",
-)
+@TEXT.claim("C32")
 def c32_active_parameters(evidence: Evidence) -> Finding:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on the same GPUs."""
     large, small = (load_model(name) for name in (LARGE, MIDDLE))

@@ -10,6 +10,7 @@ from disagg_sim.search.grid import prefill_grid
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     HIGH,
     LARGE,
@@ -23,7 +24,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
-from lab.studies.claims import OWN, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 MIXED_PROMPTS = (4096, 16_384, 65_536)  # in equal shares [token]
 FTL_LIMIT = 10.0  # [s]
@@ -31,14 +32,7 @@ WIDE = 8  # largest TP that is not wide [1]
 POINTS = 200  # of a range that is compared [1]
 
 
-@claim(
-    "C33",
-    kind=PAPER,
-    statement="chunked pipelines cut FTL at high throughput for prompts of mixed lengths, without wide TP (R1)",
-    acceptance="4k, 16k and 64k in equal shares, FTL of the longest within 10 s: pipelines with TP of attention up "
-    "to 8 serve at least 0.95 of what one stage of any TP serves a GPU at every FTL that it reaches, and 1.2 times at "
-    "the shortest",
-)
+@TEXT.claim("C33")
 def c33_mixed_lengths(evidence: Evidence) -> Finding:
     """Request rate per GPU of prefill over the FTL of the longest prompts, pipelines against one stage."""
     prompts = np.array(MIXED_PROMPTS)
@@ -65,12 +59,7 @@ def c33_mixed_lengths(evidence: Evidence) -> Finding:
     )
 
 
-@claim(
-    "C34",
-    kind=PAPER,
-    statement="large models gain by different mappings for prefill and decode",
-    acceptance="16384/2048: one mapping for both phases keeps at most 0.9 of the area in R1 and 405B, more in 8B",
-)
+@TEXT.claim("C34")
 def c34_one_mapping(evidence: Evidence) -> Finding:
     """Throughput where prefill has the mapping of decode, over that of any prefill, without integer counts."""
     kept = {model: _kept_by_one_mapping(evidence, model) for model in (R1, LARGE, SMALL)}
@@ -106,12 +95,7 @@ def _keys(table: Sharding) -> list[tuple[int, ...]]:
     return list(zip(*(np.asarray(getattr(table, name)).tolist() for name in DEGREES), strict=True))
 
 
-@claim(
-    "C35",
-    kind=OWN,
-    statement="one prefill mapping and counts that balance within 3 % lose little against exact matching (R1)",
-    acceptance="16384/2048, 20 to 100 tokens/s/user: never above exact matching, at least 0.9 of it",
-)
+@TEXT.claim("C35")
 def c35_matching(evidence: Evidence) -> Finding:
     """Algorithms 1 and 2 as printed against exact matching over all prefill configurations."""
     pools = evidence.prefill_pool(R1), evidence.decode_pool(R1)
@@ -127,13 +111,7 @@ def c35_matching(evidence: Evidence) -> Finding:
     )
 
 
-@claim(
-    "C36",
-    kind=PAPER,
-    statement="the best mix of prefill and decode tokens in a step changes along the piggybacked frontier (R1)",
-    acceptance="16384/2048, 20 to 100 tokens/s/user: prefill tokens a decode token of a mixed step span a factor "
-    "of 2 or more",
-)
+@TEXT.claim("C36")
 def c36_mix(evidence: Evidence) -> Finding:
     """Prefill tokens a decode token of the steps that have any, along the frontier: ISL/OSL over their share."""
     front = evidence.front("fig06", modes=(ServingMode.PIGGYBACK,), model=R1, isl=LONG_PROMPTS[0])

@@ -9,6 +9,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     HIGH,
     LARGE,
@@ -24,7 +25,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
-from lab.studies.claims import DERIVED, FIGURE, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 RATIO = "ctx_gen_gpu_ratio"
 MODELS = (R1, LARGE, MIDDLE, SMALL)  # by the ratio that the paper reads, largest first
@@ -34,12 +35,7 @@ FIXED = ("0.5", "3.5")  # figure 10 [1]
 CAPS = (16, 32, 72, 144, 576)  # GPUs of a deployment [1]
 
 
-@claim(
-    "C11",
-    kind=FIGURE,
-    statement="the best prefill:decode ratio falls as interactivity rises, in every model",
-    acceptance="never more than 10 % above an earlier value",
-)
+@TEXT.claim("C11")
 def c11_ratio_falls(evidence: Evidence) -> Finding:
     """Figure 9: the ratio never rises by more than a tenth."""
     rises, own = {}, {}
@@ -53,12 +49,7 @@ def c11_ratio_falls(evidence: Evidence) -> Finding:
     return Finding(listed(rises), all(rise <= 1.1 for rise in rises.values()), note)
 
 
-@claim(
-    "C12",
-    kind=FIGURE,
-    statement="the ratio spreads more than 40 times for R1, about 10 for 405B, 2 for 70B, 1.3 for 8B",
-    acceptance="R1 > 405B > 70B > 8B, R1 at least 10, 8B at most 2",
-)
+@TEXT.claim("C12")
 def c12_spread(evidence: Evidence) -> Finding:
     """Figure 9: loose over tight ratio, by model."""
     spread = _over_models(evidence, _spread)
@@ -78,12 +69,7 @@ def c12_spread(evidence: Evidence) -> Finding:
     return Finding(listed(spread), _falling(spread) and first >= 10 and last <= 2, note)
 
 
-@claim(
-    "C13",
-    kind=FIGURE,
-    statement="the ratio at the loose end: R1 3.6, 405B 2.1, 70B 0.95, 8B 0.4",
-    acceptance="in this order, each within a factor of 3",
-)
+@TEXT.claim("C13")
 def c13_loose_end(evidence: Evidence) -> Finding:
     """Figure 9: the ratio at the loose end, by model."""
     loose = _over_models(evidence, _loose)
@@ -109,12 +95,7 @@ def loose_ends(evidence: Evidence, sweep: str = "fig09") -> tuple[str, bool]:
     return listed(loose), _falling(loose) and near
 
 
-@claim(
-    "C14",
-    kind=FIGURE,
-    statement="every fixed ratio loses somewhere, the best ratio is the upper envelope (R1, 16384/2048)",
-    acceptance="fixed never above the best (1e-9); 0.5 loses >= 40 % at the loose end, 3.5 >= 60 % at the tight end",
-)
+@TEXT.claim("C14")
 def c14_fixed_ratios(evidence: Evidence) -> Finding:
     """Figure 10: what 0.5 loses at the loose end and 3.5 at the tight end."""
     best, small, large = (_fixed(evidence, ratio) for ratio in ("optimal", *FIXED))
@@ -138,12 +119,7 @@ def closed_form(q: float, r: float) -> float:
     return min(q, r) / r * (1 + r) / (1 + q)
 
 
-@claim(
-    "C15",
-    kind=DERIVED,
-    statement="a fixed ratio q over the best r = R/P: min(q, r)/r * (1 + r)/(1 + q)",
-    acceptance="within 5 %",
-)
+@TEXT.claim("C15")
 def c15_closed_form(evidence: Evidence) -> Finding:
     """Figure 10 against the closed form, at every point of the optimal frontier in the range."""
     best = _fixed(evidence, "optimal")
@@ -166,12 +142,7 @@ def c15_closed_form(evidence: Evidence) -> Finding:
     return Finding(f"largest error {largest:.3f}", largest <= 0.05, note)
 
 
-@claim(
-    "C30",
-    kind=PAPER,
-    statement="few GPUs cost throughput as a fixed ratio does",
-    acceptance="T(16 GPUs) <= T(576 GPUs) everywhere, < somewhere",
-)
+@TEXT.claim("C30")
 def c30_few_gpus(evidence: Evidence) -> Finding:
     """Caps on the GPUs of a deployment, 16 to 576."""
     fronts = [evidence.front("gpu_cap", gpu_cap=cap) for cap in CAPS]

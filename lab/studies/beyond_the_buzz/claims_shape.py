@@ -13,6 +13,7 @@ from disagg_sim.search.grid import decode_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
 from lab.calibration.kernels.residuals import rank_correlation
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
     HIGH,
@@ -26,18 +27,13 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
-from lab.studies.claims import PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 WIDE_SLICES, MEASURED_SLICES = 16, 32  # TP of R1's experts: slices of 128 and 64 of 2048 columns [1]
 PLACES = (20.0, 50.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0)  # where C7 compares frontiers [token/s]
 
 
-@claim(
-    "C5",
-    kind=PAPER,
-    statement="towards short latency the batch falls and TP rises along the frontier",
-    acceptance="rank correlation with interactivity: batch per GPU < -0.8, TP > 0.5",
-)
+@TEXT.claim("C5")
 def c5_batch_and_tp(evidence: Evidence) -> Finding:
     """Figure 6: the batch per GPU falls and TP rises along the frontier."""
     found: dict[str, float] = {}
@@ -53,12 +49,7 @@ def c5_batch_and_tp(evidence: Evidence) -> Finding:
     return Finding(listed(found, ".2f"), holds, note)
 
 
-@claim(
-    "C6",
-    kind=PAPER,
-    statement="decode TP of Llama-70B at 16384/2048 runs from 2 to 64 in a domain of 72",
-    acceptance="first TP <= 4, last TP >= 32",
-)
+@TEXT.claim("C6")
 def c6_llama_tp(evidence: Evidence) -> Finding:
     """Decode TP of Llama-70B at both ends of the frontier."""
     tp = _front(evidence, MIDDLE).column("decode_tp_attn")
@@ -73,12 +64,7 @@ def c6_llama_tp(evidence: Evidence) -> Finding:
     return Finding(f"first TP {tp[0]:.0f}, last TP {tp[-1]:.0f}", bool(tp[0] <= 4 and tp[-1] >= 32), note)
 
 
-@claim(
-    "C7",
-    kind=PAPER,
-    statement="R1 at 16384/2048 uses EP inside the NVLink domain all along the frontier",
-    acceptance="EP > 1 on at least 90 % of the points",
-)
+@TEXT.claim("C7")
 def c7_expert_parallel(evidence: Evidence) -> Finding:
     """Share of R1's frontier that runs experts in parallel inside the domain."""
     front = _front(evidence, R1)
@@ -109,12 +95,7 @@ def c7_expert_parallel(evidence: Evidence) -> Finding:
     return Finding(f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9), note)
 
 
-@claim(
-    "C8",
-    kind=PAPER,
-    statement="R1's attention goes from DP to TP towards short latency",
-    acceptance="TP of attention below an earlier value at no more than 10 % of the points, first <= 2, last >= 4",
-)
+@TEXT.claim("C8")
 def c8_attention_modes(evidence: Evidence) -> Finding:
     """R1's attention by its TP degree along the frontier."""
     front = _front(evidence, R1)
@@ -129,12 +110,7 @@ def c8_attention_modes(evidence: Evidence) -> Finding:
     return Finding(f"starts at TP {tp[0]:.0f}, ends at TP {tp[-1]:.0f}, falls at {below:.2f}", bool(holds), note)
 
 
-@claim(
-    "C9",
-    kind=PAPER,
-    statement="R1's batch at the throughput end is in the hundreds",
-    acceptance="at least 100 requests an instance",
-)
+@TEXT.claim("C9")
 def c9_loose_batch(evidence: Evidence) -> Finding:
     """Batch of R1's instance at the throughput end."""
     front = _front(evidence, R1)
@@ -143,12 +119,7 @@ def c9_loose_batch(evidence: Evidence) -> Finding:
     return Finding(f"{batch:.0f} requests", bool(batch >= 100), note)
 
 
-@claim(
-    "C31",
-    kind=PAPER,
-    statement="at medium latency disaggregated decode uses higher TP than co-located instances",
-    acceptance="median of the ratio of TP at least 1",
-)
+@TEXT.claim("C31")
 def c31_tensor_parallel(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
     medians, notes = {}, []

@@ -13,6 +13,7 @@ from disagg_sim.serving.gains import COLOCATED, gain
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     BF16_ATTENTION,
     HIGH,
@@ -28,19 +29,13 @@ from lab.studies.beyond_the_buzz.evidence import (
     third,
     throughput,
 )
-from lab.studies.claims import PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 MIXED = "fig06_every_step_mixed"
 FIGURE_8 = ((16_384, 2048), (2048, 16_384))
 
 
-@claim(
-    "C25",
-    kind=f"{PAPER}, figure 6",
-    statement="piggybacked R1 lies well below the best co-located mode, Llama-70B close to it",
-    acceptance="every step mixed, MLA naive: R1 below 0.9 somewhere in the middle third, "
-    "70B above 0.9 over the loose two",
-)
+@TEXT.claim("C25")
 def c25_piggyback(evidence: Evidence) -> Finding:
     """Figure 6: every step mixed, over the best co-located mode."""
     latent, base = evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form="naive"), _base(evidence, R1)
@@ -70,12 +65,7 @@ def c25_piggyback(evidence: Evidence) -> Finding:
     return Finding(value, bool(middle.min() < 0.9 and loose.min() > 0.9), note)
 
 
-@claim(
-    "C26",
-    kind=PAPER,
-    statement="keeping the projected past removes most of that loss",
-    acceptance="above 0.95 in the middle third wherever memory is not full",
-)
+@TEXT.claim("C26")
 def c26_cached(evidence: Evidence) -> Finding:
     """Figure 6: every step mixed with the projected past kept in memory."""
     naive, cached = (
@@ -105,13 +95,7 @@ def c26_cached(evidence: Evidence) -> Finding:
     return Finding(value, holds, note)
 
 
-@claim(
-    "C27",
-    kind=PAPER,
-    statement="piggybacking pays most for decode-heavy traffic at relaxed latency",
-    acceptance="every step mixed over no piggyback: A(2048/16384) > A(16384/2048), "
-    "falling from third to third of the range",
-)
+@TEXT.claim("C27")
 def c27_decode_heavy(evidence: Evidence) -> Finding:
     """Figure 8: every step mixed over no piggyback, by traffic and along the curve."""
     areas, falls, mixes, largest = {}, {}, {}, {}

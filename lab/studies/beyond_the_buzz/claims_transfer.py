@@ -14,6 +14,7 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import kv_rate_per_gpu
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     BF16_ATTENTION,
     LONG_PROMPTS,
@@ -24,7 +25,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     Front,
     listed,
 )
-from lab.studies.claims import DERIVED, FIGURE, PAPER, Finding, claim
+from lab.studies.claims import Finding
 
 EGRESS, INGRESS = "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"
 PROMPTS = (4096, 8192, 16_384, 32_768, 65_536)  # [token]
@@ -35,7 +36,7 @@ FIGURE_12 = {LONG_PROMPTS[0]: (0.4 * GB, 1.2 * GB), MILLION: (1.0 * GB, 1.8 * GB
 NIC = 50 * GB  # what one NIC carries [B/s]
 
 
-@claim("C18", kind=PAPER, statement="egress falls with the prompt length", acceptance="strictly, from 4k on")
+@TEXT.claim("C18")
 def c18_egress_falls(evidence: Evidence) -> Finding:
     """Egress of the best prefill pool by prompt length."""
     found = {model: [_best_egress(evidence, model, isl) for isl in PROMPTS] for model in (R1, MIDDLE)}
@@ -46,12 +47,7 @@ def c18_egress_falls(evidence: Evidence) -> Finding:
     return Finding(value, bool(falls), note)
 
 
-@claim(
-    "C19",
-    kind=PAPER,
-    statement="ingress hardly depends on the prompt where decode reads its cache, and goes with 1/(OSL-1)",
-    acceptance="change below 25 % from 64k to 1M; 1/(OSL-1) exactly",
-)
+@TEXT.claim("C19")
 def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
     """Ingress from 64k to 1M at the same resident tokens, and its dependence on OSL."""
     change, law = {}, 0.0
@@ -69,7 +65,7 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
     return Finding(listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9, note)
 
 
-@claim("C20", kind=PAPER, statement="ingress per GPU falls as TTL tightens", acceptance="monotone along the frontier")
+@TEXT.claim("C20")
 def c20_ingress_falls(evidence: Evidence) -> Finding:
     """Ingress of a decode GPU along R1's frontier."""
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
@@ -84,7 +80,7 @@ def c20_ingress_falls(evidence: Evidence) -> Finding:
     return Finding(value, rise <= 0, note)
 
 
-@claim("C21", kind=PAPER, statement="R1 needs less egress than Llama-70B", acceptance="2-6 times less at 16k")
+@TEXT.claim("C21")
 def c21_latent_cache(evidence: Evidence) -> Finding:
     """Egress of Llama-70B over that of R1, best pools at 16k."""
     isl = LONG_PROMPTS[0]
@@ -99,12 +95,7 @@ def c21_latent_cache(evidence: Evidence) -> Finding:
     return Finding(f"{ratio:.2f}", 2 <= ratio <= 6, note)
 
 
-@claim(
-    "C22",
-    kind=FIGURE,
-    statement="R1's KV bandwidth: 0.4-1.2 GB/s per GPU at 16384/2048, 1.0-1.8 at 1M/2048, far below a NIC",
-    acceptance="within a factor of 3 of the bands, below 10 GB/s everywhere",
-)
+@TEXT.claim("C22")
 def c22_bandwidth(evidence: Evidence) -> Finding:
     """Figure 12: the larger of egress and ingress along R1's frontiers."""
     fronts = {LONG_PROMPTS[0]: evidence.front("fig12"), MILLION: evidence.front("fig12_long")}
@@ -131,13 +122,7 @@ def c22_bandwidth(evidence: Evidence) -> Finding:
     return Finding("; ".join(values), inside, note)
 
 
-@claim(
-    "C23",
-    kind=f"{PAPER}, {DERIVED}",
-    statement="TP copies the cache max(1, TP/n_kv) times; MLA, TP times",
-    acceptance="exact",
-    by_construction=True,
-)
+@TEXT.claim("C23")
 def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts know no profile
     """Copies of the cache over a TP group against max(1, TP/n_kv)."""
     degrees = [1, 2, 4, 8, 16, 32, 64]
@@ -151,13 +136,7 @@ def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts kno
     return Finding("; ".join(f"{model} {values}" for model, values in found.items()), exact, note)
 
 
-@claim(
-    "C24",
-    kind=DERIVED,
-    statement="cache sent is cache received: N_p*egress = N_d*ingress",
-    acceptance="1e-9 for balanced pairs and for integer pairs at their matched rate",
-    by_construction=True,
-)
+@TEXT.claim("C24")
 def c24_conservation(evidence: Evidence) -> Finding:
     """Cache sent is cache received: real-valued pairs, and the integer pairs of figure 12."""
     isl, worst = LONG_PROMPTS[0], 0.0

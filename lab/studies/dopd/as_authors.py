@@ -9,13 +9,14 @@ project's own say why in ``inferred``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.studies.as_authors import AsAuthors
-from lab.studies.claims import Finding, Without
-from lab.studies.dopd import claims, claims_runs
+from lab.studies.as_authors import as_authors
+from lab.studies.claims import Finding, Without, claims_of
+from lab.studies.dopd import TEXT, claims, claims_runs
 from lab.studies.dopd.claims import PRINTED_RATIO, required_ratio
 from lab.studies.dopd.claims_runs import MOST_PREFILL, ORDER, SPLITS, THROUGHPUT_FACTOR
 from lab.studies.dopd.setup import (
@@ -175,135 +176,14 @@ def static(bench: DopdBench) -> Finding:
     )
 
 
-STATIC = "2P (TP1) + 2D (TP2) on six H100, Llama-70B fp8"
-NO_ENGINE = "the engine inside Dynamo (vLLM V0, from the published code)"
-
-CLAIMS = (
-    AsAuthors(claims.d1_concurrency, place="eq. (11)-(13), VI-B3", setting="equations", paper="235 and 78"),
-    AsAuthors(claims.d2_memory, place="eq. (11)-(14)", setting="equations", paper="memory binds"),
-    AsAuthors(
-        claims.d3_ratio,
-        place="VI-B3",
-        setting="eq. (15) with profiled t_p and t_d",
-        paper="4.58 and 3.18",
-        inferred=f"{NO_ENGINE}; t_d is not printed",
-        why="a prompt of 1,000 tokens takes 0.129 s here and 0.166 s by the paper's table I, while a decode step of "
-        "230 requests takes 0.057 and 0.054 s, so that fewer prefill instances keep decode full",
-    ),
-    AsAuthors(
-        claims_runs.d4_scaling,
-        place="VI-B3, figure 6",
-        statement="throughput grows linearly up to the optimal number of prefill instances, then stops",
-        setting="1000/150 and 3000/300, full queues, one decode instance, 1 to 6 prefill instances",
-        paper="linear from 1 to 4, slower to 5, flat to 6 at 4.58; 3000/300 alike around 3.18",
-        inferred="the paper validates its own formula, so that the ratio is that of eq. (15) with the engine's times; "
-        "decode takes as many requests as it holds to their end, which is ours",
-        acceptance=f"0.9 of linear up to floor(R), R by eq. (15) within {NEAR:.0%} of the simulated knee, both panels",
-        judge=linear_to_the_ratio,
-    ),
-    AsAuthors(
-        claims_runs.d5_idle,
-        place="VI-B3, figure 6",
-        setting="as D4",
-        paper="prefill idles at times only beyond the ratio",
-        inferred="as D4",
-        acceptance="at work for > 0.97 of the time up to floor(R), for at most 0.97 beyond ceil(R), both panels",
-        judge=idle_beyond_the_ratio,
-    ),
-    AsAuthors(claims.d6_longer, place="VI-B3", setting="eq. (15)", paper="4.58 to 3.18", inferred=NO_ENGINE),
-    AsAuthors(claims.d7_variance, place="eq. (5)-(8)", setting="equations", paper="E[C] >= C(E)"),
-    AsAuthors(claims.d8_kingman, place="eq. (10)", setting="one prefill server", paper="waits grow with c_s"),
-    AsAuthors(
-        claims_runs.d9_batches,
-        place="V-C, algorithm 1",
-        setting="bimodal 100/1900",
-        paper="curves",
-        inferred="4P + 1D, output 150, loads",
-    ),
-    AsAuthors(
-        claims_runs.d10_local,
-        place="V-E",
-        setting="ultra-short prompts, transfers of 15 to 80 ms",
-        paper="better on the D-instance",
-        inferred="threshold of 128 tokens; who returns the first token: the decode worker, as in Dynamo",
-        judge=claims_runs.d10_local,
-        why="with transfers of 15 ms a step of V0 beside its decodes takes 3 to 4 ms longer than a prefill instance "
-        "and the transfer; with 80 ms local prompts are sooner",
-    ),
-    AsAuthors(claims.d11_tensor_parallel, place="eq. (16)", setting="one prompt", paper="diminishing returns"),
-    AsAuthors(
-        claims_runs.d12_colocated,
-        place="VI-B1, figures 7, 8",
-        setting=f"first 1,024 requests of the Azure conversation trace, closed loop; {STATIC} against vLLM on four",
-        paper="P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
-        inferred=f"{NO_ENGINE}; vLLM as TP4; six GPUs against four",
-        why="prefill of 2P + 2D is short: eq. (15) wants two prefill instances for each decode instance, and 4P + 1D "
-        "of the same six GPUs serve 220 at once and 1.72 times the goodput",
-    ),
-    AsAuthors(
-        claims_runs.d13_distserve,
-        place="VI-B",
-        setting="OPT-30B, 1P (TP1) + D (TP4), against DistServe",
-        paper="P90 TTFT 7.10 to 2.31 s, goodput +27 %, concurrency 88 to 104",
-        judged=False,
-        why="DistServe has an engine of its own, of which no measurement is to be had; on equal step times "
-        "the policies differ little",
-    ),
-    AsAuthors(
-        claims_runs.d14_bursts,
-        place="abstract, figure 10",
-        setting="BurstGPT replay from 1P + 1D within eight GPUs, against Dynamo's planners by SLA and by load",
-        paper="99.4 % against 87.3 % and 80.8 %",
-        inferred="T (10 s in the published code); the clip is Arrow's, drawn from its requests and c_v, with mean "
-        "lengths of BurstGPT and bursts that are ours, at four times its rate; eight GPUs for all, and a load planner "
-        "of 2025 that acts every 180 s, where the published configurations have five for DOPD and SLA, and 20 s "
-        "(the second reading has both); the SLA planner is that of 2026",
-        acceptance="strict order, algorithm 2 as printed with T = 10 s",
-        judge=bursts,
-        why="within eight GPUs DOPD is ahead of both planners at each T and by either rule of sizes; these two stand "
-        "within a point of each other, in the other order; with the published budgets and periods load-driven is ahead",
-    ),
-    AsAuthors(
-        claims_runs.d15_splits,
-        place="II-B, figure 3",
-        setting="closed loop over the requests in flight, splits of one cluster",
-        paper="throughput 3.2, TTFT 1/15.32, utilisation +86.0 %, end to end 1.04",
-        inferred="lengths (1000/150), splits (6P + 1D, 4P + 2D, 2P + 3D) and the loops of 100 and 150",
-        statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15.32, utilisation +86 %, end to end 1.04",
-        acceptance="order of magnitude: throughput 1.6 to 6.4; TTFT and utilisation within a factor of 3.2",
-        judge=closed_loop,
-        why="the larger the loop, the more the worst split loses; the end-to-end ratio of a closed loop is that of its "
-        "throughput, so that the paper's 1.04 is of other splits or loads than its 3.2, and is not judged",
-    ),
-    AsAuthors(
-        claims.d16_printed_rule,
-        place="V-D, algorithm 2",
-        setting="equations",
-        paper="R_opt x n_d",
-        inferred="the published code has another rule, without n_d",
-    ),
-    AsAuthors(
-        claims_runs.d17_resources,
-        place="abstract, figure 10",
-        setting="BurstGPT replay, as D14",
-        paper="99 % attainment, less additional resources",
-        inferred="as D14",
-        acceptance="fewer GPU-hours than both built-in planners, at an attainment not below theirs; algorithm 2 as "
-        "printed, T = 10 s",
-        judge=resources,
-        why="by either rule of sizes and with either budget DOPD holds more GPUs: the service is four times the "
-        "clip's, and no planner reaches 99 %; in our setting load-driven holds fewer GPUs and serves more in time",
-    ),
-    AsAuthors(
-        claims_runs.d18_static,
-        place="VI-B1, figures 7, 8",
-        setting=f"as D12: {STATIC} both",
-        paper="ahead in all metrics",
-        inferred=f"{NO_ENGINE}; Dynamo has the same pools and prefills in chunks of 2,048 tokens, where the published "
-        "code has chunked prefill off",
-        judge=static,
-        why="prefill of 2P + 2D is short, and batches up to the mean input fill a pass less than chunks of 2,048 do; "
-        "against one prompt a pass DOPD is ahead in all but P90 TPOT, which is 2 % longer, as more requests are in "
-        "decode and ultra-short prompts are computed there",
-    ),
-)
+#: What judges a claim there, where that is not our own function.
+JUDGES: dict[str, Callable[[DopdBench], Finding]] = {
+    "D4": linear_to_the_ratio,
+    "D5": idle_beyond_the_ratio,
+    "D10": claims_runs.d10_local,
+    "D14": bursts,
+    "D15": closed_loop,
+    "D17": resources,
+    "D18": static,
+}
+CLAIMS = as_authors(TEXT, claims_of(claims, claims_runs), JUDGES)

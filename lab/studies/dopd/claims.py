@@ -16,7 +16,8 @@ from disagg_sim.simulation.policies.dopd.sizes import matching_prefill
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
-from lab.studies.claims import DERIVED, OWN, PAPER, Finding, claim
+from lab.studies.claims import Finding
+from lab.studies.dopd import TEXT
 from lab.studies.dopd.equations import Concurrency, decode_concurrency, prefill_decode_ratio
 from lab.studies.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
 
@@ -76,12 +77,7 @@ def required_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, flo
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
 
 
-@claim(
-    "D1",
-    kind=DERIVED,
-    statement="eq. (13) with engine utilisation 0.9 gives concurrencies near 235 and 78",
-    acceptance="within 3 %",
-)
+@TEXT.claim("D1")
 def d1_concurrency(bench: DopdBench) -> Finding:
     """Eq. (13)."""
     found = [each.requests for each in concurrencies(bench)]
@@ -94,7 +90,7 @@ def d1_concurrency(bench: DopdBench) -> Finding:
     )
 
 
-@claim("D2", kind=DERIVED, statement="memory, not bandwidth, limits both", acceptance="V_mem < V_BW")
+@TEXT.claim("D2")
 def d2_memory(bench: DopdBench) -> Finding:
     """Which of the two limits binds."""
     found = concurrencies(bench)
@@ -102,12 +98,7 @@ def d2_memory(bench: DopdBench) -> Finding:
     return Finding(", ".join(limits), all(each.memory_bound for each in found), "alpha 0.6 and a TPOT limit of 0.08 s")
 
 
-@claim(
-    "D3",
-    kind=PAPER,
-    statement="optimal P/D is 4.58 at 1000/150 and 3.18 at 3000/300",
-    acceptance="table I within 8 %, simulated times within 20 %",
-)
+@TEXT.claim("D3")
 def d3_ratio(bench: DopdBench) -> Finding:
     """Eq. (15) against the printed ratios."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
@@ -122,7 +113,7 @@ def _near(found: list[float], share: float) -> bool:
     return all(abs(ratio / printed - 1) <= share for ratio, printed in zip(found, PRINTED_RATIO, strict=True))
 
 
-@claim("D6", kind=PAPER, statement="the optimum falls when both lengths grow", acceptance="3000/300 below 1000/150")
+@TEXT.claim("D6")
 def d6_longer(bench: DopdBench) -> Finding:
     """The ratio as both lengths grow."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
@@ -133,13 +124,7 @@ def d6_longer(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D7",
-    kind=DERIVED,
-    statement="mixed lengths take more work than the mean length",
-    acceptance="E[C] - C(E) = b*Var",
-    by_construction=True,
-)
+@TEXT.claim("D7")
 def d7_variance(bench: DopdBench) -> Finding:
     """Mean work of mixed lengths against the work of the mean length, FLOP of the model."""
     model, recipe = bench.llama.model, bench.llama.precision
@@ -160,13 +145,7 @@ def d7_variance(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D8",
-    kind=DERIVED,
-    statement="mixing lengths raises queueing",
-    acceptance="wait within 20 % of Kingman at rho 0.7-0.9, longer than with equal lengths",
-    by_construction=True,
-)
+@TEXT.claim("D8")
 def d8_kingman(bench: DopdBench) -> Finding:
     """Waits of a prefill queue of one server, one prompt a pass, mixed against equal lengths."""
     times = bench.table(1)
@@ -204,12 +183,7 @@ def speedups(bench: DopdBench) -> Floats:
     return np.asarray(times[0] / times)
 
 
-@claim(
-    "D11",
-    kind=PAPER,
-    statement="raising TP of a prefill instance gives diminishing returns",
-    acceptance="S(8)/8 < S(4)/4 < S(2)/2",
-)
+@TEXT.claim("D11")
 def d11_tensor_parallel(bench: DopdBench) -> Finding:
     """Speedup of prefill a GPU."""
     shares = speedups(bench) / np.array(DEGREES)
@@ -220,13 +194,7 @@ def d11_tensor_parallel(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D16",
-    kind=OWN,
-    statement="the printed rule for n_p over-provisions by n_d",
-    acceptance="exact for n_d = 2, 3",
-    by_construction=True,
-)
+@TEXT.claim("D16")
 def d16_printed_rule(_bench: DopdBench) -> Finding:
     """n_p as printed over n_p by eq. (15), for the same requests in all."""
     found = {}

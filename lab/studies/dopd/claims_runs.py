@@ -12,7 +12,8 @@ import numpy as np
 
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd.batches import BATCHES
-from lab.studies.claims import PAPER, Finding, Without, claim
+from lab.studies.claims import Finding, Without
+from lab.studies.dopd import TEXT
 from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio
 from lab.studies.dopd.setup import BIMODAL, PLANNERS, SLO, DopdBench, steady_rate
 
@@ -55,12 +56,7 @@ def uncapped(value: str, holds: bool) -> Without:
     return Without("decode takes up to 256 requests, and computes preempted ones again", value, holds)
 
 
-@claim(
-    "D4",
-    kind=PAPER,
-    statement="throughput at 1000/150 grows linearly up to 4 prefill instances, then stops",
-    acceptance="gains >= 0.9 of linear up to 4; the 5th adds 30-75 % of one unit; the 6th < 5 %",
-)
+@TEXT.claim("D4")
 def d4_scaling(bench: DopdBench) -> Finding:
     """Gains of further prefill instances."""
 
@@ -81,12 +77,7 @@ def d4_scaling(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D5",
-    kind=PAPER,
-    statement="prefill instances idle only when they exceed the optimum",
-    acceptance="utilisation > 0.97 up to 4, then within 5 % of 4.58/n_p",
-)
+@TEXT.claim("D5")
 def d5_idle(bench: DopdBench) -> Finding:
     """Utilisation of the prefill instances."""
 
@@ -122,12 +113,7 @@ def one_by_one(bench: DopdBench) -> float:
     return 4 / float(np.mean([times.pass_time(tokens)[1] for tokens in BIMODAL]))
 
 
-@claim(
-    "D9",
-    kind=PAPER,
-    statement="batches of short prompts up to i_next cut TTFT under a bimodal 100/1900 mix",
-    acceptance="P90 TTFT below that of batches in order at every load of 0.7 to 0.95, throughput not lower",
-)
+@TEXT.claim("D9")
 def d9_batches(bench: DopdBench) -> Finding:
     """Batches by length against batches in order of arrival, up to the same number of tokens."""
     rows = {load: [bimodal_ttft(bench, load, each) for each in BATCHES] for load in BIMODAL_LOADS}
@@ -159,12 +145,7 @@ def short_ttft(bench: DopdBench, tokens: int, *, local: bool, transfer_s: float)
     return float(first.mean()), float((first + r.exposed_transfer_s[those]).mean())
 
 
-@claim(
-    "D10",
-    kind=PAPER,
-    statement="ultra-short prompts are better prefilled on the decode instance",
-    acceptance="TTFT lower for s <= 128 with transfers of 15-80 ms",
-)
+@TEXT.claim("D10")
 def d10_local(bench: DopdBench) -> Finding:
     """Short prompts on the decode instance against the prefill instance and a transfer."""
     rows, bare, holds, sooner = [], [], True, True
@@ -183,12 +164,7 @@ def d10_local(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D12",
-    kind=PAPER,
-    statement="against co-located vLLM: P90 TPOT 0.097 to 0.079 s, goodput up to 1.5, concurrency 72 to 112",
-    acceptance="order and sign; goodput ratio 1.2-1.8",
-)
+@TEXT.claim("D12")
 def d12_colocated(bench: DopdBench) -> Finding:
     """2P + 2D against vLLM on four GPUs."""
     at = AT_CONCURRENCY["llama"]
@@ -212,12 +188,7 @@ def d12_colocated(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D13",
-    kind=PAPER,
-    statement="OPT-30B against DistServe: P90 TTFT 7.10 to 2.31 s, goodput +27 %, concurrency 88 to 104",
-    acceptance="order and sign",
-)
+@TEXT.claim("D13")
 def d13_distserve(bench: DopdBench) -> Finding:
     """OPT-30B on the same GPUs, against whole prompts in order of arrival, 2,048 tokens a pass."""
     at = AT_CONCURRENCY["opt"]
@@ -235,12 +206,7 @@ def d13_distserve(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D14",
-    kind=PAPER,
-    statement="under bursts SLO attainment is 99.4 %, against 87.3 % SLA-driven and 80.8 % load-driven",
-    acceptance="strict order on a bursty trace, against the best mode of each planner",
-)
+@TEXT.claim("D14")
 def d14_bursts(bench: DopdBench) -> Finding:
     """Attainment over hours of bursts."""
     means = {name: float(bench.attainments(name).mean()) for name in PLANNERS}
@@ -262,12 +228,7 @@ def d14_bursts(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D15",
-    kind=PAPER,
-    statement="P/D choice is worth up to 3.2 in throughput, TTFT to 1/15, P90 TPOT -22.8 %",
-    acceptance="order of magnitude, both ways: throughput 1.6-6.4, TTFT 1/4.7 to 1/47, TPOT -7 to -72 %",
-)
+@TEXT.claim("D15")
 def d15_splits(bench: DopdBench) -> Finding:
     """The best against the worst split of eight GPUs."""
 
@@ -297,12 +258,7 @@ def d15_splits(bench: DopdBench) -> Finding:
     )
 
 
-@claim(
-    "D17",
-    kind=PAPER,
-    statement="under bursts DOPD needs less additional resources than the planners by SLA and by load",
-    acceptance="fewer GPU-hours than the best mode of each planner, at an attainment that is not below theirs",
-)
+@TEXT.claim("D17")
 def d17_resources(bench: DopdBench) -> Finding:
     """GPU-hours and attainment over hours of bursts."""
     best = [max(modes, key=lambda mode: float(bench.attainments(mode).mean())) for modes in MODES.values()]
@@ -318,12 +274,7 @@ def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding
     return Finding(said, holds, f"an hour of eight GPUs, mean of {len(bench.hours)}")
 
 
-@claim(
-    "D18",
-    kind=PAPER,
-    statement="with equal pools DOPD is ahead of Dynamo in all metrics",
-    acceptance="2P + 2D both: P90 of TTFT and TPOT at 112 in service not above Dynamo's, goodput and concurrency above",
-)
+@TEXT.claim("D18")
 def d18_static(bench: DopdBench) -> Finding:
     """Batches by length and local short prompts against prompts in chunks of 2,048, on the same instances."""
     return Finding(*ahead_of(bench, "dynamo"), bench.stand_in.removesuffix("; "))

@@ -7,218 +7,307 @@ judged. Arrivals are Poisson there. Acceptances were set before these runs; wher
 
 from __future__ import annotations
 
-from lab.studies.as_authors import AsAuthors
-from lab.studies.dynaserve import claims, claims_equal, judges
-from lab.studies.dynaserve.judges import BELOW, ORACLE
-from lab.studies.dynaserve.setup import CHUNK
+import math
+from collections.abc import Callable
+from collections.abc import Mapping as Map
+
+import numpy as np
+
+from disagg_sim.domain import Sharding
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.workload.synthetic import synthetic_trace
+from lab.studies.as_authors import as_authors
+from lab.studies.claims import Finding, Without, claims_of
+from lab.studies.dynaserve import TEXT, claims, claims_equal
+from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, KNOWN, MEANS, RATES_OF_MIX
+from lab.studies.dynaserve.claims_equal import COUNTED, EQUAL, IN_LOOP, LARGEST, QUICK, listed, scan, shape_name
+from lab.studies.dynaserve.setup import (
+    ARXIV,
+    BATCH,
+    CASES,
+    CHUNK,
+    FIGURE_7,
+    LIMIT,
+    MIDDLE,
+    MIX,
+    MODEL,
+    PROFILE,
+    RECIPE,
+    SHAPES,
+    SYSTEM,
+    DynaServeBench,
+    DynaServeMeasures,
+    as_printed,
+    look,
+)
+from lab.studies.published_like import mini_reasoning_standin
 
 #: vLLM 0.7.2 by its default engine, and the one that disaggregation was extended to.
 ENGINES = ("vllm_v0", "vllm")
-PAIR_14B = "Qwen2.5-14B, two A100, one an instance"
-EVALUATION = "6.1: Azure Code, arXiv Summarization, BurstGPT, Mini Reasoning; Poisson arrivals; p99 TBT within 100 ms"
-LENGTHS = "Mini Reasoning and BurstGPT by their means, arXiv lengths cut at 4,096 tokens; gaps count, not requests"
-LOOP = (
-    "2.4: rates tuned to saturate; here the rate that a closed loop of 125 requests for each instance that decodes "
-    "serves (250 co-located)"
-)
-FOLLOWS = "125 follows from table 1 at 219/1467"
-SATURATED = f"{LOOP}, with Poisson arrivals; {FOLLOWS}"
-TUNED = "with chunks tuned, a step of co-location fits into 100 ms on a machine without noise, and both GPUs stay full"
-CHUNKS = (
-    "chunks leave when they are done, as figure 7 shows; that they take blocks of the second instance then, and what "
-    "they do where it is full, is not said: they wait, and the youngest cache gives its blocks back where none can go "
-    "on"
-)
-PRINTED = "with all work balanced as printed, prompts queue where the other instance has room"
+#: A capacity of a workload and a case. [request/s]
+Rate = Callable[[str, str], float]
+#: The four workloads of section 6.1.
+WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
+#: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
+DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
+#: Chunks of a pushed cache that Y13 tries, the first of them a whole cache: the paper prints none. [token]
+PUSHED = (10**6, CHUNK, claims.SMALL_CHUNK)
+BELOW = 0.7  # rate of Y13 over the capacity, beyond which caches wait for memory [1]
+#: Requests in flight an instance of a light load, for insight 3. [request]
+LIGHT = 8
+#: Share of the best split that a bisection of six steps is to reach: "within 1 %" of an offline oracle. [1]
+ORACLE = 0.99
 
-CLAIMS = (
-    AsAuthors(
-        claims_equal.y1_rates,
-        place="2.4, table 1",
-        setting=f"{PAIR_14B}; largest rates without a limit",
-        paper="-44, -10, -41 % (8192/32, 2048/512, 219/1467)",
-        inferred=f"{LOOP}; {FOLLOWS}",
-    ),
-    AsAuthors(
-        claims_equal.y2_colocated_late,
-        place="2.4, table 1",
-        setting=f"{PAIR_14B}; chunk 2,048",
-        paper="p50/p99 310/353, 47/337, 48/163 ms",
-        inferred=f"{SATURATED}; whether 219/1467 is a shape or the means of Mini Reasoning",
-        judge=judges.late_at_saturation,
-        why="equal prompts of 219 tokens come one at a time and no step is long: p99 stays 2 to 7 ms below the limit",
-    ),
-    AsAuthors(
-        claims_equal.y3_disaggregated_in_time,
-        place="2.4, table 1",
-        setting=PAIR_14B,
-        paper="p50/p99 23/58, 47/65, 51/74 ms",
-        inferred=SATURATED,
-        judge=judges.in_time_at_saturation,
-        why="at the full rate of 2048/512 the memory of the decode instance is full, and preempted answers wait",
-    ),
-    AsAuthors(
-        claims_equal.y4_imbalance,
-        place="2.4, table 1",
-        setting=PAIR_14B,
-        paper="8192/32: MFU 43 and 0.2 %; 219/1467: 2.1 and 14 %, memory of the second 96.3 %",
-        inferred=SATURATED,
-        judge=judges.imbalance_at_saturation,
-    ),
-    AsAuthors(
-        claims_equal.y5_best_split,
-        place="4.1",
-        setting="1024/1024, Qwen2.5-32B, two A100, one an instance",
-        paper="position 1358 (phi 0.66)",
-        inferred=f"{CHUNKS}; chunks of {CHUNK} tokens",
-        judge=judges.best_split,
-        why="parts of caches fill the second instance, whose memory holds 14 to 20 such sequences, and the "
-        "throughput grows slowly up to splits past 1200 to 1600; where no block is taken before the first "
-        "part ends, half as much again is served, and the best split is within them",
-    ),
-    AsAuthors(
-        claims_equal.y6_equal_times,
-        place="4.1",
-        setting="as Y5",
-        paper="peak at equal times",
-        inferred="as Y5",
-        judge=judges.equal_times,
-    ),
-    AsAuthors(
-        claims.y7_capacity,
-        place="6.3",
-        setting=EVALUATION,
-        paper="1.15 to 3.07 (mean 2.37) and 1.09 to 1.67 (mean 1.37)",
-        inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=judges.capacity,
-        why=f"{TUNED}; {PRINTED}, so that on BurstGPT disaggregation is ahead, too",
-    ),
-    AsAuthors(
-        claims.y8_goodput,
-        place="6.2, figure 8",
-        setting=EVALUATION,
-        paper="up to 1.91 and 1.61",
-        inferred=f"chunks in powers of two; {LENGTHS}",
-        acceptance="both above 1",
-        judge=judges.goodput,
-        why=TUNED,
-    ),
-    AsAuthors(
-        claims.y9_mix,
-        place="6.3",
-        setting="half BurstGPT, half Azure Code",
-        paper="4.6 / 5.9 / 7.4 requests/s; goodput 316 / 399 / 474 tokens/s",
-        inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=judges.mix,
-        why=f"{TUNED}; {PRINTED}, so that DynaServe is below disaggregation, too",
-    ),
-    AsAuthors(
-        claims.y10_who_is_strong,
-        place="6.3",
-        setting=EVALUATION,
-        paper="order",
-        inferred=f"chunks in powers of two; {LENGTHS}",
-        judge=judges.who_is_strong,
-        why=TUNED,
-    ),
-    AsAuthors(
-        claims.y11_slo_aware,
-        place="6",
-        setting="mix at capacity",
-        paper="99 against 52 % of the tokens within 100 ms",
-        inferred="the mix; steps without it fill 2,048 tokens",
-    ),
-    AsAuthors(
-        claims.y12_length_error,
-        place="6",
-        setting="errors of predicted outputs of 0, 10, 50, 100 tokens",
-        paper="3607, 3591, 3565, 3502 tokens/s",
-        inferred="219/1467 in a closed loop",
-    ),
-    AsAuthors(
-        claims.y13_push,
-        place="6.6",
-        setting="Mini Reasoning, with and without chunks",
-        paper="94 % less transfer that is not hidden",
-        statement="pushing chunk by chunk cuts the transfer that is not hidden by 94 %",
-        inferred=f"the chunk is not printed: 512, and 32; {BELOW:g} of the capacity; waits for blocks of the second "
-        "instance do not count",
-        acceptance="at most a tenth of what a cache pushed whole exposes",
-        judge=judges.push,
-        why="the last chunk is exposed, so that its size decides",
-    ),
-    AsAuthors(claims_equal.y14_more_cache, place="6", setting="a split in the decode", paper="about 3 times the cache"),
-    AsAuthors(
-        claims.y15_six_steps,
-        place="4.1",
-        statement="six steps of bisection come within 1 % of an offline oracle",
-        setting="six steps against an offline oracle with perfect knowledge",
-        paper="within 1 %",
-        inferred="equal requests in a closed loop; the oracle is one split for all, in steps of 1 %; caches as in Y5",
-        acceptance=f"at least {ORACLE:g} of the best split, in all three shapes",
-        judge=judges.within_the_oracle,
-        why="in our closed loop of equal requests splits that follow the queue serve up to 22 % less than the "
-        "best one for all, on V1 as much at 2048/512",
-    ),
-    AsAuthors(
-        claims_equal.y16_batch,
-        place="figure 6",
-        setting="Llama-8B on one A100, 512 tokens of prefill within 50 ms",
-        paper="about 29",
-        judge=judges.decodes_in_a_step,
-        why="the prefill of V1 takes 1.387 times its kernels, fitted on Hopper and Blackwell: 512 tokens fill the step",
-    ),
-    AsAuthors(
-        claims_equal.y17_chunks,
-        place="2.4, insight 3",
-        statement="larger prefill batches can raise throughput at light load, and quickly breach the SLO",
-        setting=f"{PAIR_14B}; larger prefill batches",
-        paper="can boost throughput at light load, quickly breach SLOs",
-        inferred="2048/512, chunks of 256 to 2,048, light: 8 requests in flight an instance",
-        acceptance="p99 grows with each chunk and passes 100 ms; at light load the largest serves no less than the "
-        "smallest",
-        judge=judges.larger_batches,
-        why="p99 grows and passes the limit, but an A100 is busy computing from some 300 tokens a step on, so that "
-        "longer chunks gain no throughput",
-    ),
-    AsAuthors(
-        claims.y18_sizes,
-        place="6.2, figure 8",
-        setting="14B, 32B and 72B on two, four and eight A100",
-        paper="co-location loses more from 14B to 72B; ahead of disaggregation at every size",
-        inferred=f"the mix; chunks in powers of two; {LENGTHS}",
-        judge=judges.sizes,
-        why="with all work balanced as printed DynaServe is below disaggregation at every size on V0, at 14B on V1; "
-        "that its ratio over co-location is larger at 72B than at 14B is met",
-    ),
-    AsAuthors(
-        claims.y19_plateau,
-        place="6.2, figure 8",
-        setting="goodput over the rate",
-        paper="DynaServe stays level, co-location falls past its peak",
-        inferred="the mix; rates up to 8 times the capacity of each, for as long as there; chunks in powers of two; "
-        f"{LENGTHS}",
-        judge=judges.plateau,
-        why="with chunks tuned no step of co-location is late at any rate, so that its goodput does not fall "
-        "up to 8 times the capacity; that of DynaServe, past its peak, falls to 0.86 of it on V0, below the 0.9 that "
-        "is asked, and to 0.90 on V1",
-    ),
-    AsAuthors(
-        claims_equal.y20_attainment,
-        place="2.4, table 1",
-        setting=PAIR_14B,
-        paper="100, 99.83, 99.95 % and 1.73, 84.09, 94.46 %",
-        inferred=f"{SATURATED}; attainment counts tokens",
-        judge=judges.attainment_at_saturation,
-        why="as Y3: at the full rate of 2048/512 preempted answers wait",
-    ),
-    AsAuthors(
-        claims_equal.y21_memory,
-        place="2.4, table 1",
-        setting=PAIR_14B,
-        paper="96.3 % at 219/1467",
-        inferred=f"{SATURATED}; whether the weights count",
-        judge=judges.memory_at_saturation,
-        why="the 150 sequences of 950 tokens that are in flight at that rate fill two thirds of the blocks",
-    ),
-)
+
+def saturated(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
+    """A shape with Poisson arrivals at the rate that a full closed loop serves."""
+    rate = bench.saturated(shape, CASES[name]).steady
+
+    def run() -> DynaServeMeasures:
+        count = QUICK if bench.quick else COUNTED
+        trace = synthetic_trace(rate=rate, lengths=shape, requests=count, name=shape_name(shape))
+        return look(bench.result(trace, CASES[name]), rate)
+
+    return bench.once(("at saturation", shape, name), run)
+
+
+def _gaps(bench: DynaServeBench, name: str) -> tuple[str, list[tuple[float, float]]]:
+    rows = {shape: saturated(bench, shape, name) for shape in SHAPES}
+    gaps = [(seen.summary.itl_p50_s, seen.summary.itl_p99_s) for seen in rows.values()]
+    said = ", ".join(
+        f"{shape_name(shape)} {1e3 * half:.0f}/{1e3 * late:.0f} at {seen.rate:.2f}"
+        for (shape, seen), (half, late) in zip(rows.items(), gaps, strict=True)
+    )
+    return f"p50/p99 {said} ms at requests/s", gaps
+
+
+def late_at_saturation(bench: DynaServeBench) -> Finding:
+    """Gaps of co-location."""
+    said, gaps = _gaps(bench, LARGEST)
+
+    def pattern(found: list[tuple[float, float]]) -> bool:
+        late, half = [p99 > LIMIT.tpot for _, p99 in found], [p50 > LIMIT.tpot for p50, _ in found]
+        return all(late) and half == [True, False, False]
+
+    rate = saturated(bench, SHAPES[-1], LARGEST).rate
+    trace = mini_reasoning_standin(rate=rate, requests=QUICK if bench.quick else COUNTED)
+    row = look(bench.result(trace, CASES[LARGEST]), rate).summary
+    spread = (row.itl_p50_s, row.itl_p99_s)
+    return Finding(
+        said,
+        pattern(gaps),
+        "",
+        Without(
+            "219/1467 are means, lengths spread by c_v 1",
+            f"p50/p99 {1e3 * spread[0]:.0f}/{1e3 * spread[1]:.0f} ms",
+            pattern([*gaps[:-1], spread]),
+        ),
+    )
+
+
+def in_time_at_saturation(bench: DynaServeBench) -> Finding:
+    """Gaps of disaggregation."""
+    said, gaps = _gaps(bench, "disaggregated")
+    return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps), "")
+
+
+def imbalance_at_saturation(bench: DynaServeBench) -> Finding:
+    """Use of compute and memory of both instances."""
+    long, answers = (saturated(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
+    return Finding(*claims_equal.imbalance(long, answers), "")
+
+
+def attainment_at_saturation(bench: DynaServeBench) -> Finding:
+    """Tokens within the limit."""
+    rows = ([saturated(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST))
+    return Finding(*claims_equal.attained(*rows), "")
+
+
+def memory_at_saturation(bench: DynaServeBench) -> Finding:
+    """Memory of the decode instance."""
+    return Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), "")
+
+
+def sizes(bench: DynaServeBench) -> Finding:
+    """Goodput on the mix by model, over the best power of two and over disaggregation."""
+    return Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX))
+
+
+def plateau(bench: DynaServeBench) -> Finding:
+    """Goodput on the mix beyond the capacity, against the best power of two."""
+    return Finding(*claims.beyond_capacity(bench, "printed", _best(bench, MIX)), bench.stand_ins(MIX))
+
+
+def _best(bench: DynaServeBench, workload: str, rate: Rate | None = None) -> str:
+    by = rate or bench.rate
+    return max(DOUBLED, key=lambda case: by(workload, case))
+
+
+def _by_requests(value: str, holds: bool) -> Without:
+    return Without("at most 1 % of the requests have a gap above 100 ms", value, holds)
+
+
+def capacity(bench: DynaServeBench) -> Finding:
+    """Serving capacity over the best power of two and over disaggregation."""
+
+    def over(rate: Rate) -> tuple[str, bool]:
+        ours = [rate(name, "printed") for name in WORKLOADS]
+        rates = (
+            [rate(name, _best(bench, name, rate)) for name in WORKLOADS],
+            [rate(name, "disaggregated") for name in WORKLOADS],
+        )
+        ratios = [
+            [mine / each if each else math.nan for mine, each in zip(ours, found, strict=True)] for found in rates
+        ]
+        means = [float(np.mean(found)) for found in ratios]
+        near = all(abs(mean / paper - 1) <= 0.3 for mean, paper in zip(means, MEANS, strict=True))
+        said = [f"{listed(found, '.2f')} (mean {mean:.2f})" for found, mean in zip(ratios, means, strict=True)]
+        named = f"{', '.join(WORKLOADS)}: co-located {said[0]}, disaggregated {said[1]}"
+        return named, bool(np.min(ratios) >= 1) and near
+
+    chunks = ", ".join(f"{name} {_best(bench, name).removeprefix('chunk_')}" for name in WORKLOADS)
+    return Finding(
+        *over(bench.rate), f"{bench.stand_ins(*WORKLOADS)}chunks {chunks}", _by_requests(*over(bench.request_rate))
+    )
+
+
+def goodput(bench: DynaServeBench) -> Finding:
+    """Goodput at the capacity of each."""
+    others = [{name: _best(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
+    found = [
+        max(bench.goodput(name, "printed") / bench.goodput(name, other[name]) for name in WORKLOADS) for other in others
+    ]
+    return Finding(f"up to {found[0]:.2f} and {found[1]:.2f} times", min(found) > 1, bench.stand_ins(*WORKLOADS))
+
+
+def mix(bench: DynaServeBench) -> Finding:
+    """Half BurstGPT, half Azure code."""
+    cases = (_best(bench, MIX), "disaggregated", "printed")
+    rates, good = [bench.rate(MIX, each) for each in cases], [bench.goodput(MIX, each) for each in cases]
+    named = _best(bench, MIX, bench.request_rate), *cases[1:]
+    fewer = [bench.request_rate(MIX, each) for each in named]
+    return Finding(
+        f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
+        _ordered(rates, RATES_OF_MIX) and _ordered(good, GOODPUT_OF_MIX),
+        f"{bench.stand_ins(MIX)}{cases[0]}",
+        _by_requests(f"{listed(fewer, '.2f')} requests/s, the order alone", fewer[0] < fewer[1] < fewer[2]),
+    )
+
+
+def _ordered(found: list[float], paper: tuple[float, float, float]) -> bool:
+    """Whether three numbers are in ascending order, the last over each other one within 20 % of the paper's ratio."""
+    near = all(abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2 for i in range(2))
+    return found[0] < found[1] < found[2] and near
+
+
+def who_is_strong(bench: DynaServeBench) -> Finding:
+    """Co-location against disaggregation."""
+
+    def compared(rate: Rate) -> tuple[str, bool]:
+        both = {name: (rate(name, _best(bench, name, rate)), rate(name, "disaggregated")) for name in strong}
+        said = ", ".join(f"{name} {both[name][0]:.2f} against {both[name][1]:.2f}" for name in strong)
+        return said, both["code"][1] > both["code"][0] and both["reasoning"][0] > both["reasoning"][1]
+
+    strong = ("code", "reasoning")
+    second = _by_requests(*compared(bench.request_rate))
+    return Finding(*compared(bench.rate), bench.stand_ins(*strong), second)
+
+
+def _pulled(value: str, holds: bool) -> Without:
+    """What a claim comes to if the second instance takes no block before the first part has ended."""
+    reading = "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
+    return Without(reading, value, holds)
+
+
+def _by_way(bench: DynaServeBench, said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]]) -> Finding:
+    """What a scan of all splits shows, by when the second instance takes blocks."""
+    whole, _ = said(scan(bench))
+    note = f"blocks for the whole cache from the start: {whole}"
+    return Finding(*said(scan(bench, transfer=FIGURE_7)), note, _pulled(*said(scan(bench, transfer="pull"))))
+
+
+def best_split(bench: DynaServeBench) -> Finding:
+    """Where the throughput peaks."""
+    return _by_way(bench, claims_equal.peaks)
+
+
+def equal_times(bench: DynaServeBench) -> Finding:
+    """Busy times at the best split."""
+    return _by_way(bench, claims_equal.equal)
+
+
+def push(bench: DynaServeBench) -> Finding:
+    """Transfer of reasoning requests that they wait for, over that of caches pushed whole, by the size of a chunk."""
+    rate = BELOW * bench.rate("reasoning", "printed")
+    trace = bench.workloads["reasoning"].trace.scaled(rate)
+    whole, *shares = (look(bench.result(trace, CASES["printed"], chunk=chunk), rate).exposed for chunk in PUSHED)
+
+    def hides(number: int) -> tuple[str, bool]:
+        left = shares[number] / whole
+        return f"{100 * (1 - left):.0f} % less with chunks of {PUSHED[1 + number]}", left <= 0.1
+
+    return Finding(
+        *hides(0),
+        f"{bench.stand_ins('reasoning')}at {rate:.2f} requests/s",
+        Without(f"chunks of {PUSHED[2]} tokens", *hides(1)),
+    )
+
+
+def within_the_oracle(bench: DynaServeBench) -> Finding:
+    """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
+
+    def reaches(way: str) -> tuple[str, bool]:
+        said, least = [], 1.0
+        for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
+            best = max(seen.steady for seen in scan(bench, shape, model=model, batch=batch, transfer=way).values())
+            case = as_printed("", model=model, **KNOWN)._replace(transfer=way)
+            six = bench.saturated(shape, case, batch).steady
+            least = min(least, six / best)
+            said.append(f"{shape_name(shape)} {six:.3f} of {best:.3f}")
+        return f"{'; '.join(said)} requests/s", least >= ORACLE
+
+    return Finding(*reaches(FIGURE_7), "", _pulled(*reaches("pull")))
+
+
+def decodes_in_a_step(bench: DynaServeBench) -> Finding:
+    """Number of decodes that fit with 512 tokens of prefill."""
+    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=bench.place.engine), Sharding())
+    found = sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257))
+    return Finding(
+        f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * table.step_time(0, 0.0, 512):.1f} ms"
+    )
+
+
+def larger_batches(bench: DynaServeBench) -> Finding:
+    """Gaps under load and the rate of a light load by chunk, at 2048/512."""
+    late = [bench.saturated(SHAPES[1], CASES[case]).summary.itl_p99_s for case in DOUBLED]
+    light = [bench.saturated(SHAPES[1], CASES[case], LIGHT).steady for case in DOUBLED]
+    return Finding(
+        f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms; light load {listed(light, '.3f')} requests/s",
+        bool((np.diff(late) > 0).all()) and late[-1] > LIMIT.tpot and light[-1] >= light[0],
+        f"chunks {', '.join(case.removeprefix('chunk_') for case in DOUBLED)}; {LIGHT} requests in flight an instance",
+    )
+
+
+#: What judges a claim there, where that is not our own function.
+JUDGES: dict[str, Callable[[DynaServeBench], Finding]] = {
+    "Y2": late_at_saturation,
+    "Y3": in_time_at_saturation,
+    "Y4": imbalance_at_saturation,
+    "Y5": best_split,
+    "Y6": equal_times,
+    "Y7": capacity,
+    "Y8": goodput,
+    "Y9": mix,
+    "Y10": who_is_strong,
+    "Y13": push,
+    "Y15": within_the_oracle,
+    "Y16": decodes_in_a_step,
+    "Y17": larger_batches,
+    "Y18": sizes,
+    "Y19": plateau,
+    "Y20": attainment_at_saturation,
+    "Y21": memory_at_saturation,
+}
+CLAIMS = as_authors(TEXT, claims_of(claims_equal, claims), JUDGES)

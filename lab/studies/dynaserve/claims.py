@@ -16,7 +16,8 @@ import numpy as np
 
 from disagg_sim.workload.trace import concatenate
 from lab.studies.bench import StudyCase
-from lab.studies.claims import PAPER, Finding, Without, claim
+from lab.studies.claims import Finding, Without
+from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
     BATCH,
@@ -58,12 +59,7 @@ def _chunks(bench: DynaServeBench, names: Iterable[str], measure: Callable[[str,
     return ", ".join(f"{name} {bench.colocated(name, measure).removeprefix('chunk_')}" for name in names)
 
 
-@claim(
-    "Y7",
-    kind=PAPER,
-    statement="serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
-    acceptance="at least 1 everywhere, means within 30 %; co-location with the best chunk for each workload",
-)
+@TEXT.claim("Y7")
 def y7_capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over co-location and disaggregation."""
 
@@ -87,12 +83,7 @@ def y7_capacity(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y8",
-    kind=PAPER,
-    statement="goodput up to 1.91 times co-located, 1.61 times disaggregated",
-    acceptance="both above 1; co-location with the chunk of the best goodput for each workload",
-)
+@TEXT.claim("Y8")
 def y8_goodput(bench: DynaServeBench) -> Finding:
     """Compare goodput at the capacity of each policy."""
 
@@ -118,12 +109,7 @@ def y8_goodput(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y9",
-    kind=PAPER,
-    statement="half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
-    acceptance="that order, ratios within 20 %; co-location with the best chunk",
-)
+@TEXT.claim("Y9")
 def y9_mix(bench: DynaServeBench) -> Finding:
     """The mix of BurstGPT and Azure code."""
 
@@ -152,12 +138,7 @@ def y9_mix(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y10",
-    kind=PAPER,
-    statement="Azure code wants disaggregation, Mini Reasoning co-location",
-    acceptance="that order of capacities; co-location with the best chunk for each",
-)
+@TEXT.claim("Y10")
 def y10_who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation on prompts and on answers."""
     names = ("code", "reasoning")
@@ -170,12 +151,7 @@ def y10_who_is_strong(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y11",
-    kind=PAPER,
-    statement="SLO-aware batches raise the tokens within 100 ms at capacity",
-    acceptance="at least 95 % against at most 75 %",
-)
+@TEXT.claim("Y11")
 def y11_slo_aware(bench: DynaServeBench) -> Finding:
     """Tokens within the limit with and without SLO-aware batches."""
 
@@ -193,12 +169,7 @@ def y11_slo_aware(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y12",
-    kind=PAPER,
-    statement="errors of predicted outputs cost little goodput",
-    acceptance="loss at 100 tokens below 6 %",
-)
+@TEXT.claim("Y12")
 def y12_length_error(bench: DynaServeBench) -> Finding:
     """Goodput by the error of predicted outputs."""
     ours = partial(case_of, "", "dynaserve")
@@ -218,12 +189,7 @@ def y12_length_error(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y13",
-    kind=PAPER,
-    statement="pushing chunk by chunk hides 94 % of the transfer",
-    acceptance=f"exposed at most 0.1 on Mini Reasoning, in chunks of {CHUNK}",
-)
+@TEXT.claim("Y13")
 def y13_push(bench: DynaServeBench) -> Finding:
     """Transfer that requests wait for."""
 
@@ -245,12 +211,7 @@ def y13_push(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y15",
-    kind=PAPER,
-    statement="six steps of bisection suffice",
-    acceptance="at least 0.98 of the best split in a scan by 1 % of the length",
-)
+@TEXT.claim("Y15")
 def y15_six_steps(bench: DynaServeBench) -> Finding:
     """Six halvings against all splits, with outputs known exactly to both."""
     ours = partial(case_of, "", "dynaserve")
@@ -291,13 +252,7 @@ def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCAT
     return f"14B / 32B / 72B: {said}", min(over_apart) > 1 and over_both[-1] > over_both[0]
 
 
-@claim(
-    "Y18",
-    kind=PAPER,
-    statement="from 14B to 72B co-location loses more, and DynaServe leads disaggregation at every size",
-    acceptance="goodput on the mix: above disaggregation at 14B, 32B and 72B; over co-location, best chunk for "
-    "each, more at 72B than at 14B",
-)
+@TEXT.claim("Y18")
 def y18_sizes(bench: DynaServeBench) -> Finding:
     """Goodput over both by the size of the model."""
     return Finding(
@@ -325,13 +280,7 @@ def _beyond(bench: DynaServeBench, case: str, factor: float) -> DynaServeMeasure
     return bench.once(("beyond", case, factor), lambda: look(bench.result(trace, CASES[case]), rate))
 
 
-@claim(
-    "Y19",
-    kind=PAPER,
-    statement="past its peak goodput of co-location falls, where that of DynaServe stays level",
-    acceptance="on the mix at 1 to 8 times the capacity of each: past its peak co-location with the best chunk falls "
-    "below 0.9 of its largest goodput, DynaServe does not",
-)
+@TEXT.claim("Y19")
 def y19_plateau(bench: DynaServeBench) -> Finding:
     """Goodput beyond the capacity."""
     chunk = bench.colocated(MIX)

@@ -16,7 +16,8 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.bench import StudyCase
-from lab.studies.claims import DERIVED, OWN, PAPER, Finding, Without, claim
+from lab.studies.claims import Finding, Without
+from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
     BATCH,
     CASES,
@@ -104,12 +105,7 @@ def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaSe
     return look(bench.result(trace, CASES[name]), rate)
 
 
-@claim(
-    "Y1",
-    kind=PAPER,
-    statement="without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
-    acceptance="that order; each within 12 points",
-)
+@TEXT.claim("Y1")
 def y1_rates(bench: DynaServeBench) -> Finding:
     """Saturated rates, disaggregated over co-located."""
     losses, said, near = [], [], True
@@ -125,12 +121,7 @@ def y1_rates(bench: DynaServeBench) -> Finding:
     return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0, f"largest rates{rates}")
 
 
-@claim(
-    "Y2",
-    kind=PAPER,
-    statement="co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
-    acceptance="exact pattern",
-)
+@TEXT.claim("Y2")
 def y2_colocated_late(bench: DynaServeBench) -> Finding:
     """Gaps of co-location."""
     rows = {shape: _table_1(bench, shape, LARGEST).summary for shape in SHAPES}
@@ -151,7 +142,7 @@ def y2_colocated_late(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim("Y3", kind=PAPER, statement="disaggregation keeps p99 below 100 ms in all three", acceptance="exact")
+@TEXT.claim("Y3")
 def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
@@ -174,12 +165,7 @@ def imbalance(long: DynaServeMeasures, answers: DynaServeMeasures) -> tuple[str,
     return "; ".join(said), holds
 
 
-@claim(
-    "Y4",
-    kind=PAPER,
-    statement="long prompts use the compute of one GPU and none of its memory, long answers the reverse",
-    acceptance="8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode",
-)
+@TEXT.claim("Y4")
 def y4_imbalance(bench: DynaServeBench) -> Finding:
     """Use of compute and memory of both instances."""
     long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
@@ -198,12 +184,7 @@ def attained(apart: Iterable[DynaServeMeasures], together: Iterable[DynaServeMea
     return f"disaggregated {said[0]} %, co-located {said[1]} %", min(shares[0]) >= 0.99 and near
 
 
-@claim(
-    "Y20",
-    kind=PAPER,
-    statement="disaggregation keeps all tokens within 100 ms, co-location 1.7, 84 and 94 % of them",
-    acceptance="disaggregated at least 99 % in all three shapes, co-located within 10 points of the paper in each",
-)
+@TEXT.claim("Y20")
 def y20_attainment(bench: DynaServeBench) -> Finding:
     """Tokens within the limit at the rates of table 1."""
     return Finding(
@@ -217,23 +198,13 @@ def fills(answers: DynaServeMeasures) -> tuple[str, bool]:
     return f"{100 * answers.memory[1]:.1f} % of the blocks", abs(answers.memory[1] - FULL) <= POINTS
 
 
-@claim(
-    "Y21",
-    kind=PAPER,
-    statement="long answers fill the memory of the decode GPU to 96.3 %",
-    acceptance="within 10 points",
-)
+@TEXT.claim("Y21")
 def y21_memory(bench: DynaServeBench) -> Finding:
     """Blocks that requests hold on the decode instance at 219/1467."""
     return Finding(*fills(_table_1(bench, SHAPES[-1], "disaggregated")), "at the paper's rate; without the weights")
 
 
-@claim(
-    "Y5",
-    kind=PAPER,
-    statement="1024/1024 on Qwen2.5-32B is best split past the prompt",
-    acceptance="best in 1200 to 1600, better than 1024",
-)
+@TEXT.claim("Y5")
 def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks."""
     found, late = scan(bench), scan(bench, transfer="pull")
@@ -254,12 +225,7 @@ def reserving_later(value: str, holds: bool) -> Without:
     return Without("the second instance reserves blocks when the first part ends, not when it begins", value, holds)
 
 
-@claim(
-    "Y6",
-    kind=PAPER,
-    statement="throughput peaks where both instances take equally long",
-    acceptance="busy times within 10 %",
-)
+@TEXT.claim("Y6")
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
     found = scan(bench)
@@ -272,13 +238,7 @@ def y6_equal_times(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y14",
-    kind=DERIVED,
-    statement="a split in the decode moves as many times the cache as it lies times the prompt",
-    acceptance="exact",
-    by_construction=True,
-)
+@TEXT.claim("Y14")
 def y14_more_cache(bench: DynaServeBench) -> Finding:
     """Cache that a split in the decode moves."""
     prompt, output = SHAPES[-1]
@@ -302,12 +262,7 @@ def y14_more_cache(bench: DynaServeBench) -> Finding:
     )
 
 
-@claim(
-    "Y16",
-    kind=OWN,
-    statement="Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms",
-    acceptance="20 to 45",
-)
+@TEXT.claim("Y16")
 def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
     """Number of decodes that fit with 512 tokens of prefill."""
 
@@ -324,12 +279,7 @@ def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
     )
 
 
-@claim(
-    "Y17",
-    kind=PAPER,
-    statement="p99 of the gaps grows with the chunk, and so does the rate without SLO",
-    acceptance="p99 of the gaps and the rate without SLO both grow with each chunk",
-)
+@TEXT.claim("Y17")
 def y17_chunks(bench: DynaServeBench) -> Finding:
     """Gaps and largest rate by chunk size."""
     found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in DOUBLED]

@@ -11,9 +11,9 @@ import pandas as pd
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
+from lab.studies.dynaserve.as_authors import DOUBLED, WORKLOADS, saturated
 from lab.studies.dynaserve.claims import ERRORS, GOODPUT, GOODPUT_OF_MIX, RATES_OF_MIX
 from lab.studies.dynaserve.claims_equal import ATTAINED, LARGEST, RATES, scan, shape_name
-from lab.studies.dynaserve.judges import DOUBLED, WORKLOADS, saturated
 from lab.studies.dynaserve.setup import (
     BATCH,
     CASES,
