@@ -19,7 +19,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.profile import prompt_time
 from disagg_sim.workload.arrivals import named_rng
 from lab.studies.arrow import TEXT, claims, claims_rules
-from lab.studies.arrow.claims import AROUND, OVERLOAD, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
+from lab.studies.arrow.claims import AROUND, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
 from lab.studies.arrow.claims_rules import FIFO_LOAD, ttft_in_turn
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
 from lab.studies.as_authors import as_authors
@@ -61,12 +61,7 @@ def factors(bench: ArrowBench) -> dict[str, list[float]]:
 
 def baselines(bench: ArrowBench) -> Finding:
     """The least of these factors."""
-    found = factors(bench)
-    return Finding(
-        ", ".join(f"{name} {both[0]:.2f} and {both[1]:.2f}" for name, both in found.items()),
-        min(map(min, found.values())) > 1.5,
-        bench.stand_ins(*ALL),
-    )
+    return Finding(*claims.above_both(factors(bench)), bench.stand_ins(*ALL))
 
 
 def largest_factors(bench: ArrowBench) -> Finding:
@@ -132,22 +127,9 @@ def decode_later(bench: ArrowBench) -> Finding:
 
 def overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity, with running tokens and with those of requests that wait, too."""
-
-    def found(arrow: str) -> tuple[str, bool]:
-        said, worst, late = [], 0.0, True
-        for name in ALL:
-            slo, scale = bench.workloads[name].slo, OVERLOAD * bench.capacity(name, "arrow_printed").rate_scale
-            row = bench.seen(name, arrow, scale).summary
-            tpot, ttft = row.tpot_p90_s / slo.tpot, row.ttft_p90_s / slo.ttft
-            worst, late = max(worst, tpot), late and ttft > 1
-            said.append(f"{name} TPOT {tpot:.2f}, TTFT {ttft:.1f}")
-        return f"P90 over its limit: {'; '.join(said)}", worst <= 1.2 and late
-
-    return Finding(
-        *found("arrow_printed"),
-        bench.stand_ins(*ALL),
-        Without("requests that wait on an instance are being processed there, too", *found("arrow_read")),
-    )
+    rule = "requests that wait on an instance are being processed there, too"
+    printed, read = (claims.overloaded(bench, arrow, "arrow_printed") for arrow in ("arrow_printed", "arrow_read"))
+    return Finding(*printed, bench.stand_ins(*ALL), Without(rule, *read))
 
 
 def scaling(bench: ArrowBench) -> Finding:
@@ -167,17 +149,7 @@ def scaling(bench: ArrowBench) -> Finding:
 
 def what_breaks(bench: ArrowBench) -> Finding:
     """What the TP8 instance with chunks of 2,048 violates just above its capacity."""
-    said, holds = [], True
-    for name in ALL:
-        slo, above = bench.workloads[name].slo, bench.capacity(name, "vllm").above
-        if math.isinf(above):
-            said.append(f"{name} no rate was too much")
-            continue
-        row = bench.seen(name, "vllm", above).summary
-        ttft, tpot = row.ttft_p90_s / slo.ttft, row.tpot_p90_s / slo.tpot
-        holds = holds and ttft > 1 >= tpot
-        said.append(f"{name} TTFT {ttft:.2f}, TPOT {tpot:.2f}")
-    return Finding(f"P90 over its limit: {'; '.join(said)}", holds, bench.stand_ins(*ALL))
+    return Finding(*claims.broken(bench, dict.fromkeys(ALL, "vllm")), bench.stand_ins(*ALL))
 
 
 def slow_flips(bench: ArrowBench) -> Finding:
@@ -210,12 +182,12 @@ def idle_help(bench: ArrowBench) -> Finding:
 
 def oscillation(bench: ArrowBench) -> Finding:
     """Flips as printed at the capacity and at twice as much; as a reading, those of overload over the instances."""
-    found = {name: [bench.flips(name, "arrow_printed", load) for load in (1.0, OVERLOAD)] for name in ALL}
+    found = claims_rules.flips(bench, "arrow_printed")
+    said, holds = claims_rules.fewer(found)
     most = max(beyond for _, beyond in found.values())
     return Finding(
-        f"flips at the capacity and at twice as much: "
-        f"{', '.join(f'{name} {at:,} and {beyond:,}' for name, (at, beyond) in found.items())}",
-        all(beyond <= at for at, beyond in found.values()),
+        f"flips at the capacity and at twice as much: {said}",
+        holds,
         bench.stand_ins(*ALL),
         Without(
             "roles oscillate where instances flip more than once each",

@@ -67,14 +67,6 @@ def a2_least_load(bench: ArrowBench) -> Finding:
 def a3_baselines(bench: ArrowBench) -> Finding:
     """Capacity over TP8 co-located and 4 + 4 disaggregated, each with its best chunk."""
 
-    def gains(arrow: str) -> tuple[str, bool]:
-        ratios, said = [], []
-        for name in ALL:
-            both = [bench.ratio(name, arrow, bench.tuned(name, baseline)) for baseline in CHUNKED]
-            ratios += both
-            said.append(f"{name} {both[0]:.2f} and {both[1]:.2f}")
-        return ", ".join(said), min(ratios) > 1.5
-
     paper = ", ".join("{:.2f} and {:.2f}".format(*bench.workloads[name].paper) for name in ALL)
     usual = ", ".join(
         " and ".join(f"{bench.ratio(name, 'arrow', baseline):.2f}" for baseline in CHUNKED) for name in ALL
@@ -86,13 +78,24 @@ def a3_baselines(bench: ArrowBench) -> Finding:
     tight = ", ".join(f"{name} {bench.ratio(name, 'arrow', 'colocated'):.2f}" for name in TIGHT)
     copies = ", ".join(f"{name} {bench.ratio(name, 'colocated', 'vllm'):.2f}" for name in ALL)
     return Finding(
-        *gains("arrow"),
+        *above_both(over_tuned(bench, "arrow")),
         f"{bench.stand_ins(*ALL)}over TP8 and 4 + 4, chunks {chosen} tokens; with chunks of 2,048 {usual}; paper "
         f"{paper}; over 8 x TP1 co-located Arrow reaches {same}; those eight copies reach {copies} times "
         f"the TP8 instance. Their steps mix decodes with chunks and stay inside these TPOT limits; under one of "
         f"{TIGHT_TPOT:g} s Arrow reaches {tight} times what they do",
-        printed(*gains("arrow_printed")),
+        printed(*above_both(over_tuned(bench, "arrow_printed"))),
     )
+
+
+def over_tuned(bench: ArrowBench, arrow: str) -> dict[str, list[float]]:
+    """Capacity over that of each baseline with its best chunk, by trace. [1]"""
+    return {name: [bench.ratio(name, arrow, bench.tuned(name, baseline)) for baseline in CHUNKED] for name in ALL}
+
+
+def above_both(found: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
+    """Factors over both baselines by trace, and whether all are above 1.5."""
+    said = ", ".join(f"{name} {both[0]:.2f} and {both[1]:.2f}" for name, both in found.items())
+    return said, min(map(min, found.values())) > 1.5
 
 
 @TEXT.claim("A5")
@@ -138,22 +141,28 @@ def a6_lag(bench: ArrowBench) -> Finding:
 @TEXT.claim("A7")
 def a7_overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity."""
-
-    def overloaded(arrow: str) -> tuple[str, bool]:
-        said, worst, late = [], 0.0, True
-        for name in ALL:
-            where, scale = bench.workloads[name], OVERLOAD * bench.capacity(name, "arrow").rate_scale
-            row = bench.seen(name, arrow, scale).summary
-            tpot, ttft = row.tpot_p90_s / where.slo.tpot, row.ttft_p90_s / where.slo.ttft
-            worst, late = max(worst, tpot), late and ttft > 1
-            said.append(f"{name} TPOT {tpot:.2f}, TTFT {ttft:.1f}")
-        return f"P90 over its limit: {'; '.join(said)}", worst <= 1.2 and late
-
     return Finding(
-        *overloaded("arrow"),
+        *overloaded(bench, "arrow", "arrow"),
         f"{bench.stand_ins(*ALL)}at {OVERLOAD:g} times capacity",
-        printed(*overloaded("arrow_printed")),
+        printed(*overloaded(bench, "arrow_printed", "arrow")),
     )
+
+
+def over_limits(bench: ArrowBench, workload: str, case: str, scale: float) -> tuple[float, float]:
+    """P90 of TTFT and of TPOT at a rate scale, over their limits. [1]"""
+    row, slo = bench.seen(workload, case, scale).summary, bench.workloads[workload].slo
+    return row.ttft_p90_s / slo.ttft, row.tpot_p90_s / slo.tpot
+
+
+def overloaded(bench: ArrowBench, arrow: str, at: str) -> tuple[str, bool]:
+    """Latencies of a case at twice the capacity of another, and whether TTFT alone is late."""
+    said, worst, late = [], 0.0, True
+    for name in ALL:
+        scale = OVERLOAD * bench.capacity(name, at).rate_scale
+        ttft, tpot = over_limits(bench, name, arrow, scale)
+        worst, late = max(worst, tpot), late and ttft > 1
+        said.append(f"{name} TPOT {tpot:.2f}, TTFT {ttft:.1f}")
+    return f"P90 over its limit: {'; '.join(said)}", worst <= 1.2 and late
 
 
 @TEXT.claim("A8")
@@ -179,22 +188,24 @@ def a8_scaling(bench: ArrowBench) -> Finding:
 @TEXT.claim("A11")
 def a11_what_breaks(bench: ArrowBench) -> Finding:
     """What the TP8 instance violates just above its capacity, with its best chunk."""
+    return Finding(
+        *broken(bench, {name: bench.tuned(name, "vllm") for name in ALL}),
+        f"{bench.stand_ins(*ALL)}at the smallest rate tried above capacity, with the chunks of A3",
+    )
+
+
+def broken(bench: ArrowBench, cases: Mapping[str, str]) -> tuple[str, bool]:
+    """Latencies of a case of each trace just above its capacity, and whether TTFT alone is late."""
     said, holds = [], True
-    for name in ALL:
-        where, case = bench.workloads[name], bench.tuned(name, "vllm")
+    for name, case in cases.items():
         above = bench.capacity(name, case).above
         if math.isinf(above):
             said.append(f"{name} no rate was too much")
             continue
-        row = bench.seen(name, case, above).summary
-        ttft, tpot = row.ttft_p90_s / where.slo.ttft, row.tpot_p90_s / where.slo.tpot
+        ttft, tpot = over_limits(bench, name, case, above)
         holds = holds and ttft > 1 >= tpot
         said.append(f"{name} TTFT {ttft:.2f}, TPOT {tpot:.2f}")
-    return Finding(
-        f"P90 over its limit: {'; '.join(said)}",
-        holds,
-        f"{bench.stand_ins(*ALL)}at the smallest rate tried above capacity, with the chunks of A3",
-    )
+    return f"P90 over its limit: {'; '.join(said)}", holds
 
 
 @TEXT.claim("A12")
@@ -289,13 +300,8 @@ def largest_on_code(found: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
 @TEXT.claim("A13")
 def a13_factors(bench: ArrowBench) -> Finding:
     """The largest factors over baselines with their best chunks."""
-
-    def gains(arrow: str) -> tuple[str, bool]:
-        return largest_on_code(
-            {name: [bench.ratio(name, arrow, bench.tuned(name, baseline)) for baseline in CHUNKED] for name in ALL}
-        )
-
-    return Finding(*gains("arrow"), bench.stand_ins(*ALL), printed(*gains("arrow_printed")))
+    ours, theirs = (largest_on_code(over_tuned(bench, arrow)) for arrow in ("arrow", "arrow_printed"))
+    return Finding(*ours, bench.stand_ins(*ALL), printed(*theirs))
 
 
 @TEXT.claim("A15")

@@ -97,10 +97,16 @@ def a10_staying(bench: ArrowBench) -> Finding:
 @TEXT.claim("A16")
 def a16_no_oscillation(bench: ArrowBench) -> Finding:
     """Flips at the capacity and at twice as much."""
+    ours, theirs = (fewer(flips(bench, arrow)) for arrow in ("arrow", "arrow_printed"))
+    return Finding(*ours, bench.stand_ins(*ALL), printed(*theirs))
 
-    def flips(arrow: str) -> tuple[str, bool]:
-        found = {name: [bench.flips(name, arrow, load) for load in (1.0, OVERLOAD)] for name in ALL}
-        said = ", ".join(f"{name} {at:,} and {beyond:,}" for name, (at, beyond) in found.items())
-        return said, all(beyond <= at for at, beyond in found.values())
 
-    return Finding(*flips("arrow"), bench.stand_ins(*ALL), printed(*flips("arrow_printed")))
+def flips(bench: ArrowBench, arrow: str) -> dict[str, list[int]]:
+    """Flips at the capacity and at twice as much, by trace. [1]"""
+    return {name: [bench.flips(name, arrow, load) for load in (1.0, OVERLOAD)] for name in ALL}
+
+
+def fewer(found: dict[str, list[int]]) -> tuple[str, bool]:
+    """Flips in words, and whether overload has no more of them."""
+    said = ", ".join(f"{name} {at:,} and {beyond:,}" for name, (at, beyond) in found.items())
+    return said, all(beyond <= at for at, beyond in found.values())

@@ -15,7 +15,7 @@ from disagg_sim.simulation.policies.dopd.batches import BATCHES
 from lab.studies.claims import Finding, Without
 from lab.studies.dopd import TEXT
 from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio
-from lab.studies.dopd.setup import BIMODAL, PLANNERS, SLO, DopdBench, steady_rate
+from lab.studies.dopd.setup import BIMODAL, PLANNERS, SHAPES, SLO, DopdBench, steady_rate
 
 MOST_PREFILL = 6  # instances of D4 and D5 [1]
 #: Loads of D9 over what 4P serve one prompt at a time: those that are judged, and one more that is shown. [1]
@@ -36,16 +36,16 @@ MODES = {
 }
 
 
-def throughputs(bench: DopdBench, *, capped: bool = True) -> list[float]:
+def throughputs(bench: DopdBench, *, capped: bool = True, shape: tuple[int, int] = SHAPES[0]) -> list[float]:
     """Of 1 to ``MOST_PREFILL`` prefill instances and one decode instance, saturated. [request/s]"""
-    return [steady_rate(bench.saturated(n, capped=capped)) for n in range(1, MOST_PREFILL + 1)]
+    return [steady_rate(bench.saturated(n, capped=capped, shape=shape)) for n in range(1, MOST_PREFILL + 1)]
 
 
-def utilisations(bench: DopdBench, *, capped: bool = True) -> list[float]:
+def utilisations(bench: DopdBench, *, capped: bool = True, shape: tuple[int, int] = SHAPES[0]) -> list[float]:
     """Share of the time in which the prefill instances of each work: throughput times busy time a prompt. [1]"""
     found = []
     for n in range(1, MOST_PREFILL + 1):
-        result = bench.saturated(n, capped=capped)
+        result = bench.saturated(n, capped=capped, shape=shape)
         busy = float(result.instances.busy_s[:n].sum()) / len(result.requests.request)
         found.append(steady_rate(result) * busy / n)
     return found
@@ -242,10 +242,7 @@ def d15_splits(bench: DopdBench) -> Finding:
         return [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)], rates
 
     def sentence(found: list[float]) -> tuple[str, bool]:
-        factors = (THROUGHPUT_FACTOR, ORDER, ORDER)
-        close = all(
-            paper / factor <= ours <= paper * factor for ours, paper, factor in zip(found, GAINS, factors, strict=True)
-        )
+        close = of_order(found, GAINS)
         return f"throughput {found[0]:.2f}, median TTFT 1/{found[1]:.0f}, P90 TPOT {-found[2]:+.1%}", close
 
     found, rates = gains(capped=True)
@@ -263,6 +260,12 @@ def d17_resources(bench: DopdBench) -> Finding:
     """GPU-hours and attainment over hours of bursts."""
     best = [max(modes, key=lambda mode: float(bench.attainments(mode).mean())) for modes in MODES.values()]
     return less_for_more(bench, "DOPD", best)
+
+
+def of_order(found: Sequence[float], paper: Sequence[float]) -> bool:
+    """Whether gains in throughput and two other numbers are of the order of the paper's."""
+    factors = (THROUGHPUT_FACTOR, ORDER, ORDER)
+    return all(each / by <= ours <= each * by for ours, each, by in zip(found, paper, factors, strict=True))
 
 
 def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding:

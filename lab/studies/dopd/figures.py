@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.workload.statistics import MINUTE
-from lab.studies.dopd.as_authors import BUILT_IN, busy, rates, split_in_loop
-from lab.studies.dopd.claims_runs import AT_CONCURRENCY, MOST_PREFILL, SPLITS
+from lab.studies.dopd.as_authors import BUILT_IN, split_in_loop
+from lab.studies.dopd.claims_runs import AT_CONCURRENCY, MOST_PREFILL, SPLITS, throughputs, utilisations
 from lab.studies.dopd.setup import AS_ALGORITHM_2, CASES, SHAPES, TIMES, DopdBench
 from lab.studies.paper_figures import Figure
 
@@ -49,8 +49,8 @@ def instances(bench: DopdBench) -> pd.DataFrame:
             {
                 "shape": f"{shape[0]}/{shape[1]}",
                 "prefill": range(1, MOST_PREFILL + 1),
-                "rate": rates(bench, shape),
-                "busy": busy(bench, shape),
+                "rate": throughputs(bench, shape=shape),
+                "busy": utilisations(bench, shape=shape),
                 "curve": "simulated",
             }
         )

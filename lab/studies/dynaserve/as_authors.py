@@ -13,29 +13,20 @@ from collections.abc import Mapping as Map
 
 import numpy as np
 
-from disagg_sim.domain import Sharding
-from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.as_authors import as_authors
 from lab.studies.claims import Finding, Without, claims_of
 from lab.studies.dynaserve import TEXT, claims, claims_equal
-from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, KNOWN, MEANS, RATES_OF_MIX
-from lab.studies.dynaserve.claims_equal import COUNTED, EQUAL, IN_LOOP, LARGEST, QUICK, listed, scan, shape_name
+from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, MEANS, RATES_OF_MIX
+from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
     ARXIV,
-    BATCH,
     CASES,
     CHUNK,
     FIGURE_7,
     LIMIT,
-    MIDDLE,
     MIX,
-    MODEL,
-    PROFILE,
-    RECIPE,
     SHAPES,
-    SYSTEM,
     DynaServeBench,
     DynaServeMeasures,
     as_printed,
@@ -136,12 +127,13 @@ def sizes(bench: DynaServeBench) -> Finding:
 
 def plateau(bench: DynaServeBench) -> Finding:
     """Goodput on the mix beyond the capacity, against the best power of two."""
-    return Finding(*claims.beyond_capacity(bench, "printed", _best(bench, MIX)), bench.stand_ins(MIX))
+    return Finding(*claims.beyond_capacity(bench, "printed", best_chunk(bench, MIX)), bench.stand_ins(MIX))
 
 
-def _best(bench: DynaServeBench, workload: str, rate: Rate | None = None) -> str:
+def best_chunk(bench: DynaServeBench, workload: str, rate: Rate | None = None, model: str = "") -> str:
+    """The power of two that serves most on a workload."""
     by = rate or bench.rate
-    return max(DOUBLED, key=lambda case: by(workload, case))
+    return max(DOUBLED, key=lambda case: by(workload, f"{case}{model}"))
 
 
 def _by_requests(value: str, holds: bool) -> Without:
@@ -154,7 +146,7 @@ def capacity(bench: DynaServeBench) -> Finding:
     def over(rate: Rate) -> tuple[str, bool]:
         ours = [rate(name, "printed") for name in WORKLOADS]
         rates = (
-            [rate(name, _best(bench, name, rate)) for name in WORKLOADS],
+            [rate(name, best_chunk(bench, name, rate)) for name in WORKLOADS],
             [rate(name, "disaggregated") for name in WORKLOADS],
         )
         ratios = [
@@ -166,7 +158,7 @@ def capacity(bench: DynaServeBench) -> Finding:
         named = f"{', '.join(WORKLOADS)}: co-located {said[0]}, disaggregated {said[1]}"
         return named, bool(np.min(ratios) >= 1) and near
 
-    chunks = ", ".join(f"{name} {_best(bench, name).removeprefix('chunk_')}" for name in WORKLOADS)
+    chunks = ", ".join(f"{name} {best_chunk(bench, name).removeprefix('chunk_')}" for name in WORKLOADS)
     return Finding(
         *over(bench.rate), f"{bench.stand_ins(*WORKLOADS)}chunks {chunks}", _by_requests(*over(bench.request_rate))
     )
@@ -174,7 +166,7 @@ def capacity(bench: DynaServeBench) -> Finding:
 
 def goodput(bench: DynaServeBench) -> Finding:
     """Goodput at the capacity of each."""
-    others = [{name: _best(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
+    others = [{name: best_chunk(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
     found = [
         max(bench.goodput(name, "printed") / bench.goodput(name, other[name]) for name in WORKLOADS) for other in others
     ]
@@ -183,9 +175,9 @@ def goodput(bench: DynaServeBench) -> Finding:
 
 def mix(bench: DynaServeBench) -> Finding:
     """Half BurstGPT, half Azure code."""
-    cases = (_best(bench, MIX), "disaggregated", "printed")
+    cases = (best_chunk(bench, MIX), "disaggregated", "printed")
     rates, good = [bench.rate(MIX, each) for each in cases], [bench.goodput(MIX, each) for each in cases]
-    named = _best(bench, MIX, bench.request_rate), *cases[1:]
+    named = best_chunk(bench, MIX, bench.request_rate), *cases[1:]
     fewer = [bench.request_rate(MIX, each) for each in named]
     return Finding(
         f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
@@ -205,13 +197,10 @@ def who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation."""
 
     def compared(rate: Rate) -> tuple[str, bool]:
-        both = {name: (rate(name, _best(bench, name, rate)), rate(name, "disaggregated")) for name in strong}
-        said = ", ".join(f"{name} {both[name][0]:.2f} against {both[name][1]:.2f}" for name in strong)
-        return said, both["code"][1] > both["code"][0] and both["reasoning"][0] > both["reasoning"][1]
+        return claims.strong(rate, {name: best_chunk(bench, name, rate) for name in claims.STRONG})
 
-    strong = ("code", "reasoning")
     second = _by_requests(*compared(bench.request_rate))
-    return Finding(*compared(bench.rate), bench.stand_ins(*strong), second)
+    return Finding(*compared(bench.rate), bench.stand_ins(*claims.STRONG), second)
 
 
 def _pulled(value: str, holds: bool) -> Without:
@@ -258,25 +247,15 @@ def within_the_oracle(bench: DynaServeBench) -> Finding:
     """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
 
     def reaches(way: str) -> tuple[str, bool]:
-        said, least = [], 1.0
-        for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
-            best = max(seen.steady for seen in scan(bench, shape, model=model, batch=batch, transfer=way).values())
-            case = as_printed("", model=model, **KNOWN)._replace(transfer=way)
-            six = bench.saturated(shape, case, batch).steady
-            least = min(least, six / best)
-            said.append(f"{shape_name(shape)} {six:.3f} of {best:.3f}")
-        return f"{'; '.join(said)} requests/s", least >= ORACLE
+        return claims.reaches(bench, lambda **own: as_printed("", **own)._replace(transfer=way), ORACLE)[1]
 
     return Finding(*reaches(FIGURE_7), "", _pulled(*reaches("pull")))
 
 
 def decodes_in_a_step(bench: DynaServeBench) -> Finding:
     """Number of decodes that fit with 512 tokens of prefill."""
-    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=bench.place.engine), Sharding())
-    found = sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257))
-    return Finding(
-        f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * table.step_time(0, 0.0, 512):.1f} ms"
-    )
+    found, alone = claims_equal.decodes_that_fit(bench.place.engine)
+    return Finding(f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * alone:.1f} ms")
 
 
 def larger_batches(bench: DynaServeBench) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as Map
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ FINE = 20  # halvings that Y15 compares six with [1]
 PUSH_RATE, SMALL_CHUNK = 1.5, 32  # of Y13 [request/s] [token]
 #: Rates of Y19 over the capacity of each, up to where all work is late, and the share of the peak that is level. [1]
 BEYOND, PLATEAU = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.9
+STRONG = ("code", "reasoning")  # workloads of Y10
 KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
 
 
@@ -141,14 +143,19 @@ def y9_mix(bench: DynaServeBench) -> Finding:
 @TEXT.claim("Y10")
 def y10_who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation on prompts and on answers."""
-    names = ("code", "reasoning")
-    rates = {name: (bench.rate(name, bench.colocated(name)), bench.rate(name, "disaggregated")) for name in names}
+    names = STRONG
     return Finding(
-        ", ".join(f"{name} {together:.2f} against {apart:.2f}" for name, (together, apart) in rates.items()),
-        rates["code"][1] > rates["code"][0] and rates["reasoning"][0] > rates["reasoning"][1],
+        *strong(bench.rate, {name: bench.colocated(name) for name in names}),
         f"{bench.stand_ins(*names)}requests/s, co-located against disaggregated; chunks {_chunks(bench, names)}; with "
         f"chunk 2048 {bench.rate('code', LARGEST):.2f} and {bench.rate('reasoning', LARGEST):.2f}",
     )
+
+
+def strong(rate: Callable[[str, str], float], together: Map[str, str]) -> tuple[str, bool]:
+    """Rates of co-location, by workload in some case, against disaggregation, and whether each is strong at its own."""
+    both = {name: (rate(name, case), rate(name, "disaggregated")) for name, case in together.items()}
+    said = ", ".join(f"{name} {one:.2f} against {other:.2f}" for name, (one, other) in both.items())
+    return said, both["code"][1] > both["code"][0] and both["reasoning"][0] > both["reasoning"][1]
 
 
 @TEXT.claim("Y11")
@@ -215,29 +222,28 @@ def y13_push(bench: DynaServeBench) -> Finding:
 def y15_six_steps(bench: DynaServeBench) -> Finding:
     """Six halvings against all splits, with outputs known exactly to both."""
     ours = partial(case_of, "", "dynaserve")
-    shapes = ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH))
-
-    def reaches(case: Callable[..., StudyCase]) -> tuple[list[float], tuple[str, bool]]:
-        best, six = {}, []
-        for shape, model, batch in shapes:
-            own = case(model=model, **KNOWN)
-            found = scan(bench, shape, model=model, batch=batch, transfer=own.transfer)
-            best[shape] = max(seen.steady for seen in found.values())
-            six.append(bench.saturated(shape, own, batch).steady)
-        shares = [rate / best[shape] for rate, (shape, *_) in zip(six, shapes, strict=True)]
-        said = "; ".join(
-            f"{shape_name(shape)} {rate:.3f} of {best[shape]:.3f}"
-            for rate, (shape, *_) in zip(six, shapes, strict=True)
-        )
-        return six, (f"{said} requests/s", min(shares) >= 0.98)
-
-    many, _ = reaches(partial(ours, rounds=FINE, tolerance=0.0))
+    many, _ = reaches(bench, partial(ours, rounds=FINE, tolerance=0.0), 0.98)
     return Finding(
-        *reaches(ours)[1],
+        *reaches(bench, ours, 0.98)[1],
         f"closed loops of equal requests; with {FINE} halvings {listed(many, '.3f')}: what they balance decides, not "
         f"their number",
-        printed(*reaches(partial(as_printed, ""))[1]),
+        printed(*reaches(bench, partial(as_printed, ""), 0.98)[1]),
     )
+
+
+def reaches(
+    bench: DynaServeBench, case: Callable[..., StudyCase], least: float
+) -> tuple[list[float], tuple[str, bool]]:
+    """Rates of splits that follow the queue, and whether all are at least a share of the best split for all."""
+    said, rates, shares = [], [], []
+    for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
+        own = case(model=model, **KNOWN)
+        found = scan(bench, shape, model=model, batch=batch, transfer=own.transfer)
+        best = max(seen.steady for seen in found.values())
+        rates.append(bench.saturated(shape, own, batch).steady)
+        shares.append(rates[-1] / best)
+        said.append(f"{shape_name(shape)} {rates[-1]:.3f} of {best:.3f}")
+    return rates, (f"{'; '.join(said)} requests/s", min(shares) >= least)
 
 
 def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> tuple[str, bool]:

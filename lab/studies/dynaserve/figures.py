@@ -11,7 +11,7 @@ import pandas as pd
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
-from lab.studies.dynaserve.as_authors import DOUBLED, WORKLOADS, saturated
+from lab.studies.dynaserve.as_authors import WORKLOADS, best_chunk, saturated
 from lab.studies.dynaserve.claims import ERRORS, GOODPUT, GOODPUT_OF_MIX, RATES_OF_MIX
 from lab.studies.dynaserve.claims_equal import ATTAINED, LARGEST, RATES, scan, shape_name
 from lab.studies.dynaserve.setup import (
@@ -42,9 +42,9 @@ DECISIONS = ((6.0, 0.0137), (16.0, 0.0175))
 GAPS = (((22.70, 58.09), (47.00, 65.11), (50.63, 74.47)), ((309.68, 352.93), (46.86, 336.81), (47.99, 162.67)))
 
 
-def systems(bench: DynaServeBench, workload: str) -> tuple[tuple[str, str], ...]:
+def systems(bench: DynaServeBench, workload: str, model: str = "") -> tuple[tuple[str, str], ...]:
     """Cases that the paper compares on a workload, and what they are called; co-location with its best chunk."""
-    best = max(DOUBLED, key=lambda chunk: bench.rate(workload, chunk))
+    best = best_chunk(bench, workload, model=model)
     return ("printed", "DynaServe"), ("disaggregated", "disaggregated"), (best, "co-located, tuned")
 
 
@@ -109,8 +109,7 @@ def rates(bench: DynaServeBench) -> pd.DataFrame:
     places += [(MIX, f"_{model}", f"{MIX}, {model}") for model in (MIDDLE, LARGE)]
     rows = []
     for workload, model, name in places:
-        best = max(DOUBLED, key=lambda chunk: bench.rate(workload, f"{chunk}{model}"))
-        for case, label in (("printed", "DynaServe"), ("disaggregated", "disaggregated"), (best, "co-located, tuned")):
+        for case, label in systems(bench, workload, model):
             bench.rate(workload, f"{case}{model}")
             rows += [
                 {"workload": name, "system": label, "rate": seen.rate, "goodput": seen.goodput}
@@ -124,7 +123,7 @@ def capacities(bench: DynaServeBench) -> pd.DataFrame:
     """Serving capacity over that of both baselines, by workload; the paper prints the range and the mean."""
     rows = []
     for number, name in enumerate(WORKLOADS, 1):
-        together = max(bench.rate(name, chunk) for chunk in DOUBLED)
+        together = bench.rate(name, best_chunk(bench, name))
         for label, other in (("co-located, tuned", together), ("disaggregated", bench.rate(name, "disaggregated"))):
             ratio = bench.rate(name, "printed") / other
             rows.append({"number": number, "workload": name, "over": label, "ratio": ratio})
@@ -173,7 +172,7 @@ def table_1(bench: DynaServeBench) -> pd.DataFrame:
 
 def table_of_mix(bench: DynaServeBench) -> pd.DataFrame:
     """Capacity and goodput on the mix of BurstGPT and Azure code."""
-    best = max(DOUBLED, key=lambda chunk: bench.rate(MIX, chunk))
+    cases = (best_chunk(bench, MIX), "disaggregated", "printed")
     return pd.DataFrame(
         {
             "system": CASES[case].label,
@@ -182,7 +181,7 @@ def table_of_mix(bench: DynaServeBench) -> pd.DataFrame:
             "paper_requests_per_s": rate,
             "paper_goodput_tokens_per_s": goodput,
         }
-        for case, rate, goodput in zip((best, "disaggregated", "printed"), RATES_OF_MIX, GOODPUT_OF_MIX, strict=True)
+        for case, rate, goodput in zip(cases, RATES_OF_MIX, GOODPUT_OF_MIX, strict=True)
     )
 
 
