@@ -12,12 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from disagg_sim.domain import Sharding
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
 from lab.studies.as_authors import AsAuthors, as_authors
-from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_limits, claims_ratio, claims_sharing, claims_transfer
+from lab.studies.beyond_the_buzz import (
+    TEXT,
+    claims_gain,
+    claims_limits,
+    claims_ratio,
+    claims_shape,
+    claims_sharing,
+    claims_transfer,
+)
 from lab.studies.beyond_the_buzz.claims import CLAIMS as OURS
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
@@ -26,11 +33,13 @@ from lab.studies.beyond_the_buzz.evidence import (
     R1,
     Evidence,
     Front,
+    largest_rise,
     listed,
     shared,
     third,
     throughput,
 )
+from lab.studies.beyond_the_buzz.pipelining import depth_row
 from lab.studies.claims import Finding, Without
 
 #: Chunks of figure 5, of which the paper names none: the best keeps the rate within a tenth. [token]
@@ -97,22 +106,9 @@ def pipelined(evidence: Evidence) -> Finding:
     """Figure 5: FTL and rate from one to 32 stages by chunk."""
     rows = {}
     for chunk in CHUNKS:
-        times, rates = [], []
-        for depth in claims_limits.DEPTHS:
-            ranks = 64 // depth
-            grid = prefill_grid(
-                evidence.setup(R1),
-                Sharding(dp_attn=ranks, ep=ranks, pp=depth),
-                lengths(262_144, 2),
-                batch=ranks,
-                chunk_tokens=chunk,
-                mla_form="cached",
-                allow_long_context=True,
-            )
-            row = int((grid.mappings.chunk_tokens == (chunk if depth > 1 else 0)).argmax())
-            times.append(float(grid.latency[row, 0]))
-            rates.append(float(grid.request_rate[row, 0]))
-        rows[chunk] = times[0] / times[1], rates[1] / rates[0], times
+        one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=chunk) for depth in claims_limits.DEPTHS)
+        times = one["ftl_s"], many["ftl_s"]
+        rows[chunk] = times[0] / times[1], many["request_rate_per_s"] / one["request_rate_per_s"], times
     kept = {chunk: each for chunk, each in rows.items() if each[1] >= 0.9}
     said = ", ".join(f"{chunk} {factor:.1f} at {rate:.3f}" for chunk, (factor, rate, _) in rows.items())
     if not kept:
@@ -125,8 +121,8 @@ def pipelined(evidence: Evidence) -> Finding:
 def ingress(evidence: Evidence) -> Finding:
     """Ingress of a decode GPU along R1's frontier, but for noise of matching."""
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
-    found = front.column(claims_transfer.INGRESS) * front.column("decode_unique_gpus") / front.column("decode_gpus")
-    rise = float((found / np.minimum.accumulate(found)).max() - 1)
+    found = claims_transfer.decode_ingress(front)
+    rise = largest_rise(found) - 1
     return Finding(f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE, "")
 
 
@@ -143,11 +139,7 @@ def mitigated(evidence: Evidence) -> Finding:
 
 def higher_tp(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP, in the middle half of the range."""
-    medians = {}
-    for model in (R1, MIDDLE):
-        ours, theirs = evidence.both("fig06", model=model)
-        x = np.geomspace(*shared(ours, theirs), POINTS)[50:151]
-        medians[model] = float(np.median(ours.at("decode_tp_attn", x) / theirs.at("decode_tp_attn", x)))
+    medians = {model: float(np.median(np.divide(*claims_shape.both_tp(evidence, model)))) for model in (R1, MIDDLE)}
     return Finding(f"median ratio {listed(medians)}", min(medians.values()) > 1, "")
 
 

@@ -31,6 +31,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     throughput,
 )
+from lab.studies.beyond_the_buzz.pipelining import depth_row
 from lab.studies.claims import Finding
 
 DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
@@ -49,7 +50,8 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
         f"PP{pp} {value:.3f}" for pp, value in zip(rows["pp"], rows["request_rate_per_s"] / rate[0], strict=True)
     )
     large = [int(pp) for pp in rows.loc[~rows["fits"].astype(bool), "pp"]]
-    coarse = _coarse_pipeline(evidence)
+    one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=1024) for depth in DEPTHS)
+    coarse = one["ftl_s"] / many["ftl_s"], many["request_rate_per_s"] / one["request_rate_per_s"]
     plain, plain_rate = (_ends(switched, "cached", column) for column in ("ftl_s", "request_rate_per_s"))
     note = (
         f"rate over PP1: {by_depth}; too large for memory: PP {large}. 61 layers on 32 stages leave the slowest one 2 "
@@ -154,25 +156,6 @@ def _ends(table: pd.DataFrame, form: str, column: str) -> tuple[float, float]:
     rows = table[table["mla_form"] == form].set_index("pp")[column]
     shallow, deep = (float(rows.loc[depth]) for depth in DEPTHS)
     return shallow, deep
-
-
-def _coarse_pipeline(evidence: Evidence) -> tuple[float, float]:
-    """FTL factor and rate from one to 32 stages with chunks of 1024 tokens and kept keys and values. [1]"""
-    times, rates = [], []
-    for depth in DEPTHS:
-        ranks = 64 // depth
-        grid = prefill_grid(
-            evidence.setup(R1),
-            Sharding(dp_attn=ranks, ep=ranks, pp=depth),
-            lengths(262_144, 2),
-            batch=ranks,
-            chunk_tokens=1024,
-            mla_form="cached",
-            allow_long_context=True,
-        )
-        times.append(float(grid.latency[-1, 0]))
-        rates.append(float(grid.request_rate[-1, 0]))
-    return times[0] / times[1], rates[1] / rates[0]
 
 
 def _first(*fronts: Front) -> float:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
@@ -20,6 +19,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     SMALL,
     Evidence,
     Front,
+    largest_rise,
     listed,
     never_below,
     shared,
@@ -44,7 +44,7 @@ def c11_ratio_falls(evidence: Evidence) -> Finding:
         low, high = shared(front)
         ratio = front.column(RATIO)
         inside = (front.x >= low) & (front.x <= high)
-        rises[model], own[model] = _largest_rise(ratio[inside]), _largest_rise(ratio)
+        rises[model], own[model] = largest_rise(ratio[inside]), largest_rise(ratio)
     note = f"ratio over the lowest before it, within {LOW:.0f}-{HIGH:.0f} tokens/s/user; whole frontiers: {listed(own)}"
     return Finding(listed(rises), all(rise <= 1.1 for rise in rises.values()), note)
 
@@ -158,10 +158,6 @@ def c30_few_gpus(evidence: Evidence) -> Finding:
         + "; ".join(f"{cap} GPUs {front.span}" for cap, front in zip(CAPS, fronts, strict=True))
     )
     return Finding(value, least >= 1 - SAME_TIME and max(losses.values()) > 0, note)
-
-
-def _largest_rise(ratio: Floats) -> float:
-    return float((ratio / np.minimum.accumulate(ratio)).max())
 
 
 def _over_models(evidence: Evidence, measure: Callable[[Front], float], *, sweep: str = "fig09") -> dict[str, float]:

@@ -124,14 +124,19 @@ def c31_tensor_parallel(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
     medians, notes = {}, []
     for model in (R1, MIDDLE):
-        ours, theirs = evidence.both("fig06", model=model)
-        low, high = shared(ours, theirs)
-        x = np.geomspace(low, high, 201)[50:151]
-        a, b = (front.at("decode_tp_attn", x) for front in (ours, theirs))
+        a, b = both_tp(evidence, model)
         medians[model] = float(np.median(a / b))
         notes.append(f"{model}: {np.mean(a > b):.2f} of the range above, {np.mean(a < b):.2f} below, equal elsewhere")
     note = f"middle half of {LOW:.0f}-{HIGH:.0f} tokens/s/user on a log axis; " + "; ".join(notes)
     return Finding(listed(medians), all(value >= 1 for value in medians.values()), note)
+
+
+def both_tp(evidence: Evidence, model: str) -> tuple[Floats, Floats]:
+    """TP of disaggregated decode and of co-located instances over the middle half of the range of both. [1]"""
+    fronts = evidence.both("fig06", model=model)
+    x = np.geomspace(*shared(*fronts), 201)[50:151]
+    ours, theirs = (front.at("decode_tp_attn", x) for front in fronts)
+    return ours, theirs
 
 
 def _front(evidence: Evidence, model: str) -> Front:

@@ -23,6 +23,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     RECIPE,
     Evidence,
     Front,
+    largest_rise,
     listed,
 )
 from lab.studies.claims import Finding
@@ -69,9 +70,8 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
 def c20_ingress_falls(evidence: Evidence) -> Finding:
     """Ingress of a decode GPU along R1's frontier."""
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
-    distinct = front.column(INGRESS)
-    ingress = distinct * front.column("decode_unique_gpus") / front.column("decode_gpus")
-    rise = float((ingress / np.minimum.accumulate(ingress)).max() - 1)
+    distinct, ingress = front.column(INGRESS), decode_ingress(front)
+    rise = largest_rise(ingress) - 1
     note = (
         f"largest rise above an earlier point: {rise:.1%}; per distinct GPU it falls to "
         f"{distinct[-1] / distinct[0]:.2g} of the loose end, as TP copies the latent cache"
@@ -164,6 +164,11 @@ def c24_conservation(evidence: Evidence) -> Finding:
     )
     largest = max(worst, scaled, unscaled)
     return Finding(f"largest deviation {largest:.1e}", largest <= 1e-9, note)
+
+
+def decode_ingress(front: Front) -> Floats:
+    """Cache that each decode GPU takes, copies counted once. [B/s]"""
+    return front.column(INGRESS) * front.column("decode_unique_gpus") / front.column("decode_gpus")
 
 
 _SIDES = ("prefill", "decode")

@@ -160,6 +160,11 @@ def throughput(front: Front, x: ArrayLike) -> Floats:
     return front.curve.at(x)
 
 
+def largest_rise(values: Floats) -> float:
+    """Largest of the values over the least before it. [1]"""
+    return float((values / np.minimum.accumulate(values)).max())
+
+
 def listed(values: dict[str, float], digits: str = ".3g") -> str:
     """``8B 1.1; 70B 1.57``."""
     return "; ".join(f"{name} {value:{digits}}" for name, value in values.items())

@@ -8,7 +8,7 @@ hold both, and beside each point the configuration behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -81,30 +81,20 @@ READ = {
 Curves = list[tuple[str, "pd.DataFrame"]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FigureData:
-    """A figure: its picture, whose table is its data."""
-
-    name: str
-    picture: Picture
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """A row per point: ``panel``, ``curve``, ``x`` and ``y`` as drawn, ``x_unit``, then the point in SI units."""
-        return self.picture.table
-
-
 def figure_names() -> tuple[str, ...]:
     """The figures that can be drawn, in the paper's order."""
     return tuple(_FIGURES)
 
 
-def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> FigureData:
-    """Compute what a figure needs, and arrange it as the paper does."""
+def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> Picture:
+    """Compute what a figure needs, and arrange it as the paper does.
+
+    Its table has a row a point: ``panel``, ``curve``, ``x`` and ``y`` as drawn, ``x_unit``, then the point in SI units.
+    """
     if figure not in _FIGURES:
         raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
     found = _FIGURES[figure](frontiers.frontier(figure, profile), profile)
-    return FigureData(figure, replace(found, table=_with_readings(found.table, READ.get(figure, ()))))
+    return replace(found, table=_with_readings(found.table, READ.get(figure, ())))
 
 
 def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, float], ...]) -> pd.DataFrame:

@@ -94,4 +94,4 @@ def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Pat
     if item == PAYS:
         table = pays_table(tables, profile)
         return write_picture(path, pays_cells(table), table)
-    return write_picture(path, figure_data(tables, item, profile).picture)
+    return write_picture(path, figure_data(tables, item, profile))
