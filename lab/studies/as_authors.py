@@ -19,11 +19,15 @@ verdicts of a claim; ``docs/studies/`` keeps that of the run whose verdicts a pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
 
 import pandas as pd
 
-from lab.studies.claims import Claim, Evidence, Finding, PaperText, Progress, Verdict
+from lab.studies.claims import Claim, Evidence, Finding, PaperText, Verdict
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.store import RunListener
 
 #: Columns of ``as_authors.csv``.
 COLUMNS = (
@@ -31,52 +35,42 @@ COLUMNS = (
     *("second_reading", "why", "note", "our_acceptance", "our_value", "our_verdict", "our_note"),
 )
 
+#: What a claim has in the setting of its paper, beside its judge.
+TOLD = ("statement", "place", "setting", "paper", "inferred", "acceptance", "why")
 #: Verdicts that need no reason.
 GOOD = (Verdict.HOLDS, Verdict.BY_CONSTRUCTION)
 
 
+@dataclass
 class AsAuthors(Generic[Evidence]):
     """A claim in the setting of its paper; without ``judge`` it is judged as the claim is, by the rules as printed."""
 
-    def __init__(
-        self,
-        claim: Claim[Evidence],
-        *,
-        place: str,
-        setting: str,
-        paper: str,
-        statement: str = "",
-        inferred: str = "",
-        acceptance: str = "",
-        judge: Callable[[Evidence], Finding] | None = None,
-        why: str = "",
-        judged: bool = True,
-    ) -> None:
-        self.claim = claim
-        self.place = place  # section, figure
-        self.setting = setting  # what was measured, and on what
-        self.paper = paper  # its numbers
-        self.statement = statement or claim.statement  # in the paper's words, where the claim goes beyond them
-        self.inferred = inferred  # of the setting, where the paper is silent
-        self.acceptance = acceptance or claim.acceptance
-        self.why = why  # of a verdict other than "holds", one sentence
-        self.judged = judged  # False: what decides it is not to be had
-        self._judge = judge
+    claim: Claim[Evidence]
+    place: str  # section, figure
+    setting: str  # what was measured, and on what
+    paper: str  # its numbers
+    statement: str = ""  # in the paper's words, where the claim goes beyond them
+    inferred: str = ""  # of the setting, where the paper is silent
+    acceptance: str = ""
+    judge: Callable[[Evidence], Finding] | None = None
+    why: str = ""  # of a verdict other than "holds", one sentence
+    judged: bool = True  # False: what decides it is not to be had
+
+    def __post_init__(self) -> None:
+        """Take from the claim what the paper's setting leaves as it is."""
+        self.statement = self.statement or self.claim.statement
+        self.acceptance = self.acceptance or self.claim.acceptance
 
     def __call__(self, evidence: Evidence) -> Finding:
         """Judge the claim; a second reading of the paper is its ``without``."""
-        if self._judge is not None:
-            return self._judge(evidence)
+        if self.judge is not None:
+            return self.judge(evidence)
         found = self.claim(evidence)
         return found if found.without is None else Finding(found.without.value, found.without.holds, found.note)
 
     def verdict(self, found: Finding) -> Verdict:
         """What a finding comes to."""
-        if found.without is not None and found.without.holds != found.holds:
-            return Verdict.READING
-        if not found.holds:
-            return Verdict.FAILS
-        return Verdict.BY_CONSTRUCTION if self.claim.by_construction else Verdict.HOLDS
+        return found.verdict(Verdict.READING, by_construction=self.claim.by_construction)
 
 
 def as_authors(
@@ -90,7 +84,7 @@ def evaluate_as_authors(
     claims: Iterable[AsAuthors[Evidence]],
     evidence: Mapping[str, Evidence],
     ours: pd.DataFrame,
-    listener: Progress | None = None,
+    listener: RunListener | None = None,
 ) -> pd.DataFrame:
     """Judge claims on the engines of a paper's authors, beside this project's verdicts.
 
@@ -103,16 +97,18 @@ def evaluate_as_authors(
         said = own.loc[each.claim.id]
         about = {
             "id": each.claim.id,
-            **{name: getattr(each, name) for name in ("statement", "place", "setting", "paper", "inferred")},
-            **{name: getattr(each, name) for name in ("acceptance", "why")},
+            **{name: getattr(each, name) for name in TOLD},
             **{f"our_{name}": said[name] for name in ("value", "verdict", "note")},
             "our_acceptance": each.claim.acceptance,
         }
-        for engine, seen in evidence.items() if each.judged else (("", None),):
-            rows.append(about | {"engine": engine} | _columns(each, seen))
+        if not each.judged:
+            rows.append(about | {"engine": "", "value": "", "verdict": Verdict.NOT_JUDGED, "without": "", "note": ""})
+        for engine, seen in evidence.items() if each.judged else ():
+            found = each(seen)
+            rows.append(about | {"engine": engine, "verdict": each.verdict(found)} | found.texts)
         if listener is not None:
             listener.advance(1)
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows).rename(columns={"without": "second_reading"}).reindex(columns=list(COLUMNS))
 
 
 def verdict_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
@@ -146,12 +142,3 @@ def _by_engine(part: pd.DataFrame, column: str) -> str:
     """What each engine came to, in one cell."""
     begins = [f"{engine}: " if len(part) > 1 else "" for engine in part["engine"]]
     return "; ".join(begin + said for begin, said in zip(begins, part[column], strict=True) if said)
-
-
-def _columns(claim: AsAuthors[Evidence], seen: Evidence | None) -> dict[str, str]:
-    if seen is None:
-        return {"value": "", "verdict": Verdict.NOT_JUDGED, "second_reading": "", "note": ""}
-    found = claim(seen)
-    other = found.without
-    second = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
-    return {"value": found.value, "verdict": claim.verdict(found), "second_reading": second, "note": found.note}

@@ -20,11 +20,14 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
 from disagg_sim.facts.yaml_files import read_mapping
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.store import RunListener
 
 #: Columns of ``claims.csv``.
 COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "verdict", "without", "note")
@@ -66,6 +69,21 @@ class Finding(NamedTuple):
     note: str  # what stands beside them, and what a miss comes from; "stand-in: ..." where data is not the paper's
     without: Without | None = None  # of a claim that uses an added rule
 
+    def verdict(self, otherwise: Verdict, *, by_construction: bool) -> Verdict:
+        """What it comes to; ``otherwise`` where the second finding is another."""
+        if self.without is not None and self.holds != self.without.holds:
+            return otherwise
+        if not self.holds:
+            return Verdict.FAILS
+        return Verdict.BY_CONSTRUCTION if by_construction else Verdict.HOLDS
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Its columns in a table: ``value``, ``without`` and ``note``."""
+        other = self.without
+        without = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
+        return {"value": self.value, "without": without, "note": self.note}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[Evidence]):
@@ -80,22 +98,11 @@ class Claim(Generic[Evidence]):
 
     def verdict(self, found: Finding) -> Verdict:
         """What a finding on this claim comes to."""
-        if found.without is not None and found.holds != found.without.holds:
-            return Verdict.ADDED_RULE
-        if not found.holds:
-            return Verdict.FAILS
-        return Verdict.BY_CONSTRUCTION if self.by_construction else Verdict.HOLDS
+        return found.verdict(Verdict.ADDED_RULE, by_construction=self.by_construction)
 
     def __call__(self, evidence: Evidence) -> Finding:
         """Judge the claim."""
         return self.judge(evidence)
-
-
-class Progress(Protocol):
-    """Listener that learns how many claims have been tested."""
-
-    def advance(self, points: int) -> None:
-        """So many more."""
 
 
 def claim(
@@ -149,7 +156,7 @@ def claims_of(*modules: ModuleType) -> tuple[Claim[Evidence], ...]:
 
 
 def evaluate(
-    claims: Iterable[Claim[Evidence]], evidence: Mapping[str, Evidence], listener: Progress | None = None
+    claims: Iterable[Claim[Evidence]], evidence: Mapping[str, Evidence], listener: RunListener | None = None
 ) -> pd.DataFrame:
     """Judge every claim under every profile.
 
@@ -158,16 +165,12 @@ def evaluate(
     rows = []
     for each in claims:
         about = {"id": each.id, "statement": each.statement, "kind": each.kind, "acceptance": each.acceptance}
-        rows += [about | {"profile": profile} | _columns(each, each(seen)) for profile, seen in evidence.items()]
+        for profile, seen in evidence.items():
+            found = each(seen)
+            rows.append(about | {"profile": profile, "verdict": str(each.verdict(found))} | found.texts)
         if listener is not None:
             listener.advance(1)
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _columns(judged: Claim[Evidence], found: Finding) -> dict[str, str]:
-    other = found.without
-    without = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
-    return {"value": found.value, "verdict": str(judged.verdict(found)), "without": without, "note": found.note}
 
 
 def holding(claims: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +29,10 @@ COMMON = 0.3  # least correlation of loads that have a burst in common [1]
 SLOW_FLIPS = (60, 300)  # of A12 [s]
 #: Factors over vLLM and vLLM-disaggregated that the abstract prints, and how near 30 % is. [1]
 LARGEST, NEAR = (5.62, 7.78), 0.3
+#: What a claim comes to with Arrow as its paper prints it.
+printed = partial(
+    Without, "requests that wait for memory are no load of decode and no prediction is corrected, as printed"
+)
 RUN_OVER_FLIP = 10.0  # length of a run of A12 over the time of a flip, at least [1]
 
 
@@ -237,13 +242,6 @@ def over_static(bench: ArrowBench, seconds: Sequence[int], rule: str = "") -> tu
     """
     ratios = [bench.ratio(HOUR, f"flip_{each}{rule}", "least_load") for each in seconds]
     return ", ".join(f"{each} s {ratio:.2f}" for each, ratio in zip(seconds, ratios, strict=True)), ratios
-
-
-def printed(value: str, holds: bool) -> Without:
-    """What a claim comes to with Arrow as its paper prints it."""
-    return Without(
-        "requests that wait for memory are no load of decode and no prediction is corrected, as printed", value, holds
-    )
 
 
 def _points(

@@ -7,6 +7,7 @@ come with a second verdict, at the 256 of the largest CUDA graph. D14 has one wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -29,6 +30,8 @@ AT_CONCURRENCY = {"llama": 112, "opt": 104}
 SPLITS, OPEN_LOAD = ((6, 1), (4, 2), (2, 3)), 0.9
 #: What D15 is of the order of: the paper's gain in throughput, fall of TTFT and of TPOT, and the factor either way. [1]
 GAINS, THROUGHPUT_FACTOR, ORDER = (3.2, 15.0, 0.228), 2.0, 10**0.5
+#: What a claim comes to if decode takes as many requests as the largest CUDA graph has.
+uncapped = partial(Without, "decode takes up to 256 requests, and computes preempted ones again")
 #: Modes of the two planners of D14, by planner; the best of each counts.
 MODES = {
     "SLA-driven": ("SLA-driven", "SLA-driven, load planner in between"),
@@ -49,11 +52,6 @@ def utilisations(bench: DopdBench, *, capped: bool = True, shape: tuple[int, int
         busy = float(result.instances.busy_s[:n].sum()) / len(result.requests.request)
         found.append(steady_rate(result) * busy / n)
     return found
-
-
-def uncapped(value: str, holds: bool) -> Without:
-    """What a claim comes to if decode takes as many requests as the largest CUDA graph has."""
-    return Without("decode takes up to 256 requests, and computes preempted ones again", value, holds)
 
 
 @TEXT.claim("D4")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Mapping as Map
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +37,11 @@ from lab.studies.published_like import mini_reasoning_standin
 
 #: vLLM 0.7.2 by its default engine, and the one that disaggregation was extended to.
 ENGINES = ("vllm_v0", "vllm")
+#: Second readings: what a late request is, and when the second instance takes blocks.
+_by_requests = partial(Without, "at most 1 % of the requests have a gap above 100 ms")
+_pulled = partial(
+    Without, "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
+)
 #: A capacity of a workload and a case. [request/s]
 Rate = Callable[[str, str], float]
 #: The four workloads of section 6.1.
@@ -136,10 +142,6 @@ def best_chunk(bench: DynaServeBench, workload: str, rate: Rate | None = None, m
     return max(DOUBLED, key=lambda case: by(workload, f"{case}{model}"))
 
 
-def _by_requests(value: str, holds: bool) -> Without:
-    return Without("at most 1 % of the requests have a gap above 100 ms", value, holds)
-
-
 def capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over the best power of two and over disaggregation."""
 
@@ -201,12 +203,6 @@ def who_is_strong(bench: DynaServeBench) -> Finding:
 
     second = _by_requests(*compared(bench.request_rate))
     return Finding(*compared(bench.rate), bench.stand_ins(*claims.STRONG), second)
-
-
-def _pulled(value: str, holds: bool) -> Without:
-    """What a claim comes to if the second instance takes no block before the first part has ended."""
-    reading = "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
-    return Without(reading, value, holds)
 
 
 def _by_way(bench: DynaServeBench, said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]]) -> Finding:

@@ -48,13 +48,10 @@ STRONG = ("code", "reasoning")  # workloads of Y10
 KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
 
 
+#: What a claim comes to with algorithms 1 and 2 as printed, and caches as in figure 7.
+printed = partial(Without, "all work of both instances is balanced, chunks take blocks of their own, as printed")
 #: Paper: mean ratios of Y7; rates [request/s] and goodput [token/s] of Y9, in the order of its statement.
 MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
-
-
-def printed(value: str, holds: bool) -> Without:
-    """What a claim comes to with algorithms 1 and 2 as printed, and caches as in figure 7."""
-    return Without("all work of both instances is balanced, chunks take blocks of their own, as printed", value, holds)
 
 
 def _chunks(bench: DynaServeBench, names: Iterable[str], measure: Callable[[str, str], float] | None = None) -> str:

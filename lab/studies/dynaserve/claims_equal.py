@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping as Map
+from functools import partial
 
 import numpy as np
 
@@ -47,6 +48,8 @@ POINTS = 0.1  # that count as near [1]
 DOUBLED = (256, 512, 1024, 2048)  # chunks of Y17 [token]
 #: Gaps of table 1 are taken over so many requests: several times what is served at once. [request]
 COUNTED, QUICK = 2000, 300
+#: What a claim comes to if the second instance reserves memory when the first part ends.
+reserving_later = partial(Without, "the second instance reserves blocks when the first part ends, not when it begins")
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
 
 
@@ -218,11 +221,6 @@ def y5_best_split(bench: DynaServeBench) -> Finding:
         f"two GPUs an instance and memory to spare: {peaks(scan(bench, tp=2))[0]} (paper 1358)",
         reserving_later(*peaks(late)),
     )
-
-
-def reserving_later(value: str, holds: bool) -> Without:
-    """What a claim comes to if the second instance reserves memory when the first part ends."""
-    return Without("the second instance reserves blocks when the first part ends, not when it begins", value, holds)
 
 
 @TEXT.claim("Y6")
