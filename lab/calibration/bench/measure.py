@@ -1,55 +1,25 @@
 """Run micro-benchmarks on the user's own GPU and write them as rows of kernel tables.
 
 What is measured, at which sizes, and how the times become rows of ``lab.calibration.kernels.forms``. How a call is
-timed is the business of a ``KernelTimer``: ``lab.calibration.bench.torch_bench`` runs PyTorch's own kernels.
+timed is the business of ``lab.calibration.bench.torch_bench``, which runs PyTorch's own kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Protocol
 
 import pandas as pd
 
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.units import US
+from lab.calibration.bench.torch_bench import TorchBench
 from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
 
 #: A measured row: its form, words and sizes.
 Row = dict[str, str | int]
-
-
-class KernelTimer(Protocol):
-    """Times one call of a kernel. [s]; ``None`` where the device has no such kernel or lacks the memory."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Library -> version, for ``torch`` and, where collectives run, ``nccl``."""
-
-    @property
-    def ranks(self) -> int:
-        """Devices that collectives run over; 1 = none do. [1]"""
-
-    def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
-        """``C[m,n] = A[m,k] @ B[k,n]`` with B out of the cache."""
-
-    def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """Causal attention of ``tokens`` new tokens a sequence."""
-
-    def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """One new token a sequence against ``context`` cached ones."""
-
-    def copy(self, elements: int) -> float | None:
-        """Device memory to device memory, ``elements`` of two bytes read and as many written."""
-
-    def launch(self, graph: bool) -> float | None:
-        """A kernel that does next to nothing, inside a graph or launched by the host one by one."""
-
-    def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
-        """Times of (op, message bytes) over ``ranks`` devices; bytes as in the table of collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +79,7 @@ TRIAL = MeasurementPlan(
 )
 
 
-def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: RunListener) -> pd.DataFrame:
+def measure(bench: TorchBench, system: str, plan: MeasurementPlan, progress: RunListener) -> pd.DataFrame:
     """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
 
     Takes ``bench`` (times a call on the device [s]). Returns one row a call that could run; columns that a form lacks
@@ -144,7 +114,7 @@ def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: Ru
     return table.astype(dict.fromkeys(sizes, "Int64"))
 
 
-def _calls(bench: KernelTimer, plan: MeasurementPlan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
+def _calls(bench: TorchBench, plan: MeasurementPlan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
     """Every planned call with the row that it fills."""
     for graph in (True, False):
         yield _activations("launch_graph" if graph else "launch_eager", 1), partial(bench.launch, graph)

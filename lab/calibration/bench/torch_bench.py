@@ -42,7 +42,7 @@ def torch_bench(device: str = "cuda") -> TorchBench:
 
 
 class TorchBench:
-    """Times PyTorch kernels on one device; see ``measure.Bench``. Kernels that the device lacks give ``None``."""
+    """Times a call of PyTorch's kernels on a device. [s]; ``None`` where it has no such kernel or lacks the memory."""
 
     def __init__(self, torch: Any, device: str) -> None:
         self._torch, self._device = torch, device
@@ -57,31 +57,31 @@ class TorchBench:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Library -> version."""
+        """Library -> version, for ``torch`` and, where collectives run, ``nccl``."""
         torch = self._torch
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if self._gpu else "none"
         return {"torch": str(torch.__version__), "nccl": nccl}
 
     @property
     def ranks(self) -> int:
-        """GPUs here. [1]"""
+        """GPUs here, over which collectives run; 1 = none do. [1]"""
         return int(self._torch.cuda.device_count()) if self._gpu else 1
 
     def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
-        """See ``KernelTimer``; fp8 with one scale a tensor, NVFP4 with a scale for every 16 elements."""
+        """``C[m,n] = A[m,k] @ B[k,n]``, B out of the cache; fp8 with one scale a tensor, NVFP4 one for 16 elements."""
         makers = {"bfloat16": self._bf16, "fp8": self._fp8, "nvfp4": self._fp4}
         return self._seconds(lambda: makers[dtype](m, n, k))
 
     def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """See ``KernelTimer``."""
+        """Causal attention of ``tokens`` new tokens a sequence."""
         return self._attention(batch, tokens, tokens, q_heads, kv_heads, head_dim)
 
     def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """See ``KernelTimer``."""
+        """One new token a sequence against ``context`` cached ones."""
         return self._attention(batch, 1, context, q_heads, kv_heads, head_dim)
 
     def copy(self, elements: int) -> float | None:
-        """See ``KernelTimer``."""
+        """Device memory to device memory, ``elements`` of two bytes read and as many written."""
         size = 2 * elements
 
         def calls() -> Sequence[Callable[[], Any]]:
@@ -91,7 +91,7 @@ class TorchBench:
         return self._seconds(calls)
 
     def launch(self, graph: bool) -> float | None:
-        """See ``KernelTimer``."""
+        """A kernel that does next to nothing, inside a graph or launched by the host one by one."""
 
         def calls() -> Sequence[Callable[[], Any]]:
             one = self._torch.zeros(1, device=self._device)
@@ -100,7 +100,7 @@ class TorchBench:
         return self._seconds(calls, graph=graph)
 
     def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
-        """See ``KernelTimer``; NCCL over ``ranks`` processes of this machine."""
+        """Times of (op, message bytes) over ``ranks`` processes, a GPU each; bytes as in the table of collectives."""
         return collective_times(ranks, wanted, "nccl" if self._gpu else "gloo")
 
     def _bytes(self, size: int) -> Any:

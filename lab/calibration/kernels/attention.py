@@ -39,7 +39,7 @@ from disagg_sim.physics.attention import (
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shape, mla_work
 from disagg_sim.physics.rates import decode_attention_rate, prefill_attention_rate
-from disagg_sim.physics.work import AttentionShape, Work, causal_pairs
+from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
 from disagg_sim.units import US
 from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, MLA_ROPE, MLA_VALUE, TYPES, column_of
 from lab.calibration.kernels.residuals import SHORT
@@ -60,17 +60,17 @@ class Calls(NamedTuple):
     keys: Any = 0.0  # twice the mean key length of a prefill [token]
 
 
-def context_attention(rows: pd.DataFrame) -> Calls:
-    """Prompts without a past, grouped-query attention."""
+def context_attention(rows: pd.DataFrame, past: Numeric = 0.0, window: float = 0.0) -> Calls:
+    """Prompts, grouped-query attention."""
     batch, new, heads = column_of(rows, "batch"), column_of(rows, "seq_len"), _heads(rows)
-    work = gqa_prefill_work(sequences=batch, new=new, past=0.0, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
-    return Calls(work, AttentionShape(batch, new, 0.0, **heads), 2.0 * causal_pairs(new) / new)
+    work = gqa_prefill_work(sequences=batch, new=new, past=past, window=window, cache_bytes=_cache_bytes(rows), **heads)
+    return Calls(work, AttentionShape(batch, new, past, **heads), 2.0 * causal_pairs(new) / new)
 
 
-def generation_attention(rows: pd.DataFrame) -> Calls:
+def generation_attention(rows: pd.DataFrame, window: float = 0.0) -> Calls:
     """One token a sequence, grouped-query attention."""
     batch, length, heads = column_of(rows, "batch"), column_of(rows, "kv_len"), _heads(rows)
-    work = gqa_decode_work(sequences=batch, context=length, window=0.0, cache_bytes=_cache_bytes(rows), **heads)
+    work = gqa_decode_work(sequences=batch, context=length, window=window, cache_bytes=_cache_bytes(rows), **heads)
     return Calls(work, AttentionShape(batch, 1.0, length - 1.0, **heads))
 
 

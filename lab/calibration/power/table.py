@@ -23,14 +23,13 @@ from disagg_sim.facts.power import WINDOWED
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
-from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work, expert_rows, expert_work, gemm_work
 from disagg_sim.reading import read_file, table_of, unpacked
 from disagg_sim.units import US
 from lab.calibration.files import kept_from_fits
-from lab.calibration.kernels.attention import mla_context, mla_generation
+from lab.calibration.kernels.attention import context_attention, generation_attention, mla_context, mla_generation
 from lab.calibration.kernels.gemm import FORMAT_OF
-from lab.calibration.kernels.limits import TYPES
+from lab.calibration.kernels.limits import column_of
 from lab.calibration.kernels.tables import TableError, as_table_faults, require_numbers, spec_name
 
 #: Columns that every table has.
@@ -69,16 +68,12 @@ class Kind:
     work: Callable[[pd.DataFrame], Work] | None = None  # None: power by time alone
 
 
-def _numbers(rows: pd.DataFrame, name: str) -> Numeric:
-    return rows[name].to_numpy(dtype=float, na_value=0.0)
-
-
 def _named(name: str) -> Callable[[pd.DataFrame], pd.Series]:
     return lambda rows: pd.Series(name, index=rows.index)
 
 
 def _gemm(rows: pd.DataFrame) -> Work:
-    m, n, k = (_numbers(rows, name) for name in ("m", "n", "k"))
+    m, n, k = (column_of(rows, name) for name in ("m", "n", "k"))
     return gemm_work(m, n, k, weight_bytes=_weight_bytes(rows))
 
 
@@ -89,19 +84,14 @@ def _weight_bytes(rows: pd.DataFrame) -> Numeric:
 def _attention(rows: pd.DataFrame) -> Work:
     """Of grouped-query attention, prefill or decode, with windows."""
     flops, moved = np.zeros((2, len(rows)))
-    windows = _numbers(rows, "window_size")
+    windows = column_of(rows, "window_size")
     for window in np.unique(windows):
         mine = windows == window
         part = rows[mine]
-        batch, length, q_heads, kv_heads, size = (
-            _numbers(part, name) for name in ("batch", "seq_len", "q_heads", "kv_heads", "head_dim")
-        )
-        shared = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": size, "window": float(window)}
-        shared |= {"sequences": batch, "cache_bytes": np.array([TYPES[word][0] for word in part["kv_dtype"]])}
         if part["kind"].iloc[0] == "context_attention":
-            work = gqa_prefill_work(new=length, past=_numbers(part, "past_tokens"), **shared)
+            work = context_attention(part, column_of(part, "past_tokens"), float(window)).work
         else:
-            work = gqa_decode_work(context=length, **shared)
+            work = generation_attention(part.assign(kv_len=part["seq_len"]), float(window)).work
         flops[mine], moved[mine] = work
     return Work(flops, moved)
 
@@ -115,7 +105,7 @@ def _mla(rows: pd.DataFrame) -> Work:
 
 def _experts(rows: pd.DataFrame) -> Work:
     """Of evenly spread picks: the rows do not say how a power law falls on the rank."""
-    sizes = {name: _numbers(rows, name) for name in _EXPERTS}
+    sizes = {name: column_of(rows, name) for name in _EXPERTS}
     counted = expert_rows(
         tokens=sizes["num_tokens"],
         experts=sizes["num_experts"],
@@ -129,7 +119,7 @@ def _experts(rows: pd.DataFrame) -> Work:
 
 
 def _elementwise(rows: pd.DataFrame) -> Work:
-    elements = _numbers(rows, "m") * _numbers(rows, "k")
+    elements = column_of(rows, "m") * column_of(rows, "k")
     written = rows["kind"].map(_WRITTEN).to_numpy(dtype=float)
     return Work(0.0 * elements, elements * (ACTIVATION_BYTES + written))
 
@@ -140,7 +130,7 @@ def _format(rows: pd.DataFrame) -> pd.Series:
 
 def _windowed(rows: pd.DataFrame) -> pd.Series:
     """Kernels of sliding windows have laws of their own."""
-    return pd.Series(np.where(_numbers(rows, "window_size") > 0, WINDOWED, "gqa"), index=rows.index)
+    return pd.Series(np.where(column_of(rows, "window_size") > 0, WINDOWED, "gqa"), index=rows.index)
 
 
 def _part(rows: pd.DataFrame) -> pd.Series:
@@ -251,7 +241,7 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     rows = require_numbers(path, rows.fillna(dict.fromkeys(kind.sizes, 0)), kind.sizes)
     found["law"], found["form"] = kind.law, kind.form(rows)
     found.loc[found["form"].isna(), "dropped"] = "a format or kernel without a law"
-    sizes = [_numbers(rows, size).astype(int).astype(str) for size in kind.sizes]
+    sizes = [column_of(rows, size).astype(int).astype(str) for size in kind.sizes]
     keys = pd.Series(["|".join((str(name), *each)) for each in zip(*sizes, strict=True)], index=rows.index)
     found["held_out"] = keys.map({key: kept_from_fits(f"power|{key}") for key in keys.unique()}).astype(bool)
     used = found["dropped"] == ""

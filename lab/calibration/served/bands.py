@@ -122,8 +122,8 @@ def with_bands(
     kernels, beyond = np.full((2, len(lines)), np.nan)
     for place, line in enumerate(lines.itertuples()):
         if line.evaluated and keys[place] in doubted:
-            decode, prefill, _ = doubted[keys[place]]
-            kernels[place] = prefill if line.quantity == "ttft" else decode  # others mostly decode
+            step, fill, _ = doubted[keys[place]]
+            kernels[place] = fill if line.quantity == "ttft" else step  # others are mostly steps of decode
     known_by = evidence_of(lines)
     for field, spread in spec.served.items():
         mine = (known_by["field"] == field).to_numpy() & np.isfinite(kernels)

@@ -91,14 +91,15 @@ LMSYS_COPIES = 32
 SOURCE_CHUNKS = {"paper_dynaserve": 2048}
 
 
-def inferencex_r1(line: Any) -> ServingRow:
-    """A run of DeepSeek-R1: aggregated, or disaggregated with its workers."""
-    names = names_of(line, weights=text(line, "precision"))
+def inferencex(line: Any) -> ServingRow:
+    """A run of DeepSeek-R1, Llama 70B or gpt-oss 120B: aggregated, or disaggregated with its workers."""
+    names, said = names_of(line, weights=text(line, "precision")), text(line, "spec_decode")
     split = text(line, "mode") == "disaggregated"
-    workers, prefill = _r1_workers(line, split)
+    workers, prefill = _workers(line, split)
     reason = names.reason
     if split and prefill is None:
         reason = reason or "the split of GPUs into prefill and decode is not stated"
+    gpus = count(line, "gpus_total") or count(line, "tp")
     return _inferencex(
         line,
         names,
@@ -106,20 +107,6 @@ def inferencex_r1(line: Any) -> ServingRow:
         mode="disaggregated" if split else "aggregated",
         workers=workers,
         prefill=prefill,
-        speculative=text(line, "spec_decode") not in ("", "none"),
-        quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, value(line, "gpus_total")),
-    )
-
-
-def inferencex_dense(line: Any) -> ServingRow:
-    """A run of Llama 70B or gpt-oss 120B."""
-    gpus = count(line, "gpus_total") or count(line, "tp")
-    said = text(line, "spec_decode")
-    return _inferencex(
-        line,
-        names_of(line, weights=text(line, "precision")),
-        mode="aggregated",
-        workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
         speculative="mtp" in said or "eagle" in said,
         quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
     )
@@ -192,7 +179,7 @@ def _inferencex(line: Any, names: Names, **told: Any) -> ServingRow:
     )
 
 
-def _r1_workers(line: Any, split: bool) -> tuple[WorkerGroup | None, WorkerGroup | None]:
+def _workers(line: Any, split: bool) -> tuple[WorkerGroup | None, WorkerGroup | None]:
     if not split:
         gpus = count(line, "gpus_total") or count(line, "tp")
         return WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))), None

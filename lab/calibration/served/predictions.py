@@ -29,8 +29,9 @@ def read_predictions(path: Path) -> pd.DataFrame:
     if not missing and not {"ttft_ms", "tput_total_tok_s_gpu"} & set(table):
         missing = "ttft_ms"
     if missing:
+        hint = nearest(missing, map(str, table))
         known = ", ".join(("row_id", *COLUMNS))
-        raise TableError(f"{shown(path)}: no column {missing!r}{nearest(missing, table)}; predictions have {known}")
+        raise TableError(f"{shown(path)}: no column {missing!r}{hint}; predictions have {known}")
     names = table["row_id"].str.strip()
     if names.duplicated().any():
         raise TableError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")

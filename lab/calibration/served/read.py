@@ -30,11 +30,8 @@ DIGEST = 12
 LONGEST_HEADER = 100_000
 #: Form -> columns that tell it, and its reader.
 FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
-    "inferencex_dsr1": (
-        {"tput_total_tok_s_gpu", "tpot_median_ms", "prefill_workers", "concurrency"},
-        forms.inferencex_r1,
-    ),
-    "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex_dense),
+    "inferencex_dsr1": ({"tput_total_tok_s_gpu", "tpot_median_ms", "prefill_workers", "concurrency"}, forms.inferencex),
+    "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex),
     "inferencex_models": ({"ttft_mean_ms", "tpot_mean_ms", "moe_ep", "decode_moe_ep"}, forms.inferencex_models),
     "nvidia_gap": ({"ttft_mean_ms", "tpot_mean_ms", "gemm_quant", "moe_ep"}, forms.nvidia_gap),
     "trtllm_docs": ({"scenario", "metric", "value", "parallelism_label"}, forms.trtllm_docs),

@@ -22,7 +22,7 @@ from lab.studies.arrow import TEXT, claims, claims_rules
 from lab.studies.arrow.claims import AROUND, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
 from lab.studies.arrow.claims_rules import FIFO_LOAD, ttft_in_turn
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
-from lab.studies.as_authors import as_authors
+from lab.studies.as_authors import AsAuthors, as_authors
 from lab.studies.claims import Finding, Without, claims_of
 
 #: The engine that "developed based on vLLM" is read as.
@@ -211,4 +211,4 @@ JUDGES: dict[str, Callable[[ArrowBench], Finding]] = {
     "A15": idle_help,
     "A16": oscillation,
 }
-CLAIMS = as_authors(TEXT, claims_of(claims, claims_rules), JUDGES)
+CLAIMS: tuple[AsAuthors[ArrowBench], ...] = as_authors(TEXT, claims_of(claims, claims_rules), JUDGES)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.studies.as_authors import as_authors
+from lab.studies.as_authors import AsAuthors, as_authors
 from lab.studies.claims import Finding, Without, claims_of
 from lab.studies.dopd import TEXT, claims, claims_runs
 from lab.studies.dopd.claims import PRINTED_RATIO, required_ratio
@@ -167,4 +167,4 @@ JUDGES: dict[str, Callable[[DopdBench], Finding]] = {
     "D17": resources,
     "D18": static,
 }
-CLAIMS = as_authors(TEXT, claims_of(claims, claims_runs), JUDGES)
+CLAIMS: tuple[AsAuthors[DopdBench], ...] = as_authors(TEXT, claims_of(claims, claims_runs), JUDGES)

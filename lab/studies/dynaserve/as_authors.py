@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from disagg_sim.workload.synthetic import synthetic_trace
-from lab.studies.as_authors import as_authors
+from lab.studies.as_authors import AsAuthors, as_authors
 from lab.studies.claims import Finding, Without, claims_of
 from lab.studies.dynaserve import TEXT, claims, claims_equal
 from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, MEANS, RATES_OF_MIX
@@ -285,4 +285,4 @@ JUDGES: dict[str, Callable[[DynaServeBench], Finding]] = {
     "Y20": attainment_at_saturation,
     "Y21": memory_at_saturation,
 }
-CLAIMS = as_authors(TEXT, claims_of(claims_equal, claims), JUDGES)
+CLAIMS: tuple[AsAuthors[DynaServeBench], ...] = as_authors(TEXT, claims_of(claims_equal, claims), JUDGES)
