@@ -9,9 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import run
@@ -19,7 +19,7 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
-from lab.studies.keeping import Keeping
+from lab.studies.keeping import Keeping, kept
 
 #: Engines of the years in which the studied papers ran theirs.
 SCHEDULER = "vllm_v0_2024"
@@ -32,6 +32,11 @@ class Place(NamedTuple):
     profile: str  # efficiency profile
     recipes: Mapping[str, str]  # precision by model
     engine: str | None = None  # None: as the profile has it
+
+
+def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
+    """Equal instances of ``tp`` GPUs."""
+    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
 class StudyCase(NamedTuple):
@@ -74,10 +79,11 @@ class Bench(Keeping):
         self.place, self.quick = place, quick
         self.runs = 0  # done so far [1]
 
+    @kept
     def setting(self, model: str) -> Setup:
         """Model, hardware, recipe and profile; one object a model."""
         system, profile, recipes, engine = self.place
-        return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile, engine=engine))
+        return setup(model, system, recipes[model], profile, engine=engine)
 
     def run(self, trace: Trace, case: StudyCase, *, slo: Slo, options: RunOptions) -> RunResult:
         """Run a trace under a case.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 Kept = TypeVar("Kept")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Keeping:
@@ -20,3 +23,17 @@ class Keeping:
             self._kept[key] = compute()
         found: Kept = self._kept[key]
         return found
+
+
+def kept(method: Method) -> Method:
+    """Compute what a method of ``Keeping`` gives once for each of its arguments."""
+    sign = signature(method)
+
+    @wraps(method)
+    def found(self: Keeping, *given: Any, **named: Any) -> Any:
+        bound = sign.bind(self, *given, **named)
+        bound.apply_defaults()
+        key = (method.__qualname__, *list(bound.arguments.values())[1:])
+        return self.once(key, lambda: method(self, *given, **named))
+
+    return found  # type: ignore[return-value]

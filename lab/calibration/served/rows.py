@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from disagg_sim.domain import Sharding
 from lab.calibration.files import kept_from_fits
 
-#: What is in flight: a closed loop, everything queued, a Poisson stream at a stated rate, one fixed batch, one phase.
-LOADS = ("closed_loop", "offline", "server", "static", "prefill", "decode")
 #: Why a mean TTFT is not judged that is right all the same, as in Little's law.
 UNKNOWN_START = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
 #: Why a run is not judged that tells all the same what was run.
@@ -62,7 +60,9 @@ class ServingRow:
     system: str = ""
     engine: str = ""
     recipe: str = ""
-    load: str = ""  # one of LOADS
+    load: str = (
+        ""  # in flight: "closed_loop", "offline" (all queued), "server" (Poisson), "static"; "prefill", "decode"
+    )
     mode: str = ""  # "aggregated" or "disaggregated"
     workers: WorkerGroup | None = None  # co-located, or decode workers when disaggregated
     prefill: WorkerGroup | None = None  # prefill workers when disaggregated

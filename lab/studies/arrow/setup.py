@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Sharding, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
@@ -25,7 +25,8 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, replicas
+from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import burstgpt_standin
 
@@ -147,16 +148,14 @@ def _trace(name: str, traces: Path | None) -> tuple[Trace, str]:
     return (trace.between(0.0, MOONCAKE_S) if name == "mooncake" else trace), ""
 
 
-def _equal(tp: int, instances: int) -> tuple[Replicas, ...]:
-    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
-
-
-EIGHT = ServedDeployment(name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8))
-FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=_equal(1, 2), decode=_equal(1, 2))
-SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=_equal(1, 7), decode=_equal(1, 1))
-PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=_equal(1, 1), decode=_equal(1, 1))
-WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=_equal(8, 1))
-HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=_equal(4, 1), decode=_equal(4, 1))
+EIGHT = ServedDeployment(
+    name="8 x TP1", gpus=8, prefill=replicas(1, 4), decode=replicas(1, 4), colocated=replicas(1, 8)
+)
+FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=replicas(1, 2), decode=replicas(1, 2))
+SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=replicas(1, 7), decode=replicas(1, 1))
+PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=replicas(1, 1), decode=replicas(1, 1))
+WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=replicas(8, 1))
+HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=replicas(4, 1), decode=replicas(4, 1))
 
 
 def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> StudyCase:
@@ -200,7 +199,7 @@ for _seconds in (60, 180, 300):
 COUNTS = range(2, 9)  # of figure 9 [GPU]
 for _count in COUNTS:
     _part = ServedDeployment(
-        name=f"{_count} x TP1", gpus=_count, prefill=_equal(1, _count - _count // 2), decode=_equal(1, _count // 2)
+        name=f"{_count} x TP1", gpus=_count, prefill=replicas(1, _count - _count // 2), decode=replicas(1, _count // 2)
     )
     CASES[f"arrow_of_{_count}"] = _case(f"Arrow as printed, {_part.name}", _part, "arrow", **PRINTED)
     CASES[f"least_load_of_{_count}"] = _case(f"least load, {_part.name}", _part, "least_load")
@@ -254,19 +253,17 @@ class ArrowBench(RatedBench[ArrowMeasures]):
         """Flips at ``load`` times the capacity. [1]"""
         return self.seen(workload, case, load * self.capacity(workload, case).rate_scale).summary.flips
 
+    @kept
     def capacity(self, workload: str, case: str) -> Capacity:
         """Largest rate with ``SHARE`` of the requests inside both limits, as the paper looks for it: a boundary."""
         where = self.workloads[workload]
-        return self.once(
-            ("capacity", workload, case),
-            lambda: serving_capacity(
-                lambda scale: self.seen(workload, case, scale).summary,
-                attains(SHARE),
-                rate=where.trace.rate,
-                start=where.start,
-                tolerance=TOLERANCE,
-                checked=False,
-            ),
+        return serving_capacity(
+            lambda scale: self.seen(workload, case, scale).summary,
+            attains(SHARE),
+            rate=where.trace.rate,
+            start=where.start,
+            tolerance=TOLERANCE,
+            checked=False,
         )
 
     def rate(self, workload: str, case: str) -> float:

@@ -20,7 +20,7 @@ from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.workload.lengths import lengths
-from lab.studies.keeping import Keeping
+from lab.studies.keeping import Keeping, kept
 
 SYSTEM = "gb200_nvl72"
 DOMAIN = 72  # GPUs of its NVLink domain [1]
@@ -104,44 +104,30 @@ class Evidence(Keeping):
         """A model on the system of the study in the profile of the evidence."""
         return setup(model, SYSTEM, precision, self.profile)
 
+    @kept
     def mappings(self, model: str, precision: str = RECIPE) -> Sharding:
         """All mappings of a model on the system of the study."""
-        return self.once(("mappings", model, precision), lambda: enumerate_mappings(self.setup(model, precision)))
+        return enumerate_mappings(self.setup(model, precision))
 
+    @kept
     def prefill_pool(
-        self,
-        model: str,
-        *,
-        isl: int = LONG_PROMPTS[0],
-        osl: int = LONG_PROMPTS[1],
-        precision: str = RECIPE,
-        mla_form: str = "auto",
+        self, model: str, *, isl: int = LONG_PROMPTS[0], precision: str = RECIPE, mla_form: str = "auto"
     ) -> PhaseGrid:
         """Scored prefill configurations of a model."""
+        at, table = self.setup(model, precision), self.mappings(model, precision)
+        return prefill_grid(at, table, lengths(isl, LONG_PROMPTS[1]), mla_form=mla_form, allow_long_context=True)
 
-        def score() -> PhaseGrid:
-            at, table = self.setup(model, precision), self.mappings(model, precision)
-            return prefill_grid(at, table, lengths(isl, osl), mla_form=mla_form, allow_long_context=True)
-
-        return self.once(("prefill", model, isl, osl, precision, mla_form), score)
-
-    def decode_pool(self, model: str, *, isl: int = LONG_PROMPTS[0], osl: int = LONG_PROMPTS[1]) -> PhaseGrid:
+    @kept
+    def decode_pool(self, model: str, *, isl: int = LONG_PROMPTS[0]) -> PhaseGrid:
         """Scored decode configurations of a model."""
+        work = lengths(isl, LONG_PROMPTS[1])
+        return decode_grid(self.setup(model), self.mappings(model), work, allow_long_context=True)
 
-        def score() -> PhaseGrid:
-            return decode_grid(self.setup(model), self.mappings(model), lengths(isl, osl), allow_long_context=True)
-
-        return self.once(("decode", model, isl, osl), score)
-
+    @kept
     def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
         """R1's disaggregated frontier where chunks of prefill project the past again."""
-
-        def match() -> Front:
-            rules = Rules(ftl_limit=ftl_limit, keep="frontier")
-            pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
-            return Front(match_pools(*pools, rules))
-
-        return self.once(("naive", isl, ftl_limit), match)
+        pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
+        return Front(match_pools(*pools, Rules(ftl_limit=ftl_limit, keep="frontier")))
 
 
 def shared(*fronts: Front, low: float = LOW, high: float = HIGH) -> tuple[float, float]:

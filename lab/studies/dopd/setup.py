@@ -18,7 +18,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -31,7 +31,8 @@ from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Bench, Place, StudyCase
+from lab.studies.bench import Bench, Place, StudyCase, replicas
+from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import BURSTGPT_REQUESTS, burstgpt_standin
 
@@ -57,11 +58,6 @@ QUICK_S = 600.0  # of an hour in a quick run [s]
 FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
 #: The engine of the published code, and what it does with a sequence that gives way; when section V-B routes.
 AUTHORS_ENGINE, AUTHORS_PREEMPTION, AUTHORS_ROUTER = "vllm_v0", "swap", "arrival"
-
-
-def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
-    """Equal instances of ``tp`` GPUs."""
-    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
 def pools(prefill: int, decode: int, *, tp_decode: int = 2, gpus: int = 0) -> ServedDeployment:
@@ -162,24 +158,22 @@ class DopdBench(Bench):
         self._traces = traces
         self._warm: dict[tuple[str, int], Warm] = {}
 
+    @kept
     def setting(self, model: str) -> Setup:
         """A model on hardware of which an engine may fill ``UTILISATION``."""
-
-        def filled() -> Setup:
-            at = Bench.setting(self, model)
-            engine = at.overheads and replace(at.overheads, memory_utilisation=UTILISATION, cache_share=1.0)
-            return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION), overheads=engine)
-
-        return self.once(("filled", model), filled)
+        at = super().setting(model)
+        engine = at.overheads and replace(at.overheads, memory_utilisation=UTILISATION, cache_share=1.0)
+        return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION), overheads=engine)
 
     @property
     def llama(self) -> Setup:
         """Llama-70B: fp8 matrices, bf16 cache."""
         return self.setting(LLAMA)
 
+    @kept
     def table(self, tp: int) -> StepTable:
         """Step times of Llama-70B on ``tp`` GPUs."""
-        return self.once(("table", tp), lambda: StepTable.build(self.llama, Sharding(tp_attn=tp, tp_ffn=tp)))
+        return StepTable.build(self.llama, Sharding(tp_attn=tp, tp_ffn=tp))
 
     @property
     def stand_in(self) -> str:

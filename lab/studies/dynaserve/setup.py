@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Sharding, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.capacity import bracket
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
@@ -29,7 +29,8 @@ from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
-from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, replicas
+from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import mini_reasoning_standin
 
@@ -62,8 +63,7 @@ SHAPES = ((8192, 32), (2048, 512), (219, 1467))
 
 def instances(tp: int) -> ServedDeployment:
     """Two instances of ``tp`` GPUs, for every policy."""
-    mapping = Sharding(tp_attn=tp, tp_ffn=tp)
-    one, two = ((Replicas(mapping=mapping, instances=count),) for count in (1, 2))
+    one, two = replicas(tp, 1), replicas(tp, 2)
     return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
 
 
@@ -191,14 +191,11 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
         recipes = dict.fromkeys((MODEL, MIDDLE, LARGE), RECIPE)
         super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes, engine), quick=quick)
 
+    @kept
     def setting(self, model: str) -> Setup:
         """A model on vLLM of the paper's time (0.7.2): servers hold what the profile assumes, not what 0.19 does."""
-
-        def older() -> Setup:
-            at = super(DynaServeBench, self).setting(model)
-            return at.changed(overheads=at.overheads and replace(at.overheads, memory=None))
-
-        return self.once(("older", model), older)
+        at = super().setting(model)
+        return at.changed(overheads=at.overheads and replace(at.overheads, memory=None))
 
     def result(self, trace: Trace, case: StudyCase, *, concurrency: int = 0, chunk: int = CHUNK) -> RunResult:
         """A run in full; a closed loop of ``concurrency`` requests if above 0; caches go by ``chunk`` [token]."""
@@ -211,30 +208,23 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
         """A run at a request rate: traces have one request a second. [request/s]"""
         return look(self.result(self.workloads[workload].trace.scaled(scale), CASES[case]), scale)
 
+    @kept
     def saturated(self, shape: tuple[int, int], case: StudyCase, batch: int = BATCH) -> DynaServeMeasures:
         """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
+        count = QUICK_REQUESTS if self.quick else SATURATED
+        trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
+        decoding = 1 if "decode" in case.policy.needs else 2
+        return look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
 
-        def run() -> DynaServeMeasures:
-            count = QUICK_REQUESTS if self.quick else SATURATED
-            trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
-            decoding = 1 if "decode" in case.policy.needs else 2
-            return look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
-
-        return self.once(("saturated", shape, case, batch), run)
-
+    @kept
     def rate(self, workload: str, case: str) -> float:
         """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
-        return self.once(
-            ("rate", workload, case),
-            lambda: bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0],
-        )
+        return bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0]
 
+    @kept
     def request_rate(self, workload: str, case: str) -> float:
         """The same by requests (``serves_requests``). [request/s]"""
-        return self.once(
-            ("request rate", workload, case),
-            lambda: bracket(lambda rate: serves_requests(self.seen(workload, case, rate)), start=4.0)[0],
-        )
+        return bracket(lambda rate: serves_requests(self.seen(workload, case, rate)), start=4.0)[0]
 
     def at_capacity(self, workload: str, case: str) -> DynaServeMeasures:
         """The run at the capacity."""
