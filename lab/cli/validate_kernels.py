@@ -8,11 +8,11 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_table
 from lab.calibration.kernels.judge import POOLED, judge_kernels, summarise
 from lab.calibration.kernels.residuals import lines_of
 from lab.calibration.scatter import draw_scatter
+from lab.calibration.served.tables import write_frames
 
 
 def kernels(
@@ -34,8 +34,7 @@ def kernels(
     """
     verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)
     summary = summarise(verdicts)
-    for name, table in {"rows": verdicts, "summary": summary}.items():
-        write_csv(out / f"{name}.csv", table, digits=6)
+    write_frames({"rows": verdicts, "summary": summary}, out)
     _draw(verdicts, out)
     pooled = summary[(summary["system"] == POOLED) & summary["size"].isin(["all", "below 20 us"])]
     shown = pooled.drop(columns="system")

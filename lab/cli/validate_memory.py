@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import GIB
 from lab.calibration.served.memory import judge_memory, memory_errors
+from lab.calibration.served.tables import write_frames
 
 #: Relative error that a line of a server must not pass to go untold. [1]
 WORTH_TELLING = 0.015
@@ -50,9 +50,7 @@ def memory(
     if len(left):
         typer.echo("")
         print_table(((row.row, row.model, row.reason) for row in left.itertuples()), header=("row", "model", "reason"))
-    if out is not None:
-        write_csv(out / "rows.csv", found, digits=6)
-        write_csv(out / "summary.csv", summary, digits=6)
+    write_frames({"rows": found, "summary": summary}, out)
     servers = found.drop_duplicates(["file", "row"])
     typer.echo(f"\n{len(servers) - len(left)} of {len(servers)} servers evaluated, {len(once)} numbers of them once")
 

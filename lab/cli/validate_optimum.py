@@ -8,7 +8,6 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_frame
 from lab.calibration.served.boards import NEAR, boards, judged_boards
@@ -24,6 +23,7 @@ from lab.calibration.served.optimum import (
 )
 from lab.calibration.served.ranking import ranked, served_points, summed
 from lab.calibration.served.read import read_files
+from lab.calibration.served.tables import write_frames
 
 
 def validate_optimum(
@@ -57,9 +57,7 @@ def validate_optimum(
     if len(picks):
         typer.echo("\nThe configuration picked at equal interactivity:")
         print_frame(pd.concat([summed(picks), summed(picks, "model")]))
-    if out is not None:
-        write_csv(out / "boards.csv", planned, digits=6)
-        write_csv(out / "optima.csv", optima, digits=6)
+    write_frames({"boards": planned, "optima": optima}, out)
 
 
 def _print_boards(planned: pd.DataFrame) -> None:

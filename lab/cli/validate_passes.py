@@ -8,9 +8,10 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_frame, print_table
+from lab.calibration.kernels.residuals import figures_of
 from lab.calibration.served.forward_pass import judge_passes, judge_steps, pass_cells
+from lab.calibration.served.tables import write_frames
 
 _WHAT = {"whole": "predicted_ms", "past": "from_past_ms"}
 #: Bounds of the cells of decodes: beyond the last but one none was captured as a graph. [request]
@@ -41,7 +42,7 @@ def passes(
             error, grid = part[column] / part["measured_ms"] - 1.0, pass_cells(part, column)
             cells.append(grid.assign(what=what, part=str(words[-1]), layout=" ".join(map(str, words[:-1]))))
             worst = grid["ratio"].where(grid["ratio"] >= 1, 1 / grid["ratio"]).max()
-            numbers = (error.abs().median(), error.abs().quantile(0.9), error.median(), worst)
+            numbers = (*figures_of(error).values(), worst)
             lines.append((*words, what, len(part), *(f"{number:.3f}" for number in numbers)))
     header = (*keys, "predicted", "passes", "median", "p90", "bias", "worst cell")
     print_table(lines, header=header, numeric=(7, 8, 9, 10, 11))
@@ -53,10 +54,7 @@ def passes(
     left = rows.loc[rows["reason"] != "", "reason"].value_counts()
     print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
     _print_steps(steps)
-    if out is not None:
-        write_csv(out / "rows.csv", rows, digits=6)
-        write_csv(out / "steps.csv", steps, digits=6)
-        write_csv(out / "cells.csv", told, digits=6)
+    write_frames({"rows": rows, "steps": steps, "cells": told}, out)
     typer.echo(f"{len(good)} of {len(rows)} passes evaluated")
 
 
@@ -65,15 +63,10 @@ def _print_steps(steps: pd.DataFrame) -> None:
     good = steps[steps["reason"] == ""]
     upto = pd.cut(good["batch"], STEPS, labels=[*map(str, STEPS[1:-1]), "more"])
     error = good["predicted_ms"] / good["measured_ms"] - 1.0
+    keys = [good["engine"], good["model"], good["layout"], good["part"], upto]
     lines = [
-        (
-            *words,
-            len(some),
-            *(f"{number:.3f}" for number in (some.abs().median(), some.abs().quantile(0.9), some.median())),
-        )
-        for words, some in error.groupby(
-            [good["engine"], good["model"], good["layout"], good["part"], upto], observed=True
-        )
+        (*words, len(some), *(f"{number:.3f}" for number in figures_of(some).values()))
+        for words, some in error.groupby(keys, observed=True)
     ]
     header = ("engine", "model", "layout", "part", "decodes to", "steps", "median", "p90", "bias")
     print_table(lines, header=header, numeric=(5, 6, 7, 8))

@@ -8,7 +8,6 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_frame
 from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.evaluate import evaluate
@@ -16,6 +15,7 @@ from lab.calibration.served.groups import errors_of
 from lab.calibration.served.predictions import predicted_by, read_predictions
 from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
 from lab.calibration.served.read import read_files
+from lab.calibration.served.tables import write_frames
 
 
 def validate_ranking(
@@ -76,9 +76,7 @@ def _judge(table: pd.DataFrame, name: str, out: Path | None) -> None:
             f"{high['height'].median():.2f} of {len(high)} runs on measured frontiers, {near:.0%} within {NEAR}; "
             f"below {SLOW:g} tokens/s/user {slow.median():.2f} of {len(slow)}"
         )
-    if out is not None:
-        for word, frame in (("ranking", cells), ("modes", both), ("heights", high)):
-            write_csv(out / f"{word}.csv", frame, digits=6)
+    write_frames({"ranking": cells, "modes": both, "heights": high}, out)
 
 
 #: Factor within which the height of a frontier counts as met. [1]

@@ -8,9 +8,9 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_table
 from lab.calibration.served.requests import QUANTILES, judge_requests
+from lab.calibration.served.tables import write_frames
 
 
 def requests(
@@ -35,6 +35,4 @@ def requests(
         lines.append((row.run, row.latency, row.requests, *cells, f"{row.mean_ratio:.3f}", f"{row.request_error:.1%}"))
     header = ("run", "latency", "requests", *(f"{word} [s]" for word in QUANTILES), "mean ratio", "error of a request")
     print_table(lines, header=header, numeric=(2, 3, 4, 5, 6, 7, 8))
-    if out is not None:
-        write_csv(out / "rows.csv", pd.concat([run.frame() for run in runs], ignore_index=True), digits=6)
-        write_csv(out / "errors.csv", errors, digits=6)
+    write_frames({"rows": pd.concat([run.frame() for run in runs], ignore_index=True), "errors": errors}, out)

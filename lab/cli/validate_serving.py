@@ -65,8 +65,7 @@ def validate_serving(
     table = evaluate(rows)
     if table.empty:
         typer.echo("no measurements in these files")
-        if out is not None:
-            write_frames({"rows": table}, out)
+        write_frames({"rows": table}, out)
         return
     table = with_bands(table, rows)
     print_frame(counted(table))

@@ -65,7 +65,7 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
     write_frames({"rows": table} | others | {"reasons": reasons(table)}, directory)
 
 
-def write_frames(tables: dict[str, pd.DataFrame], directory: Path) -> None:
-    """Write each table to ``NAME.csv``."""
-    for name, frame in tables.items():
+def write_frames(tables: dict[str, pd.DataFrame], directory: Path | None) -> None:
+    """Write each table to ``NAME.csv`` of a directory, where one is given."""
+    for name, frame in tables.items() if directory else ():
         write_csv(directory / f"{name}.csv", frame, digits=6)
