@@ -124,8 +124,8 @@ def claim(
 class PaperText:
     """The claims of a paper in words: ``claims.yaml`` beside the code that tests them.
 
-    A claim has its kind, statement and acceptance, and under ``authors`` what ``AsAuthors`` takes. Phrases that several
-    texts use are ``words``, and stand in braces where they are used.
+    A claim has its statement, acceptance and kind, ``PAPER`` where none is told, and under ``authors`` what
+    ``AsAuthors`` takes. Phrases that several texts use are ``words``, and stand in braces where they are used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +141,7 @@ class PaperText:
 
     def claim(self, name: str) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
         """Make the decorated evaluator the claim of a number."""
-        texts = self._filled(self._table["claims"][name])
+        texts = {"kind": PAPER} | self._filled(self._table["claims"][name])
         return claim(name, **{key: text for key, text in texts.items() if key != "authors"})
 
     def authors(self, name: str) -> dict[str, Any]:
