@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,7 +106,7 @@ def _mla(rows: pd.DataFrame) -> Work:
 
 def _experts(rows: pd.DataFrame) -> Work:
     """Of evenly spread picks: the rows do not say how a power law falls on the rank."""
-    sizes = {name: column_of(rows, name) for name in _EXPERTS}
+    sizes: dict[str, Any] = {name: column_of(rows, name) for name in _EXPERTS}
     counted = expert_rows(
         tokens=sizes["num_tokens"],
         experts=sizes["num_experts"],

@@ -67,5 +67,7 @@ def write_tables(table: pd.DataFrame, directory: Path) -> None:
 
 def write_frames(tables: dict[str, pd.DataFrame], directory: Path | None) -> None:
     """Write each table to ``NAME.csv`` of a directory, where one is given."""
-    for name, frame in tables.items() if directory else ():
+    if directory is None:
+        return
+    for name, frame in tables.items():
         write_csv(directory / f"{name}.csv", frame, digits=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -59,22 +60,13 @@ def instances(bench: DopdBench) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-def _loops(bench: DopdBench, names: tuple[str, ...]) -> pd.DataFrame:
+def loops(bench: DopdBench, names: tuple[str, ...]) -> pd.DataFrame:
+    """Closed loops of the Azure requests, by case."""
     rows = []
     for name in names:
         bench.concurrency(name)
         rows += [{"system": CASES[name].label, "n": n} | found._asdict() for n, found in bench.tried(name)]
     return pd.DataFrame(rows)
-
-
-def static(bench: DopdBench) -> pd.DataFrame:
-    """Closed loops of the Azure requests, Llama-70B."""
-    return _loops(bench, ("vllm", "dynamo", "dopd"))
-
-
-def opt(bench: DopdBench) -> pd.DataFrame:
-    """Closed loops of the Azure requests, OPT-30B."""
-    return _loops(bench, ("distserve", "dopd_opt"))
 
 
 def planners(bench: DopdBench) -> pd.DataFrame:
@@ -128,7 +120,7 @@ FIGURES: dict[str, Figure[DopdBench]] = {
     ),
     "fig07_08": Figure(
         title="Figures 7, 8: Llama-70B, Azure conversation, closed loop",
-        data=static,
+        data=partial(loops, names=("vllm", "dynamo", "dopd")),
         **LOOP,
         printed=(
             ("P90 TPOT [s]", CASES["vllm"].label, AT["llama"], 0.097),
@@ -137,7 +129,7 @@ FIGURES: dict[str, Figure[DopdBench]] = {
     ),
     "fig09": Figure(
         title="Figure 9: OPT-30B, against DistServe on equal step times",
-        data=opt,
+        data=partial(loops, names=("distserve", "dopd_opt")),
         **LOOP,
         printed=(
             ("P90 TTFT [s]", CASES["distserve"].label, AT["opt"], 7.10),
