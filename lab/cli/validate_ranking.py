@@ -12,8 +12,16 @@ from disagg_sim.cli.tables import print_frame
 from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of
-from lab.calibration.served.predictions import predicted_by, read_predictions
-from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
+from lab.calibration.served.ranking import (
+    SLOW,
+    heights,
+    modes,
+    predicted_by,
+    ranked,
+    read_predictions,
+    served_points,
+    summed,
+)
 from lab.calibration.served.read import read_files
 from lab.calibration.served.tables import write_frames
 

@@ -47,7 +47,7 @@ from lab.calibration.kernels.tables import read_exclusions, read_tables
 from lab.calibration.power.table import read_power_table
 from lab.calibration.served.forward_pass import judge_passes
 from lab.calibration.served.memory import judge_memory
-from lab.calibration.served.predictions import read_predictions
+from lab.calibration.served.ranking import read_predictions
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.requests import judge_requests
 

@@ -19,7 +19,6 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.yaml_files import is_path, shown
 from disagg_sim.units import US
-from lab.calibration.coverage import assign, units_of
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS, FittedOperator
 from lab.calibration.kernels.selection import LeftOut
@@ -132,11 +131,11 @@ def _judged(
 ) -> tuple[Fit, ...]:
     """The fits with their errors on the rows that they saw and on those that they did not."""
     predicted = operator.predict(rows, system, fits)
-    number = assign(operator, rows, system, fits, predicted)
+    number = operator.assign(rows, system, fits, predicted)
     measured = rows["latency"].to_numpy(dtype=float)
     unseen = rows["held_out"].to_numpy(dtype=bool) & split
     judged: dict[int, Fit] = {}
-    for index, members in enumerate(units_of(operator, fits).values()):
+    for index, members in enumerate(operator.units(fits)):
         mine = number == index
         errors = _errors(predicted, measured, mine & ~unseen), _errors(predicted, measured, mine & unseen)
         known = errors[1] if errors[1][0] else errors[0]

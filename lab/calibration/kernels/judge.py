@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.efficiency import EfficiencySpec
+from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import US
-from lab.calibration.coverage import assign, inside, units_of
 from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, TableForm
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS
@@ -46,6 +46,8 @@ COLUMNS = (
 )
 #: Keys of the summary.
 GROUPS = ("operator", "framework", "system", "part")
+#: Part of the range by which a size may pass its end and still count as inside. [1]
+ROUNDING = 1e-9
 #: Word for all systems together.
 POOLED = "all"
 
@@ -87,6 +89,7 @@ def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
 def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: Path | None) -> pd.DataFrame:
     """Verdicts of the rows of one system in one table."""
     form, count = table.form, len(rows)
+    columns = [*form.words, *form.sizes]
     reason = rows["fault"].to_numpy(dtype=object).copy()
     predicted, within, sigma = np.full(count, np.nan), np.zeros(count, dtype=bool), np.full(count, np.nan)
     sound = np.nonzero(reason == "")[0]
@@ -110,7 +113,7 @@ def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: P
         **{ROW_ID: rows[ROW_ID] if ROW_ID in rows else rows["row"]},
         file=shown(table.path),
         operator=form.name,
-        shape=_shapes(form, rows),
+        shape=[" ".join(map("=".join, zip(columns, row, strict=True))) for row in rows[columns].astype(str).to_numpy()],
         measured_us=measured / US,
         predicted_us=predicted / US,
         predicted_p10_us=low / US,
@@ -129,22 +132,29 @@ def _predict(form: TableForm, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple
     operator, system = OPERATORS[form.name], load_system(spec.system)
     fits = operator.fits_of(spec)
     predicted = operator.predict(rows, system, fits)
-    number = assign(operator, rows, system, fits, predicted)
+    number = operator.assign(rows, system, fits, predicted)
     within, sigma = np.zeros(len(rows), dtype=bool), np.full(len(rows), np.nan)
     spreads = load_uncertainty("measured")
-    for index, members in enumerate(units_of(operator, fits).values()):
+    for index, members in enumerate(operator.units(fits)):
         mine = number == index
         if mine.any():
-            within[mine] = inside(rows[mine], members)
+            within[mine] = _inside(rows[mine], members)
             sigma[mine] = max(spread_of(fit, spreads) for fit in members)
     if operator.fit is None:  # put together from the fits of others
         sigma[:] = spreads.composed.get(form.name, np.nan)
     return predicted, within, sigma
 
 
-def _shapes(form: TableForm, rows: pd.DataFrame) -> list[str]:
-    columns = (*form.words, *form.sizes)
-    return [" ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True)) for row in rows[list(columns)].to_numpy()]
+def _inside(rows: pd.DataFrame, fits: Sequence[Fit]) -> NDArray[np.bool_]:
+    """Tell of each row whether it lies in the range of one of ``fits``; sizes that are no column do not count."""
+    result = np.zeros(len(rows), dtype=bool)
+    for fit in fits:
+        here = np.ones(len(rows), dtype=bool)
+        for size, low, high in fit.valid:
+            if size in rows.columns:
+                here &= rows[size].astype(float).between(low * (1.0 - ROUNDING), high * (1.0 + ROUNDING)).to_numpy()
+        result |= here
+    return result
 
 
 def _words(form: TableForm, row: dict[str, Any]) -> str:

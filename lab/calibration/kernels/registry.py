@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 from lab.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, linear, mla_module, moe, sparse
+from lab.calibration.kernels.robust import Array
 from lab.calibration.kernels.selection import LeftOut, sound_experts, sound_parts
 
 Fitter = Callable[["pd.DataFrame", SystemSpec], Sequence[Any]]
 Selector = Callable[[Sequence[Any], "pd.DataFrame"], tuple[Sequence[Any], Sequence[LeftOut]]]
-Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]
-
-
-def _all(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
-    return fits, ()
+Predictor = Callable[["pd.DataFrame", SystemSpec, Any], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,37 @@ class FittedOperator:
     fit: Fitter | None = None  # None: predicted from the fits of other operators; else fits of the first section
     by_library: bool = True  # whether the fitter takes the rows of one (framework, version) at a time
     unit: Callable[[Any], Hashable] = id  # fits of one unit predict together
-    select: Selector = _all  # fits that are shipped, by the rows that they saw, and those that are not
+    #: Fits that are shipped, by the rows that they saw, and those that are not.
+    select: Selector = lambda fits, _rows: (fits, ())
 
     def fits_of(self, spec: EfficiencySpec) -> list[Fit]:
         """The fits of a system that this operator's predictor may use."""
         return [fit for section in self.sections for fit in getattr(spec, section)]
+
+    def units(self, fits: Sequence[Fit]) -> list[list[Fit]]:
+        """Fits that predict together, in order of first appearance."""
+        units: dict[Hashable, list[Fit]] = {}
+        for fit in fits:
+            units.setdefault(self.unit(fit), []).append(fit)
+        return list(units.values())
+
+    def assign(
+        self, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit], predicted: Array
+    ) -> NDArray[np.int64]:
+        """Return the index in ``units`` of what predicts each row, -1 if nothing does.
+
+        A row needs a unit when it has a prediction with all fits and none without that unit; of several such units the
+        one that fewest rows need counts. Takes ``predicted`` [s] of shape (rows,).
+        """
+        chosen = np.full(len(rows), -1)
+        fewest = np.full(len(rows), len(rows) + 1)
+        for number, members in enumerate(self.units(fits)):
+            mine = {id(fit) for fit in members}
+            others = [fit for fit in fits if id(fit) not in mine]
+            needs = np.isfinite(predicted) & ~np.isfinite(self.predict(rows, system, others))
+            better = needs & (needs.sum() < fewest)
+            chosen[better], fewest[better] = number, needs.sum()
+        return chosen
 
     def fit_rows(self, rows: pd.DataFrame, system: SystemSpec) -> list[Fit]:
         """Fits of ``rows``, library by library where the fitter wants it so."""

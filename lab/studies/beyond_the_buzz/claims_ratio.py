@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.points import THROUGHPUT
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     HIGH,
@@ -54,7 +54,10 @@ def c12_spread(evidence: Evidence) -> Finding:
     """Figure 9: loose over tight ratio, by model."""
     spread = _over_models(evidence, _spread)
     first, *_, last = spread.values()
-    own = {model: _own_spread(evidence.front("fig09", model=model)) for model in MODELS}
+    fronts = {model: evidence.front("fig09", model=model) for model in MODELS}
+    ratios = {model: front.column(RATIO) for model, front in fronts.items()}
+    own = {model: float(ratio.max() / ratio.min()) for model, ratio in ratios.items()}
+    reach = {model: HIGH / float(front.x[-1]) for model, front in fronts.items()}
     switches = {
         "bf16 attention": _over_models(evidence, _spread, sweep=SWITCHED),
         "MLA chunks naive": {R1: _spread(evidence.naive_pools())},
@@ -63,8 +66,7 @@ def c12_spread(evidence: Evidence) -> Finding:
         f"from {LOW:.0f} to {HIGH:.0f} tokens/s/user; whole frontiers, down to one request an instance: {listed(own)}; "
         + "; ".join(f"{name}: {listed(values)}" for name, values in switches.items())
         + f". From {LOW:.0f} to the same share of each model's own reach as {HIGH:.0f} is of R1's: "
-        + f"{listed(_spread_by_reach(evidence))}; {HIGH:.0f} tokens/s/user as a share of each reach: "
-        + listed(_share_of_reach(evidence))
+        + f"{listed(_spread_by_reach(fronts))}; {HIGH:.0f} tokens/s/user as a share of each reach: {listed(reach)}"
     )
     return Finding(listed(spread), _falling(spread) and first >= 10 and last <= 2, note)
 
@@ -174,21 +176,10 @@ def _spread(front: Front) -> float:
     return float(front.at(RATIO, low) / front.at(RATIO, high))
 
 
-def _spread_by_reach(evidence: Evidence) -> dict[str, float]:
+def _spread_by_reach(fronts: dict[str, Front]) -> dict[str, float]:
     """Spread up to the share of each model's largest interactivity that ``HIGH`` is of R1's. [1]"""
-    fronts = {model: evidence.front("fig09", model=model) for model in MODELS}
     share = HIGH / fronts[R1].x[-1]
     return {model: float(f.at(RATIO, LOW) / f.at(RATIO, share * f.x[-1])) for model, f in fronts.items()}
-
-
-def _own_spread(front: Front) -> float:
-    ratio = front.column(RATIO)
-    return float(ratio.max() / ratio.min())
-
-
-def _share_of_reach(evidence: Evidence) -> dict[str, float]:
-    """Interactivity ``HIGH`` over the largest of each model. [1]"""
-    return {model: HIGH / float(evidence.front("fig09", model=model).column(INTERACTIVITY)[-1]) for model in MODELS}
 
 
 def _falling(values: dict[str, float]) -> bool:

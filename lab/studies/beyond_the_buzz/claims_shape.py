@@ -54,7 +54,8 @@ def c6_llama_tp(evidence: Evidence) -> Finding:
     """Decode TP of Llama-70B at both ends of the frontier."""
     tp = _front(evidence, MIDDLE).column("decode_tp_attn")
     degrees = (2, 8, 16, 32, 64)
-    ttl = _ttl(evidence, MIDDLE, [Sharding(tp_attn=n, tp_ffn=n) for n in degrees], batch=1)
+    mappings = [Sharding(tp_attn=n, tp_ffn=n) for n in degrees]
+    ttl = decode_grid(evidence.setup(MIDDLE), mappings, lengths(*LONG_PROMPTS), batch=1).latency[:, 0]
     times = ", ".join(f"TP{n} {1e3 * t:.2f}" for n, t in zip(degrees, ttl, strict=True))
     best = degrees[int(np.argmin(ttl))]
     note = (
@@ -141,11 +142,6 @@ def both_tp(evidence: Evidence, model: str) -> tuple[Floats, Floats]:
 
 def _front(evidence: Evidence, model: str) -> Front:
     return evidence.front("fig06", model=model, isl=LONG_PROMPTS[0])
-
-
-def _ttl(evidence: Evidence, model: str, mappings: list[Sharding], *, batch: int) -> Any:
-    """TTL of some mappings at one batch. [s]"""
-    return decode_grid(evidence.setup(model), mappings, lengths(*LONG_PROMPTS), batch=batch).latency[:, 0]
 
 
 def _restricted(evidence: Evidence, keep: Callable[[Sharding], Any]) -> Front:

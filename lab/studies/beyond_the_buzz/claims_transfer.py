@@ -54,7 +54,8 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
     change, law = {}, 0.0
     for model, mapping, batch in ((R1, Sharding(dp_attn=64, ep=64), 2048), (MIDDLE, Sharding(tp_attn=8, tp_ffn=8), 64)):
         lengths = [(65_536 * 2**k, batch >> k) for k in range(5)]
-        ingress = [_ingress(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
+        resident = [_decode(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
+        ingress = [float(kv_rate_per_gpu(grid)[0, 0]) for grid in resident]
         change[model] = max(ingress) / min(ingress) - 1
         grids = [_decode(evidence, model, mapping, 16_384, osl, batch) for osl in (2, 256, 2048)]
         fixed = [float((kv_rate_per_gpu(g) * g.latency * g.lengths.gaps)[0, 0]) for g in grids]
@@ -184,10 +185,6 @@ def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECI
 
 def _decode(evidence: Evidence, model: str, mapping: Sharding, isl: int, osl: int, batch: int) -> PhaseGrid:
     return decode_grid(evidence.setup(model), mapping, lengths(isl, osl), batch=batch, allow_long_context=True)
-
-
-def _ingress(evidence: Evidence, model: str, mapping: Sharding, isl: int, osl: int, batch: int) -> float:
-    return float(kv_rate_per_gpu(_decode(evidence, model, mapping, isl, osl, batch))[0, 0])
 
 
 def _larger(front: Front) -> Floats:

@@ -18,9 +18,8 @@ from lab.studies.as_authors import evaluate_as_authors
 from lab.studies.beyond_the_buzz.as_authors import CLAIMS as AS_AUTHORS
 from lab.studies.beyond_the_buzz.claims import CLAIMS
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import figure_data, figure_names
+from lab.studies.beyond_the_buzz.figures import PAYS, figure_data, figure_names, pays_cells, pays_table
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
-from lab.studies.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.papers import DIGITS, PaperResults, write_picture
 

@@ -69,12 +69,17 @@ def saturated(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaS
     return bench.once(("at saturation", shape, name), run)
 
 
+def at_saturation(bench: DynaServeBench, name: str) -> list[DynaServeMeasures]:
+    """All shapes at such rates."""
+    return [saturated(bench, shape, name) for shape in SHAPES]
+
+
 def _gaps(bench: DynaServeBench, name: str) -> tuple[str, list[tuple[float, float]]]:
-    rows = {shape: saturated(bench, shape, name) for shape in SHAPES}
-    gaps = [(seen.summary.itl_p50_s, seen.summary.itl_p99_s) for seen in rows.values()]
+    rows = at_saturation(bench, name)
+    gaps = [(seen.summary.itl_p50_s, seen.summary.itl_p99_s) for seen in rows]
     said = ", ".join(
         f"{shape_name(shape)} {1e3 * half:.0f}/{1e3 * late:.0f} at {seen.rate:.2f}"
-        for (shape, seen), (half, late) in zip(rows.items(), gaps, strict=True)
+        for shape, seen, (half, late) in zip(SHAPES, rows, gaps, strict=True)
     )
     return f"p50/p99 {said} ms at requests/s", gaps
 
@@ -107,28 +112,6 @@ def in_time_at_saturation(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     said, gaps = _gaps(bench, "disaggregated")
     return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps), "")
-
-
-def imbalance_at_saturation(bench: DynaServeBench) -> Finding:
-    """Use of compute and memory of both instances."""
-    long, answers = (saturated(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    return Finding(*claims_equal.imbalance(long, answers), "")
-
-
-def attainment_at_saturation(bench: DynaServeBench) -> Finding:
-    """Tokens within the limit."""
-    rows = ([saturated(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST))
-    return Finding(*claims_equal.attained(*rows), "")
-
-
-def memory_at_saturation(bench: DynaServeBench) -> Finding:
-    """Memory of the decode instance."""
-    return Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), "")
-
-
-def sizes(bench: DynaServeBench) -> Finding:
-    """Goodput on the mix by model, over the best power of two and over disaggregation."""
-    return Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX))
 
 
 def plateau(bench: DynaServeBench) -> Finding:
@@ -205,21 +188,11 @@ def who_is_strong(bench: DynaServeBench) -> Finding:
     return Finding(*compared(bench.rate), bench.stand_ins(*claims.STRONG), second)
 
 
-def _by_way(bench: DynaServeBench, said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]]) -> Finding:
+def by_way(said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]], bench: DynaServeBench) -> Finding:
     """What a scan of all splits shows, by when the second instance takes blocks."""
     whole, _ = said(scan(bench))
     note = f"blocks for the whole cache from the start: {whole}"
     return Finding(*said(scan(bench, transfer=FIGURE_7)), note, _pulled(*said(scan(bench, transfer="pull"))))
-
-
-def best_split(bench: DynaServeBench) -> Finding:
-    """Where the throughput peaks."""
-    return _by_way(bench, claims_equal.peaks)
-
-
-def equal_times(bench: DynaServeBench) -> Finding:
-    """Busy times at the best split."""
-    return _by_way(bench, claims_equal.equal)
 
 
 def push(bench: DynaServeBench) -> Finding:
@@ -269,9 +242,9 @@ def larger_batches(bench: DynaServeBench) -> Finding:
 JUDGES: dict[str, Callable[[DynaServeBench], Finding]] = {
     "Y2": late_at_saturation,
     "Y3": in_time_at_saturation,
-    "Y4": imbalance_at_saturation,
-    "Y5": best_split,
-    "Y6": equal_times,
+    "Y4": lambda bench: Finding(*claims_equal.imbalance(*at_saturation(bench, "disaggregated")[::2]), ""),
+    "Y5": partial(by_way, claims_equal.peaks),
+    "Y6": partial(by_way, claims_equal.equal),
     "Y7": capacity,
     "Y8": goodput,
     "Y9": mix,
@@ -280,9 +253,11 @@ JUDGES: dict[str, Callable[[DynaServeBench], Finding]] = {
     "Y15": within_the_oracle,
     "Y16": decodes_in_a_step,
     "Y17": larger_batches,
-    "Y18": sizes,
+    "Y18": lambda bench: Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX)),
     "Y19": plateau,
-    "Y20": attainment_at_saturation,
-    "Y21": memory_at_saturation,
+    "Y20": lambda bench: Finding(
+        *claims_equal.attained(at_saturation(bench, "disaggregated"), at_saturation(bench, LARGEST)), ""
+    ),
+    "Y21": lambda bench: Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), ""),
 }
 CLAIMS: tuple[AsAuthors[DynaServeBench], ...] = as_authors(TEXT, claims_of(claims_equal, claims), JUDGES)

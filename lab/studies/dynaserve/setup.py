@@ -72,10 +72,6 @@ def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **optio
     return StudyCase(label, instances(tp), policy_named(policy, **options), model)
 
 
-def _colocated(budget: int) -> StudyCase:
-    return case_of(f"co-located, chunk {budget:,}", "vllm", token_budget=budget)
-
-
 #: Chunks of co-location, the best of which counts for every workload (section 6.1). [token]
 CHUNKS = (256, 384, 512, 768, 1024, 1536, 2048)
 COLOCATED = tuple(f"chunk_{chunk}" for chunk in CHUNKS)
@@ -93,7 +89,10 @@ def as_printed(label: str, *, model: str = MODEL, **options: Any) -> StudyCase:
 CASES = {
     "dynaserve": case_of("DynaServe", "dynaserve"),
     "disaggregated": case_of("disaggregated", "disaggregated"),
-    **{name: _colocated(chunk) for name, chunk in zip(COLOCATED, CHUNKS, strict=True)},
+    **{
+        name: case_of(f"co-located, chunk {chunk:,}", "vllm", token_budget=chunk)
+        for name, chunk in zip(COLOCATED, CHUNKS, strict=True)
+    },
     "printed": as_printed("DynaServe, all work balanced as printed"),
     "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
     "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
@@ -168,16 +167,6 @@ def _source(name: str) -> str:
     return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
 
-def serves(seen: DynaServeMeasures) -> bool:
-    """Whether a run is inside: P99 of the gaps, all requests done, and as fast as they came."""
-    return sustains(seen) and seen.summary.itl_p99_s <= LIMIT.tpot * BIN
-
-
-def serves_requests(seen: DynaServeMeasures) -> bool:
-    """The same by requests: of all, those with a gap above the limit, as section 6.3 also says."""
-    return sustains(seen) and seen.late <= LATE_REQUESTS
-
-
 def sustains(seen: DynaServeMeasures) -> bool:
     """Whether all requests were done, and as fast as they came."""
     row = seen.summary
@@ -218,13 +207,20 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
 
     @kept
     def rate(self, workload: str, case: str) -> float:
-        """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
-        return bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0]
+        """Serving capacity: largest rate that is sustained with P99 of the gaps inside; 0 where none is. [request/s]"""
+        return self._largest(workload, case, lambda seen: seen.summary.itl_p99_s <= LIMIT.tpot * BIN)
 
     @kept
     def request_rate(self, workload: str, case: str) -> float:
-        """The same by requests (``serves_requests``). [request/s]"""
-        return bracket(lambda rate: serves_requests(self.seen(workload, case, rate)), start=4.0)[0]
+        """The same by requests: of all, those with a gap above the limit, as section 6.3 also says. [request/s]"""
+        return self._largest(workload, case, lambda seen: seen.late <= LATE_REQUESTS)
+
+    def _largest(self, workload: str, case: str, inside: Callable[[DynaServeMeasures], bool]) -> float:
+        def serves(rate: float) -> bool:
+            seen = self.seen(workload, case, rate)
+            return sustains(seen) and inside(seen)
+
+        return bracket(serves, start=4.0)[0]
 
     def at_capacity(self, workload: str, case: str) -> DynaServeMeasures:
         """The run at the capacity."""

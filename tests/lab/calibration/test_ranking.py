@@ -5,14 +5,15 @@ import pandas as pd
 import pytest
 
 from lab.calibration.kernels.tables import TableError
-from lab.calibration.served.predictions import predicted_by, read_predictions
 from lab.calibration.served.ranking import (
     CONFIGURATION,
     curve_at,
     heights,
     loop_throughput,
     modes,
+    predicted_by,
     ranked,
+    read_predictions,
     served_points,
     summed,
 )

@@ -8,11 +8,10 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
-from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
+from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names, pays_cells
 from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
 from lab.studies.beyond_the_buzz.reproduce import _by_claim, item_names, reproduce
-from lab.studies.beyond_the_buzz.where_it_pays import pays_cells
 from lab.studies.panels import draw_cells
 
 SMALL = """
