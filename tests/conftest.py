@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Small matrices, and other test processes on the other cores: threads that share one wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -17,6 +18,9 @@ from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.laboratory import import_lab
 from disagg_sim.sweep.backends import run as backend
 from disagg_sim.sweep.backends.workers import Engine
+
+settings.register_profile("patient", deadline=None)  # an example may take longer than 200 ms on a busy machine
+settings.load_profile("patient")
 
 import_lab("")  # tests import its modules: those beside the package
 

@@ -109,7 +109,7 @@ def test_gpus_of_pools_of_unlike_instances_count_by_their_own_degrees():
     assert row.tdp_watts == 700 * (2 * row.prefill_instances + 4 * row.decode_instances)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(1, 256), st.sampled_from([1, 2, 4]))
 def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
     at = ds.setup("llama_3_1_8b", "b200_sxm", "fp8")

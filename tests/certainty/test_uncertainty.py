@@ -69,7 +69,7 @@ def test_models_with_linear_and_compressed_attention_have_bands(model):
     assert (bands["ttl_s"] < bands["ttl_p90_s"]).all()
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(wider=st.floats(1.1, 4.0), which=st.sampled_from((("step", "first_token"), ("first_token",))))
 def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
     points = frontiers("dense").groupby("mode", observed=True).head(3)

@@ -40,7 +40,7 @@ def law(attention, ffn, crossing, layers, microbatches):
 times = st.floats(0.0, 300.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(times, times, times, st.integers(1, 20), st.integers(1, 6))
 def test_the_law_is_what_ranks_do_that_take_what_waited_longest(attention, ffn, crossing, layers, microbatches):
     assert law(attention, ffn, crossing, layers, microbatches) == pytest.approx(

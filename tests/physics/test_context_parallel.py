@@ -259,7 +259,7 @@ def test_the_past_of_a_chunk_is_gathered_before_it_is_scored():
     exchange=st.sampled_from(["ag_rs", "a2a", "helix"]),
     parameter=st.sampled_from(["nvlink_bandwidth", "hbm_bandwidth", "flops"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_more_of_anything_is_never_slower(dcp, batch, context, exchange, parameter):
     at = under(FITTED, dcp_exchange=exchange)
     faster = scaled(at, parameter, 2.0)
@@ -268,7 +268,7 @@ def test_more_of_anything_is_never_slower(dcp, batch, context, exchange, paramet
 
 
 @given(name=st.sampled_from(["deepseek_r1", "deepseek_v3_2", "kimi_k2"]), pool=st.integers(1, 512))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name, pool):
     at = ds.setup(name, "b200_sxm", "fp8", profile="ideal")
     cached = decode_residents(32_768, 1024)
@@ -348,7 +348,7 @@ def test_points_name_the_degrees_and_are_timed_again_from_them():
     exchange=st.sampled_from(["all_gather", "ring"]),
     parameter=st.sampled_from(["nvlink_bandwidth", "nic_bandwidth", "hbm_bandwidth", "flops"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones(name, isl, past, exchange, parameter):
     at = under(ds.setup(name, "b200_sxm", "fp8"), pcp_exchange=exchange)
     one, two = (ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))

@@ -24,7 +24,7 @@ from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import head
 
-quick = settings(max_examples=100, deadline=None)
+quick = settings(max_examples=100)
 batches = st.integers(1, 3000)
 lengths = st.integers(1, 100_000)
 CLOSE = 1 + 1e-12  # rounding of sums taken in another order
@@ -228,7 +228,7 @@ def in_another_unit(section: str, row, c: float):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases(), st.sampled_from([1e-3, 60.0, 4.0]), st.integers(1, 500), st.integers(2, 30_000))
 def test_changing_the_unit_of_time_scales_every_time(case, c, batch, length):
     """Rates times c and latencies over c: every time is divided by c, or a second has slipped into a formula."""

@@ -15,7 +15,7 @@ from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 batches, chunks, contexts = st.integers(1, 2000), st.integers(1, 40_000), st.integers(2, 50_000)
 SIZES = np.array([1.0, 2, 3, 7, 64, 100, 1000])[None, :]
 

@@ -48,14 +48,14 @@ def test_a_kernel_that_draws_nothing_is_a_gpu_that_waits():
     assert kernel_power(law(), compute=1.0, memory=1.0, time=1.0, idle=0.19) == 0.19
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(LAWS), SHARE, SHARE, TIME, st.floats(0.05, 0.5))
 def test_power_is_between_waiting_and_the_limit(one, compute, memory, time, idle):
     drawn = kernel_power(one, compute=compute, memory=memory, time=time, idle=idle)
     assert idle <= drawn <= 1.0 + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(LAWS), SHARE, SHARE, TIME, st.floats(1.0, 3.0))
 def test_power_never_falls_with_work_or_time(one, compute, memory, time, more):
     drawn = kernel_power(one, compute=compute, memory=memory, time=time, idle=0.2)

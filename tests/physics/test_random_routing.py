@@ -136,7 +136,7 @@ def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
     assert float(load.distinct) == pytest.approx(hit, rel=0.05)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.floats(1.0, 1e5), ep=st.sampled_from([1.0, 2.0, 8.0, 32.0, 128.0]), skew=st.sampled_from([0.0, 0.5, 1.5])
 )
@@ -161,7 +161,7 @@ def test_copies_of_the_heaviest_expert_by_hand():
     assert packed(share, 6, 2).fullest == pytest.approx(13 / 12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(loads=st.lists(st.integers(1, 30), min_size=4, max_size=4), more=st.sampled_from([0, 2, 4]))
 def test_packing_is_near_the_best_of_all_packings(loads, more):
     """Every way to fill two ranks with these copies: the greedy one is never better, and within 4/3 of the best."""

@@ -51,7 +51,7 @@ def test_random_ranks_against_draws(batch, ranks):
     assert load.context * load.batch == pytest.approx(tokens.mean(), rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 20_000), st.integers(2, 4_000)), min_size=1, max_size=6),
     batch=st.integers(1, 300),

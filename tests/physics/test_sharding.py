@@ -25,7 +25,7 @@ from disagg_sim.physics.work import Tokens
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 def layer_flops(model, precision, tp, tokens: Tokens) -> dict[str, float]:

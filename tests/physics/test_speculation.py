@@ -187,7 +187,7 @@ class TestLimits:
         whole = prefill_pass(at, mapping, batch=1, isl=4096).ftl
         assert chunk == pytest.approx(float(whole), rel=0.02)  # it joins hidden states and drafts a token, too
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         st.sampled_from(["llama_3_1_8b", "deepseek_r1", "qwen3_5_397b_a17b"]),
         st.integers(1, 512),

@@ -48,7 +48,7 @@ def test_ten_spot_instances_by_hand(spares, share):
     assert Need(instances=10, cost=1.0, blast=alone(0.98)).up(spares) == pytest.approx(share, abs=6e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 30), st.floats(0.5, 0.999))
 def test_instances_that_share_nothing_are_binomial(count, a):
     found = alone(a).serving(count)
@@ -56,7 +56,7 @@ def test_instances_that_share_nothing_are_binomial(count, a):
     assert found == pytest.approx(by_hand, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 9, 36]), st.floats(0, 0.2))
 def test_the_mean_is_that_of_one_instance_whatever_is_shared(count, per_node, per_domain, failing):
     blast = Blast(
@@ -90,7 +90,7 @@ def test_without_failures_nothing_is_spared():
     assert spares_for([Need(instances=7, cost=1.0, blast=blast_of(at_once, H100, 8))], 0.999).counts == (0,)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0.9, 0.999), st.floats(0.9, 0.999), st.floats(0.5, 4.0))
 def test_no_cheaper_spares_of_two_pools_reach_the_target(first, second, a, b, price):
     needs = [Need(instances=first, cost=1.0, blast=alone(a)), Need(instances=second, cost=price, blast=alone(b))]

@@ -39,7 +39,7 @@ def choice():
     return next(each for each in found if each.ranks == 4 and len(each.steps.waits) > 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8]), st.floats(0.01, 100.0), st.floats(1.0, 40_000.0))
 def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, slower, prompt):
     """Steps of any times, not even longer with more tokens: where a step with prefill is the faster one, too."""

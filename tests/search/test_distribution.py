@@ -83,7 +83,7 @@ def test_residents_of_a_simulated_queue_follow_the_length_biased_law():
     assert law.resident.deviation == pytest.approx(seen.std(), rel=1e-2)  # its variance is O(O-2)/12, not O^2/12
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(prompts=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), step=st.sampled_from([64.0, 512.0, 8192.0]))
 def test_nodes_keep_total_and_mean_of_any_law(prompts, step):
     law = lengths(np.array(prompts), np.full(len(prompts), 2))

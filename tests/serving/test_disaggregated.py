@@ -29,7 +29,7 @@ def grids(prefill, decode, **settings_of_both):
     return make_grid("prefill", gp, p, **settings_of_both), make_grid("decode", gd, r, **settings_of_both)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(configurations, configurations, st.integers(2, 48))
 def test_exact_matching_equals_brute_force(prefill, decode, cap):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap)
@@ -79,7 +79,7 @@ def test_worked_example_of_the_rate_matching():
     assert table["ctx_gen_gpu_ratio"][0] == pytest.approx(R / 0.5, rel=5e-3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(configurations, configurations)
 def test_cache_sent_is_cache_received(prefill, decode):
     table = disaggregated(*grids(prefill, decode, kv_bytes=3e8), ftl_limit=LOOSE)
@@ -91,7 +91,7 @@ def test_cache_sent_is_cache_received(prefill, decode):
     np.testing.assert_allclose(sent * prefill_share, received * decode_share, rtol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(sizes, rates, st.floats(0.1, 20)), min_size=1, max_size=8),
     configurations,
@@ -157,7 +157,7 @@ def test_equal_throughput_goes_to_fewer_gpus_then_to_the_lexicographic_order():
     assert disaggregated(prefill, decode)["prefill_tp_attn"][0] == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(sizes, rates, st.floats(0.1, 20)), min_size=2, max_size=12, unique_by=lambda row: row[:2]),
     st.randoms(use_true_random=False),

@@ -24,7 +24,7 @@ def grids(prefill: list[tuple[int, float]], decode: list[tuple[int, float]]):
     return [make_grid(phase, [g for g, _ in side], [r for _, r in side]) for phase, side in sides]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows, rows, ratios, caps)
 def test_the_fixed_ratio_is_held_exactly_and_best_among_all_counts(prefill, decode, ratio, cap):
     side = grids(prefill, decode)

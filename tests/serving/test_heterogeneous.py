@@ -57,7 +57,7 @@ def prices_of(left, right):
     return {"left": left, "right": right}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(configurations, configurations, st.integers(2, 48), gpu_prices, gpu_prices)
 def test_matching_per_usd_equals_brute_force(prefill, decode, cap, left, right):
     table = match(*grids(prefill, decode), ftl_limit=LOOSE, gpu_cap=cap, per=prices_of(left, right))
@@ -225,7 +225,7 @@ def test_a_plan_says_on_which_system_each_instance_runs(shipped):
         assert f"{pool.gpus} {pool.members[0][0].phase} GPUs of {system}" in plan.message
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(configurations, configurations, st.floats(0.1, 8), gpu_prices, gpu_prices)
 def test_lowest_cost_on_two_systems_equals_enumeration(prefill, decode, required, left, right):
     plan = plan_pools(

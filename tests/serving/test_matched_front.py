@@ -31,7 +31,7 @@ def grids(prefill, decode):
     return make_grid("prefill", gp, p), make_grid("decode", gd, r, latency=np.array(ttl) / 100)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     prefills,
     decodes,
@@ -50,7 +50,7 @@ def test_the_frontier_alone_is_that_of_all_points(prefill, decode, cap, matching
     pd.testing.assert_frame_equal(front, pareto_front(every, throughput=column), check_exact=True)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(prefills, decodes, st.integers(2, 10), st.sampled_from([0.002, 0.01, 0.1]))
 def test_at_any_ttl_limit_it_is_the_best_that_the_integer_program_finds_within_the_cap(prefill, decode, cap, ttl_limit):
     """Throughput per GPU of the best budget up to the cap, a configuration a pool and links that bind nothing."""

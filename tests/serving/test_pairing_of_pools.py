@@ -23,7 +23,7 @@ def value_of(counts, rates, gpus):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(pool, st.just(1.0) | st.floats(0.5, 9)), min_size=2, max_size=4),
     st.integers(2, 13),
@@ -51,7 +51,7 @@ def test_no_counts_within_the_cap_serve_more_for_a_cost(priced, cap, alike):
         assert np.dot(counts, gpus) == fewest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pool, st.lists(pool, min_size=1, max_size=6), st.integers(12, 200))
 def test_two_pools_have_the_rate_per_gpu_of_the_walk_down_the_tree(prefill, decode, cap):
     gpus, rate = (np.array(values, dtype=float) for values in zip(*decode, strict=True))

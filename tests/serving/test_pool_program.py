@@ -53,7 +53,7 @@ def test_three_and_four_pools_equal_enumeration(seed):
 pairs = st.lists(st.tuples(st.integers(1, 8), st.floats(0.05, 5)), min_size=1, max_size=3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(pairs, min_size=3, max_size=4), st.floats(0.1, 8))
 def test_fewest_gpus_of_many_pools_are_those_of_each_alone(listed, required):
     filled = fill_pools(pools_of(listed), Goal(required_rate=required), MIXED)

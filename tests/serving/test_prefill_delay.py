@@ -67,7 +67,7 @@ def test_one_seat_a_rank():
 
 
 @given(st.floats(1.0, 300.0), st.integers(2, 72), st.floats(1e-4, 0.05), st.floats(0.05, 4.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_always_holds(seats, ranks, ending, freed):
     batch = np.array([round(seats * ranks)])
     steps = np.array([max(round(freed / (batch[0] / ranks * ending)), 1)])

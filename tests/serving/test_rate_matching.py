@@ -50,7 +50,7 @@ def assert_best(plan, prefill, decode, budget):
     assert_consistent(plan)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(choices, choices, st.integers(2, 60))
 def test_integer_program_equals_enumeration(prefill, decode, budget):
     assert_best(
@@ -61,7 +61,7 @@ def test_integer_program_equals_enumeration(prefill, decode, budget):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(choices, choices, st.floats(0.1, 8))
 def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
     plan = plan_pools(grids(prefill, decode), required_rate=required, options=MatchOptions(mixing_gain=0.0))
@@ -77,7 +77,7 @@ def test_fewest_gpus_for_a_rate_equal_enumeration(prefill, decode, required):
     assert within.total_gpus == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(sizes, rates), min_size=1, max_size=3),
     st.lists(st.tuples(sizes, rates), min_size=1, max_size=3),
@@ -152,7 +152,7 @@ def test_pools_mix_where_nothing_else_is_feasible():
     assert (plan.mixes, plan.total_gpus) == (True, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(choices, choices, st.integers(2, 60))
 def test_a_default_plan_is_the_best_of_one_configuration_or_a_mixed_one_that_gains(prefill, decode, budget):
     both = grids(prefill, decode)

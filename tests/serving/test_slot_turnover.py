@@ -60,7 +60,7 @@ def test_all_outcomes_counted(batch, ranks, most, ending):
 
 @given(st.integers(1, 500), st.integers(1, 16), st.integers(1, 64), st.floats(1e-6, 1.0))
 @example(batch=32, ranks=1, most=1, ending=0.9999999999999999)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_always_holds(batch, ranks, most, ending):
     most = min(most, batch)
     weights = refill_passes(np.array([batch]), ranks, np.array([most]), ending)

@@ -33,7 +33,7 @@ def points(*pools):
     ).assign(**{THROUGHPUT: 10.0})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([1, 2, 8]), st.integers(1, 9), st.sampled_from([1, 4, 16]), st.integers(1, 9))
 def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first, taker, second):
     total = sender * first + taker * second

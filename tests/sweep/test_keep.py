@@ -21,7 +21,7 @@ X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 points = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(points, max_size=4), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_blocks_may_arrive_in_any_order(blocks, dice):
     """By hand: no other point is as good in both and better in one, and of equal ones the first block's stays."""
