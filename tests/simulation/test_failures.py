@@ -199,7 +199,7 @@ def test_no_instance_starts_on_gpus_that_have_failed():
     events = tuple(FailureEvent(at_s=at, kind="node", number=node) for node, at in enumerate((20.0, 30.0)))
     options = replace(PLAIN, failures=Failures(events=events, restart_s=NEVER, migration_limit=9))
     small = replace(deployment(prefill=1, decode=1), gpus=16)
-    requests = [(0.03 * n, 1000, 20) for n in range(5000)]
+    requests = [(0.03 * n, 1000, 20) for n in range(2000)]
     result = served(requests, "dynamo_load", small, table=SIMPLE, options=options)
     late = result.instances.start_s > 30.0
     assert not late.any()

@@ -1,4 +1,4 @@
-"""Interpolated step times stay within 1 % of the physics, 1.5 % at worst, and memory gives the blocks."""
+"""Interpolated step times stay within 1 % of the physics, 1.5 % at worst."""
 
 import math
 import time
@@ -21,6 +21,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_physics import StepPhysics
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.physical_site import kv_blocks
 
 BOUND = 0.01
 CASES = {
@@ -233,3 +234,26 @@ def test_equal_pieces_are_one_batch(case):
     for count, new, past in ((1, 700, 0), (3, 512, 4096), (16, 100, 0)):
         found = step_of(table, [(new, past)] * (count * ranks))
         assert found == pytest.approx(table.step_time(0, 0.0, count * ranks * new, past, count * ranks), rel=1e-12)
+
+
+R1, LLAMA = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"), setup("llama_3_1_70b", "h200_sxm", "fp8")
+ALONE, SHARED = (Sharding(tp_attn=8, tp_ffn=8, dcp=dcp) for dcp in (1, 8))
+
+
+def test_steps_over_a_shared_cache_are_those_of_the_grid():
+    batch, contexts = np.array([1.0, 16.0, 64.0]), np.array([8192.0, 131_072.0])
+    played, alone = (StepPhysics(R1, each).decode(batch, contexts) for each in (SHARED, ALONE))
+    for place, context in enumerate(contexts.tolist()):
+        np.testing.assert_allclose(
+            played[:, place], decode_step(R1, SHARED, batch=batch, context=context).ttl, rtol=1e-12
+        )
+    assert played[-1, -1] < 0.7 * alone[-1, -1]
+    assert kv_blocks(R1, SHARED) / kv_blocks(R1, ALONE) == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_prompt_that_gpus_share_adds_up_to_the_pass_of_the_grid():
+    mapping, tokens = Sharding(tp_attn=4, tp_ffn=8, pcp=2), np.array([8192.0])
+    physics = StepPhysics(LLAMA, mapping)
+    linear = physics.linear("prefill", np.zeros(1), tokens)[0]
+    scores = physics.attention(tokens, np.zeros(1), np.ones(1)).ravel()[0] * 8192.0
+    assert linear + scores == pytest.approx(prefill_pass(LLAMA, mapping, batch=1, isl=8192.0).ftl, rel=0.02)

@@ -157,7 +157,7 @@ def test_a_rank_of_a_large_group_writes_a_row_for_each_token_of_the_layer():
     assert more == pytest.approx(written)
 
 
-@pytest.mark.parametrize(("exponent", "experts", "ep"), [(1.01, 256, 8), (1.2, 256, 8), (1.2, 128, 4), (1.01, 128, 8)])
+@pytest.mark.parametrize(("exponent", "experts", "ep"), [(1.01, 256, 8), (1.2, 128, 4)])
 def test_the_heaviest_rank_agrees_with_draws_of_a_power_law(exponent, experts, ep):
     rng = np.random.default_rng(1)
     largest = 0.8 * 8192
@@ -175,8 +175,7 @@ def test_one_rank_has_the_mean():
     assert heaviest_rank(1.2, drawn=drawn, experts=np.array([8.0]), ep=np.array([1.0])) == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("exponent", [1.01, 1.2])
-@pytest.mark.parametrize("tokens", [4, 16, 32, 64, 256, 2048])
+@pytest.mark.parametrize(("exponent", "tokens"), [(1.01, 4), (1.2, 32), (1.01, 64), (1.2, 2048)])
 def test_experts_that_are_hit_agree_with_rounded_draws_of_a_power_law(exponent, tokens):
     """256 experts, 8 picks a token: draws are scaled to all picks and rounded; lacking picks go to empty experts."""
     rng, picks = np.random.default_rng(2), 8.0 * tokens
