@@ -6,9 +6,10 @@ in prompts, limits or systems.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,12 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.serving.colocation import ColocatedCase, Group
 from disagg_sim.serving.slot_turnover import Refill, refill_passes, worth_room
 
-T = TypeVar("T")
-#: DP degree, probability that a resident ends in a decode step, and, where they are given, prompts that a pass may take
-#: and steps that they are held back.
-_Key = tuple[int, float, tuple[int, ...] | None, tuple[int, ...] | None]
-#: Axes of which is kept what their batches have: those of all DP degrees of ten lengths of outputs. [1]
+#: Batch axes of which is kept what their batches have: those of all DP degrees of ten lengths of outputs. [1]
 KEPT_AXES = 256
-_kept_sizes: OrderedDict[_Key, tuple[Ints, Ints]] = OrderedDict()
-_kept_passes: OrderedDict[_Key, tuple[Ints, Refill]] = OrderedDict()
+#: DP degree, probability that a resident ends in a decode step, and of each column its batch, the prompts that a pass
+#: may take and the steps that they are held back.
+_Axis = tuple[int, float, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_kept_passes: dict[_Axis, Refill] = {}
 #: Seats of a rank that become free while prompts are held back, of the waits that a search tries. [1]
 _HELD = np.array([0.25, 1.0, 4.0])
 
@@ -60,84 +59,57 @@ def pass_sizes(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
     """
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]
-    found = _of_longest(_kept_sizes, case, groups, _worth_trying, _joined_sizes)
-    return [sizes[: group.batch.size] for sizes, group in zip(found, groups, strict=True)]
+    sizes = {group.dp: _worth_trying(group.dp, _ending(case, groups), _key(group.batch)) for group in _longest(groups)}
+    return [sizes[group.dp][: group.batch.size] for group in groups]
 
 
 def pass_columns(case: ColocatedCase, groups: Sequence[Group]) -> list[PassColumns]:
     """Set up the columns of groups, and count their passes."""
-    found = []
-    filled = _of_longest(_kept_passes, case, groups, _refilled, Refill.then)
-    for (index, together, steps), passes in zip(_tried(case, groups), filled, strict=True):
-        found.append(_of(index, together, steps, passes.of(slice(0, together.size))))
+    longest, ending = _longest(groups), _ending(case, groups)
+    tried = zip(longest, _tried(case, longest), strict=True)
+    keys = {group.dp: (group.dp, ending, *map(_key, (group.batch[rows], *rest))) for group, (rows, *rest) in tried}
+    _refill([key for key in keys.values() if key not in _kept_passes], ending)
+    found = [
+        _of(index, together, steps, _kept_passes[keys[group.dp]].of(slice(0, together.size)))
+        for group, (index, together, steps) in zip(groups, _tried(case, groups), strict=True)
+    ]
+    while len(_kept_passes) > KEPT_AXES:
+        del _kept_passes[next(iter(_kept_passes))]
     return found
 
 
-def _worth_trying(case: ColocatedCase, groups: Sequence[Group], starts: Sequence[int]) -> list[Ints]:
-    """Of the batches of each group from ``starts`` on."""
-    batches = [group.batch[start:] for group, start in zip(groups, starts, strict=True)]
-    batch, dp = _axes(batches, groups)
-    together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
-    room = dp[:, None] * together
-    tried = worth_room(batch, dp, together, _ending(case, groups)) & (room <= batch[:, None])
-    found = np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
-    return np.split(found, np.cumsum([each.size for each in batches])[:-1])
+def _refill(axes: Sequence[_Axis], ending: float) -> None:
+    """Count together how passes refill the columns of some axes."""
+    if not axes:
+        return
+    dp = np.repeat([axis[0] for axis in axes], [len(axis[2]) for axis in axes])
+    batch, most, steps = (np.array([*chain.from_iterable(axis[k] for axis in axes)], dtype=np.int64) for k in (2, 3, 4))
+    filled, end = refill_passes(batch, dp, most, ending, steps), 0
+    for axis in axes:
+        start, end = end, end + len(axis[2])
+        _kept_passes[axis] = filled.of(slice(start, end))
 
 
-def _refilled(case: ColocatedCase, groups: Sequence[Group], starts: Sequence[int]) -> list[Refill]:
-    """Of the columns of the batches of each group from ``starts`` on."""
-    columns = []
-    for start, (rows, *options) in zip(starts, _tried(case, groups), strict=True):
-        first = int(rows.searchsorted(start))
-        columns.append((rows[first:], *(each[first:] for each in options)))
-    batch, dp = _axes([group.batch[rows] for group, (rows, *_) in zip(groups, columns, strict=True)], groups)
-    most, steps = (np.concatenate([each[k] for each in columns]) for k in (1, 2))
-    filled = refill_passes(batch, dp, most, _ending(case, groups), steps)
-    ends = np.cumsum([rows.size for rows, *_ in columns]).tolist()
-    return [filled.of(slice(end - rows.size, end)) for end, (rows, *_) in zip(ends, columns, strict=True)]
-
-
-def _joined_sizes(one: Ints, other: Ints) -> Ints:
-    """Sizes of batches, and of those that follow."""
-    wide = max(one.shape[1], other.shape[1])
-    return np.concatenate([np.pad(each, ((0, 0), (0, wide - each.shape[1]))) for each in (one, other)])
-
-
-def _of_longest(
-    kept: OrderedDict[_Key, tuple[Ints, T]],
-    case: ColocatedCase,
-    groups: Sequence[Group],
-    made: Callable[[ColocatedCase, Sequence[Group], Sequence[int]], list[T]],
-    joined: Callable[[T, T], T],
-) -> list[T]:
-    """Find what is kept of batch axes that begin as those of the groups; make it for the batches that are new.
+def _longest(groups: Sequence[Group]) -> list[Group]:
+    """The group of the longest batch axis of each DP degree: axes of the others are the beginning of it.
 
     What a batch has depends on no other batch, and lengths, mappings and limits decide the end of an axis alone.
     """
-    options = case.options
-    keys = [(group.dp, _ending(case, groups), options.prefill_batch, _steps_given(case)) for group in groups]
-    new: dict[_Key, Group] = {}
-    for key, group in zip(keys, groups, strict=True):
-        known = kept[key][0] if key in kept else group.batch[:0]
-        if not np.array_equal(known[: group.batch.size], group.batch):
-            new[key] = max(group, new.get(key, group), key=lambda each: each.batch.size)
-    if new:
-        starts = [_begun(kept, key, group.batch) for key, group in new.items()]
-        for (key, group), start, more in zip(new.items(), starts, made(case, [*new.values()], starts), strict=True):
-            kept[key] = group.batch, joined(kept[key][1], more) if start else more
-    found = []
-    for key in keys:
-        kept.move_to_end(key)
-        found.append(kept[key][1])
-    while len(kept) > KEPT_AXES:
-        kept.popitem(last=False)
-    return found
+    return list({group.dp: group for group in sorted(groups, key=lambda each: each.batch.size)}.values())
 
 
-def _begun(kept: OrderedDict[_Key, tuple[Ints, T]], key: _Key, batch: Ints) -> int:
-    """How many batches are kept already of an axis. [1]"""
-    known = kept[key][0] if key in kept else batch[:0]
-    return known.size if np.array_equal(known, batch[: known.size]) else 0
+def _key(numbers: Ints) -> tuple[int, ...]:
+    return tuple(numbers.tolist())
+
+
+@lru_cache(maxsize=KEPT_AXES)
+def _worth_trying(dp: int, ending: float, batches: tuple[int, ...]) -> Ints:
+    """Prompts that a pass may take at each batch of an axis, (batches, options), 0 where not tried. [request]"""
+    batch = np.array(batches, dtype=np.int64)
+    together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
+    room = dp * together
+    tried = worth_room(batch, np.full(batch.size, dp), together, ending) & (room <= batch[:, None])
+    return np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
 
 
 def hold_steps(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
@@ -203,11 +175,6 @@ def _steps_given(case: ColocatedCase) -> tuple[int, ...] | None:
     """Steps that prompts may be held back; None = those worth trying."""
     given, engine = case.options.hold_steps, case.at.overheads
     return () if given is None and engine is not None and not engine.holds_prompts else given
-
-
-def _axes(batches: Sequence[Ints], groups: Sequence[Group]) -> tuple[Ints, Ints]:
-    """Residents and ranks of the columns of all groups."""
-    return np.concatenate(batches), np.repeat([group.dp for group in groups], [each.size for each in batches])
 
 
 def _ending(case: ColocatedCase, groups: Sequence[Group]) -> float:

@@ -6,7 +6,7 @@ free seats are filled. A pass has as many prompts as requests ended in that step
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,23 +43,6 @@ class Refill(NamedTuple):
         prompts = self.prompts[columns][:, some]
         of_columns = self.passes[columns], self.idle[columns], self.left[columns]
         return Refill(prompts, self.lone[some], each[:, some], own[:, some], *of_columns)
-
-    def then(self, other: Refill) -> Refill:
-        """Append the columns of another one, which may have other knots."""
-        spread, lone = (max(int(np.sum(each.lone == kind)) for each in (self, other)) for kind in (False, True))
-
-        def laid(each: Refill, values: Any, absent: int) -> Any:
-            found = np.full((len(values), spread + lone), absent, dtype=values.dtype)
-            for kind, first in ((False, 0), (True, spread)):
-                of_kind = values[:, each.lone == kind]
-                found[:, first : first + of_kind.shape[1]] = of_kind
-            return found
-
-        def both(name: str, absent: Any) -> Any:
-            return np.concatenate([laid(each, getattr(each, name), absent) for each in (self, other)])
-
-        ends = (np.concatenate(each) for each in zip(self[4:], other[4:], strict=True))
-        return Refill(both("prompts", 1), np.arange(spread + lone) >= spread, both("each", 0), both("own", 0), *ends)
 
 
 def refill_passes(

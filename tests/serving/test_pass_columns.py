@@ -21,7 +21,7 @@ def columns(isl: int, osl: int, **options):
 
 
 def fresh(*arguments, **options):
-    pass_columns._kept_sizes.clear()
+    pass_columns._worth_trying.cache_clear()
     pass_columns._kept_passes.clear()
     return columns(*arguments, **options)
 
