@@ -19,9 +19,18 @@ from disagg_sim.serving.slot_turnover import Refill, refill_passes, worth_room
 
 #: Batch axes of which is kept what their batches have: those of all DP degrees of ten lengths of outputs. [1]
 KEPT_AXES = 256
-#: DP degree, probability that a resident ends in a decode step, and of each column its batch, the prompts that a pass
-#: may take and the steps that they are held back.
-_Axis = tuple[int, float, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class _Axis(NamedTuple):
+    """What decides how passes refill the columns of a batch axis."""
+
+    dp: int  # [1]
+    ending: float  # probability that a resident ends in a decode step [1]
+    batch: tuple[int, ...]  # of each column [request]
+    most: tuple[int, ...]  # prompts that a pass may take [request]
+    steps: tuple[int, ...]  # that they are held back [1]
+
+
 _kept_passes: dict[_Axis, Refill] = {}
 #: Seats of a rank that become free while prompts are held back, of the waits that a search tries. [1]
 _HELD = np.array([0.25, 1.0, 4.0])
@@ -66,11 +75,13 @@ def pass_sizes(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
 def pass_columns(case: ColocatedCase, groups: Sequence[Group]) -> list[PassColumns]:
     """Set up the columns of groups, and count their passes."""
     longest, ending = _longest(groups), _ending(case, groups)
-    tried = zip(longest, _tried(case, longest), strict=True)
-    keys = {group.dp: (group.dp, ending, *map(_key, (group.batch[rows], *rest))) for group, (rows, *rest) in tried}
-    _refill([key for key in keys.values() if key not in _kept_passes], ending)
+    axes = {
+        group.dp: _Axis(group.dp, ending, *map(_key, (group.batch[index], most, steps)))
+        for group, (index, most, steps) in zip(longest, _tried(case, longest), strict=True)
+    }
+    _refill([axis for axis in axes.values() if axis not in _kept_passes], ending)
     found = [
-        _of(index, together, steps, _kept_passes[keys[group.dp]].of(slice(0, together.size)))
+        _of(index, together, steps, _kept_passes[axes[group.dp]].of(slice(0, together.size)))
         for group, (index, together, steps) in zip(groups, _tried(case, groups), strict=True)
     ]
     while len(_kept_passes) > KEPT_AXES:
@@ -82,11 +93,12 @@ def _refill(axes: Sequence[_Axis], ending: float) -> None:
     """Count together how passes refill the columns of some axes."""
     if not axes:
         return
-    dp = np.repeat([axis[0] for axis in axes], [len(axis[2]) for axis in axes])
-    batch, most, steps = (np.array([*chain.from_iterable(axis[k] for axis in axes)], dtype=np.int64) for k in (2, 3, 4))
+    dp = np.repeat([axis.dp for axis in axes], [len(axis.batch) for axis in axes])
+    columns = (chain.from_iterable(each) for each in zip(*(axis[2:] for axis in axes), strict=True))
+    batch, most, steps = (np.array([*each], dtype=np.int64) for each in columns)
     filled, end = refill_passes(batch, dp, most, ending, steps), 0
     for axis in axes:
-        start, end = end, end + len(axis[2])
+        start, end = end, end + len(axis.batch)
         _kept_passes[axis] = filled.of(slice(start, end))
 
 
