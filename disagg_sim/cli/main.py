@@ -195,20 +195,15 @@ def main() -> None:
         code = run(sys.argv[1:])
     except Exception as error:
         with suppress(OSError):  # the output is closed
-            _print_bug(error)
+            if isinstance(error, OSError) and error.errno in FULL:
+                print(f"error: {error.strerror}", file=sys.stderr)
+            else:
+                traceback.print_exception(error)
+                print("error: a fault of disagg-sim, see the traceback", file=sys.stderr)
         code = FAULT
     if code == FAULT:
         _drop_output()
     sys.exit(code)
-
-
-def _print_bug(error: Exception) -> None:
-    """Print a traceback and a line; for a full disk only the line."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        print(f"error: {error.strerror}", file=sys.stderr)
-        return
-    traceback.print_exception(error)
-    print("error: a fault of disagg-sim, see the traceback", file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -46,15 +46,11 @@ def locked(root: Path, tables: Iterable[str] = ()) -> Iterator[None]:
         except OSError as error:
             said = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
-        _refuse_links(root, {*tables, PIECES})
+        for path in chain.from_iterable(map(root.glob, ("*/", "*/*/", "*/*/*/"))):  # as deep as results lie
+            own = path.parent == root and path.name in {*tables, PIECES} and path.lstat().st_uid == os.getuid()
+            if path.is_symlink() and not own:
+                raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
         yield
-
-
-def _refuse_links(root: Path, tables: set[str]) -> None:
-    for path in chain.from_iterable(map(root.glob, ("*/", "*/*/", "*/*/*/"))):  # as deep as results lie
-        own = path.parent == root and path.name in tables and path.lstat().st_uid == os.getuid()
-        if path.is_symlink() and not own:
-            raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
 
 
 # A seal is a checksum in a file, of every byte of it, with zeros in the place of the checksum. So a block is one file,

@@ -249,7 +249,7 @@ def on_ray(where: Workers) -> Iterator[Engine]:
         why = f"{str(error).partition(chr(10))[0]}; one that asks for a token needs RAY_AUTH_MODE=token"
         raise InputError(f"address {quoted(where.address)}: the cluster of Ray refuses: {why}") from None
     try:
-        remote = ray.remote(max_retries=ATTEMPTS - 1)(_called)
+        remote = ray.remote(max_retries=ATTEMPTS - 1)(lambda call, task: call(task))
         room = max(1, int(ray.cluster_resources().get("CPU", 1))) * IN_FLIGHT
 
         def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
@@ -271,7 +271,3 @@ def on_ray(where: Workers) -> Iterator[Engine]:
         yield engine
     finally:
         ray.shutdown()
-
-
-def _called(call: Call, task: Any) -> TaskOutcome:
-    return call(task)
