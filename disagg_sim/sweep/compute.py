@@ -95,7 +95,8 @@ class StoredBlock:
 def compute_blocks(task: BlockTask) -> list[StoredBlock]:
     """Compute blocks and write each, with its tally, into its stores."""
     begun = time.perf_counter()
-    score_group(task.blocks)
+    if len(task.blocks) > 1:
+        score_group(task.blocks)
     done = []
     for block in task.blocks:
         found = _compute(task, block)

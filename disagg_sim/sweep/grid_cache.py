@@ -6,7 +6,6 @@ lengths are scored together.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.sweep.cases import setup_case
 from disagg_sim.sweep.plan import PREFILL, Block
 
-#: Grids that further blocks may take: those of both phases of a case or two. [1]
+#: Grids that further blocks may take, those of a group among them. [1]
 KEPT_GRIDS = 16
 #: Blocks whose grids are scored together: with more of them numpy's overhead falls little further. [1]
 MOST_TOGETHER = 16
@@ -33,19 +32,15 @@ class _Asked:
     batch: bytes
 
 
-_kept: OrderedDict[_Asked, PhaseGrid] = OrderedDict()
-_ahead: dict[_Asked, PhaseGrid] = {}  # scored for the blocks of one task, which have not come to them yet
+_kept: dict[_Asked, PhaseGrid] = {}  # the newest last
 
 
 def scored(block: Block) -> PhaseGrid:
     """The grid of a block of prefill or decode."""
     asked = _asked(block)
-    grid = _ahead.pop(asked, None) or _kept.get(asked) or _new([block])[0]
-    _kept[asked] = grid
-    _kept.move_to_end(asked)
-    while len(_kept) > KEPT_GRIDS:
-        _kept.popitem(last=False)
-    return grid
+    if asked not in _kept:
+        score_group([block])
+    return _kept[asked]
 
 
 def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
@@ -69,12 +64,13 @@ def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
 
 def score_group(blocks: Sequence[Block]) -> None:
     """Score the grids of a group at once, for ``scored`` to give."""
-    _ahead.clear()
-    if len(blocks) > 1:
-        asked = {_asked(block): block for block in blocks}
-        others = [key for key in asked if key not in _kept]
-        _ahead.update((key, _kept[key]) for key in asked if key in _kept)
-        _ahead.update(zip(others, _new([asked[key] for key in others]) if others else (), strict=True))
+    asked = {_asked(block): block for block in blocks}
+    new = [key for key in asked if key not in _kept]
+    grids = dict(zip(new, _new([asked[key] for key in new]) if new else (), strict=True))
+    for key in asked:
+        _kept[key] = grids[key] if key in grids else _kept.pop(key)
+    while len(_kept) > KEPT_GRIDS:
+        del _kept[next(iter(_kept))]
 
 
 def _asked(block: Block) -> _Asked:
