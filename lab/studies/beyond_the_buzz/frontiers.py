@@ -127,9 +127,6 @@ class Frontiers:
         wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
         self._run([key for key in wanted if key not in self._results])
 
-    def _directory(self, sweep: str, profile: str) -> Path:
-        return self.root / profile / "sweeps" / sweep
-
     def _is_pipelining(self, name: str) -> bool:
         return read_mapping(study_files(self.study)[name]).get("kind") == KIND
 
@@ -152,7 +149,7 @@ class Frontiers:
         files = study_files(self.study)
         specs = [load_sweep(str(files[name]), profile=_known(profile)) for name, profile in keys]
         plans = plan_sweeps(specs, keep=FRONTIER)
-        places = [self._directory(*key) for key in keys]
+        places = [self.root / profile / "sweeps" / name for name, profile in keys]
         results = run_sweeps(
             list(zip(plans, places, strict=True)), jobs=self.jobs, listener=ProgressOnly(self.listener)
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.simulation.policies.dopd.batches import kingman_wait
@@ -177,16 +176,11 @@ def d8_kingman(bench: DopdBench) -> Finding:
     )
 
 
-def speedups(bench: DopdBench) -> Floats:
-    """S(TP) of a prompt of 1,000 tokens on each of ``DEGREES``. [1]"""
-    times = np.array([bench.table(tp).pass_time(1000)[0] for tp in DEGREES])
-    return np.asarray(times[0] / times)
-
-
 @TEXT.claim("D11")
 def d11_tensor_parallel(bench: DopdBench) -> Finding:
     """Speedup of prefill a GPU."""
-    shares = speedups(bench) / np.array(DEGREES)
+    times = np.array([bench.table(tp).pass_time(1000)[0] for tp in DEGREES])
+    shares = times[0] / times / np.array(DEGREES)
     return Finding(
         ", ".join(f"S({tp})/{tp} = {share:.2f}" for tp, share in zip(DEGREES[1:], shares[1:], strict=True)),
         bool((np.diff(shares) < 0).all()),

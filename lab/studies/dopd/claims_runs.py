@@ -97,18 +97,12 @@ def d5_idle(bench: DopdBench) -> Finding:
 
 def bimodal_ttft(bench: DopdBench, load: float, batches: str) -> float:
     """P90 of the TTFT at a load over what 4P serve one prompt at a time. [s]"""
-    rate = load * one_by_one(bench)
+    rate = load * (4 / float(np.mean([bench.table(1).pass_time(tokens)[1] for tokens in BIMODAL])))
     if batches in BATCHES:
         result = bench.bimodal(rate, "dopd", batches=batches, local_tokens=0, resize=False)
     else:
         result = bench.bimodal(rate, "disaggregated", prefill=batches)
     return summary(result, SLO).ttft_p90_s
-
-
-def one_by_one(bench: DopdBench) -> float:
-    """Bimodal prompts that 4P serve without batches. [request/s]"""
-    times = bench.table(1)
-    return 4 / float(np.mean([times.pass_time(tokens)[1] for tokens in BIMODAL]))
 
 
 @TEXT.claim("D9")

@@ -38,35 +38,11 @@ def decode_concurrency(
     utilisation: float = 0.9,
     reads_weights: bool = False,
 ) -> Concurrency:
-    """Compute the concurrency of a decode instance by eq. (11) to (13).
+    """Compute the concurrency of a decode instance of ``tp`` GPUs by eq. (11) to (13), not rounded.
 
-    Parameters
-    ----------
-    at
-        Model, system and recipe.
-    tp
-        GPUs of the decode instance. [1]
-    isl, osl
-        Input and output length of every request. [token]
-    tpot_limit
-        SLO of a token, t_SLO. [s]
-    utilisation
-        Share of a GPU that the engine may fill: M' is the rest. [1]
-    reads_weights
-        Whether V_BW leaves room for reading the weights.
+    ``tpot_limit`` is t_SLO [s], ``utilisation`` what the engine may fill of a GPU, M' being the rest [1]; with
+    ``reads_weights`` V_BW leaves room for reading the weights. Lengths are in tokens.
 
-    Returns
-    -------
-    Concurrency
-        ``requests``, cc of eq. (13), not rounded [request]; ``memory_bytes``, V_mem, ``bandwidth_bytes``, V_BW. [B]
-
-    Raises
-    ------
-    InputError
-        A length that is not above 0.
-
-    Examples
-    --------
     In 50 ms two H200 of 4.8 TB/s read 0.05 * 0.6 * 2 * 4.8e12 B at the paper's share of 0.6:
 
     >>> import disagg_sim as ds
@@ -84,24 +60,11 @@ def decode_concurrency(
 
 
 def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
-    """Compute the prefill instances for each decode instance by eq. (14) and (15).
+    """Compute the prefill instances for each decode instance by eq. (14) and (15), not rounded. [1]
 
-    Parameters
-    ----------
-    concurrency
-        cc of eq. (13), cut at ``LARGEST_GRAPH``. [request]
-    prefill_time, step_time
-        t_p of one prompt and t_d of one decode step at that concurrency. [s]
-    osl
-        Output length. [token]
+    ``prefill_time`` is t_p of a prompt and ``step_time`` t_d of a decode step [s] at ``concurrency``, cc of eq. (13),
+    cut at ``LARGEST_GRAPH``.
 
-    Returns
-    -------
-    float
-        n_p/n_d, not rounded. [1]
-
-    Examples
-    --------
     100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time:
 
     >>> prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50)
