@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceNames:
-    """The tables of ``names.yaml``; where a key is part of a name, the first match counts."""
-
-    models: Mapping[str, str]  # part of a model's name -> its spec
-    systems: Mapping[str, str]  # GPU family -> system
-    boards: Mapping[str, str]  # part of a board's name -> system, where a family has several
-    other_boards: tuple[str, ...]  # boards that carry such a name but not its chip, power or links
-    engines: Mapping[str, str]  # part of a framework's name -> engine
-    other_benchmarks: tuple[str, ...]  # parts of a framework cell that ran another benchmark than the row's
-    old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
-    expert_kernels_of: Mapping[str, str]  # engine and version -> engine whose kernel of experts such a run has
-    source_engines: Mapping[str, str]  # start of the name of a source that names no engine -> engine
-    derived: Mapping[str, str]  # checkpoint -> the one of ``hw_specs/checkpoints/`` whose architecture it has
-    table_systems: Mapping[str, str]  # system of a kernel table -> system, where the two differ
-
-
 @cache
-def names() -> SourceNames:
-    """The names, read once."""
-    return SourceNames(**read_mapping(Path(__file__).with_name("names.yaml")))
+def names() -> dict[str, Any]:
+    """The tables of ``names.yaml``, read once; where a key is part of a name, the first match counts."""
+    return read_mapping(Path(__file__).with_name("names.yaml"))
 
 
 def model_named(text: str) -> str:
     """Name of our spec of a model as a source writes it; "" where there is none."""
-    return _first(text, names().models)
+    return _first(text, names()["models"])
 
 
 def derived_from(checkpoint: str) -> str:
@@ -44,7 +27,7 @@ def derived_from(checkpoint: str) -> str:
     >>> derived_from("moonshotai/Kimi-Dev-72B"), derived_from("mine/own")
     ('Qwen/Qwen2.5-72B-Instruct', 'mine/own')
     """
-    return names().derived.get(checkpoint, checkpoint)
+    return str(names()["derived"].get(checkpoint, checkpoint))
 
 
 def engine_named(text: str) -> str:
@@ -52,29 +35,30 @@ def engine_named(text: str) -> str:
     do not count.
     """
     parts = text.split(",")
-    own = [part for part in parts if not any(word in part.lower() for word in names().other_benchmarks)]
-    return _first(",".join(own), names().engines)
+    own = [part for part in parts if not any(word in part.lower() for word in names()["other_benchmarks"])]
+    return _first(",".join(own), names()["engines"])
 
 
 def source_engine(source: str) -> str:
     """Engine of a source whose lines name none; "" where nothing is known."""
-    return next((engine for start, engine in names().source_engines.items() if source.startswith(start)), "")
+    engines: dict[str, str] = names()["source_engines"]
+    return next((engine for start, engine in engines.items() if source.startswith(start)), "")
 
 
 def old_engine(engine: str) -> str:
     """Profile of an engine as it was before 2025: vLLM V0, TensorRT-LLM with built engines."""
-    return names().old_engines.get(engine, engine)
+    return str(names()["old_engines"].get(engine, engine))
 
 
 def system_named(family: str, hardware: str = "") -> tuple[str, str]:
     """Name of our spec of a GPU family and, for boards that are not that part, why they are not evaluated."""
-    name = names().systems.get(family, "")
+    name = str(names()["systems"].get(family, ""))
     if not name:
         return "", f"no system {family!r}"
     board = canonical_name(hardware)
-    part = next((part for part in names().boards if part in board), "")
-    name, board = names().boards.get(part, name), board.replace(part, "")
-    if any(part in board for part in names().other_boards):
+    part = next((part for part in names()["boards"] if part in board), "")
+    name, board = names()["boards"].get(part, name), board.replace(part, "")
+    if any(part in board for part in names()["other_boards"]):
         return name, f"board {hardware!r} is not the standard part"
     return name, ""
 

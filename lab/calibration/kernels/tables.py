@@ -150,7 +150,7 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
 
 def spec_name(system: str) -> str:
     """Translate the name of a system in a table to that of its spec."""
-    return names().table_systems.get(system, canonical_name(system))
+    return str(names()["table_systems"].get(system, canonical_name(system)))
 
 
 def held_out(form: TableForm, rows: pd.DataFrame) -> Any:
@@ -239,7 +239,7 @@ def _checked(raw: pd.DataFrame, form: TableForm) -> tuple[pd.DataFrame, list[str
     rows["row"] = rows.index
     rows = rows.reset_index(drop=True)
     rows["fault"] = ""
-    known = (*names().table_systems, *list_specs("hardware"))
+    known = (*names()["table_systems"], *list_specs("hardware"))
     systems = {name: spec_name(name) in known for name in rows["system"].unique()}
     _note(rows, ~rows["system"].map(systems).astype(bool), "system", "is unknown", known)
     _note(rows, ~rows["framework"].isin(LIBRARIES), "framework", "is unknown", LIBRARIES)

@@ -79,7 +79,7 @@ def pool_of(workers: Iterable[WorkerGroup]) -> WorkerPool:
 
 def expert_kernel_of(row: ServingRow) -> str:
     """Kernel of experts that the engine's version names; "" where it names none, or experts are cut over 8 and more."""
-    other = names().expert_kernels_of.get(f"{row.engine} {row.version}")
+    other = names()["expert_kernels_of"].get(f"{row.engine} {row.version}")
     if other is None or row.workers is None or not load_model(row.model).is_moe:
         return ""
     return "" if np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8) else load_engine(other).expert_kernel

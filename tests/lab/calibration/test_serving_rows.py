@@ -283,9 +283,9 @@ def test_names_of_boards_and_recipes():
 
 
 def test_every_name_of_the_tables_is_shipped():
-    assert set(names().models.values()) <= set(list_specs("model"))
-    assert set(names().systems.values()) <= set(list_specs("hardware"))
-    engines = set(names().engines.values()) | set(names().source_engines.values())
+    assert set(names()["models"].values()) <= set(list_specs("model"))
+    assert set(names()["systems"].values()) <= set(list_specs("hardware"))
+    engines = set(names()["engines"].values()) | set(names()["source_engines"].values())
     assert engines | {old_engine(name) for name in engines} <= set(list_specs("engine"))
     recipes = {recipe_of(w, c, m) for w in ("", "fp8", "fp4") for c in ("bf16", "fp8") for m in ("x", "gpt_oss_20b")}
     assert recipes <= set(list_specs("precision"))
