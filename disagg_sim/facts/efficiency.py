@@ -380,23 +380,6 @@ class Heir:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions(Inherited):
-    """What no table of a system measures: order of its engines, assumed rows, rows taken over from other systems."""
-
-    engine_order: tuple[_Library, ...]
-    gemm: tuple[GemmFit, ...] = ()
-    prefill_attention: tuple[PrefillAttentionFit, ...] = ()
-    decode_attention: tuple[DecodeAttentionFit, ...] = ()
-    moe: tuple[MoeFit, ...] = ()
-    collectives: tuple[CollectiveFit, ...] = ()
-    alltoall: tuple[AllToAllFit, ...] = ()
-    elementwise: tuple[ElementwiseFit, ...] = ()
-    attention_parts: tuple[AttentionPartFit, ...] = ()
-    prefill_keys: tuple[PrefillKeys, ...] = ()
-    expert_kernels: tuple[ExpertKernels, ...] = ()
-
-
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
     """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
 
@@ -440,15 +423,6 @@ def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ..
     return tuple(
         replace(fit, keys=keys.get(fit.engine, WALKED)) if isinstance(fit, PrefillAttentionFit) else fit for fit in fits
     )
-
-
-def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
-    """Read the assumptions of a file of ``hw_specs/efficiency/assumptions/``.
-
-    >>> assumptions_of(Path("mine.yaml"), {"engine_order": ["vllm", "nccl"]}).engine_order
-    ('vllm', 'nccl')
-    """
-    return Assumptions(**dict(validate(keys_of(Assumptions), data, path)))
 
 
 def _taken_over(row: Any, origin: str) -> Any:

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.tables import print_table
-from disagg_sim.facts.efficiency import assumptions_of
 from disagg_sim.facts.load import load_system
-from disagg_sim.facts.yaml_files import is_path, read_mapping
-from lab.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+from disagg_sim.facts.yaml_files import is_path
+from lab.calibration.kernels.efficiency_yaml import assumptions_of, efficiency_text, find_assumptions, write_efficiency
 from lab.calibration.kernels.fit import calibrate_kernels
 from lab.calibration.kernels.residuals import error_table, lines_of, part_of
 from lab.calibration.kernels.tables import spec_name
@@ -42,7 +41,7 @@ def kernels(
     The same data give the same file; the date in it is that of --date.
     """
     beside = assumptions or find_assumptions(load_system(system if is_path(system) else spec_name(system)).name)
-    told = assumptions_of(beside, read_mapping(beside)).prefill_keys if beside else ()
+    told = assumptions_of(beside).prefill_keys if beside else ()
     done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split, prefill_keys=told)
     spec = write_efficiency(out, efficiency_text(done, data=data, date=date, assumptions=beside, split=split))
     rows = done.residuals[(done.residuals["masked"] == "") & done.residuals["predicted"].notna()]

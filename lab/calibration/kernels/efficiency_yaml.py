@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import (
+    LIBRARIES,
     SECTIONS,
-    Assumptions,
+    AllToAllFit,
+    AttentionPartFit,
+    CollectiveFit,
     DataFile,
+    DecodeAttentionFit,
     EfficiencySpec,
+    ElementwiseFit,
     ExpertKernels,
     Fit,
-    assumptions_of,
+    GemmFit,
+    Inherited,
+    MoeFit,
+    PrefillAttentionFit,
+    PrefillKeys,
     efficiency_of,
 )
 from disagg_sim.facts.load import load_efficiency
-from disagg_sim.facts.schema import units_of
+from disagg_sim.facts.schema import OneOf, keys_of, units_of, validate
 from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_roots
 from disagg_sim.units import GB, US
 from lab.calibration.files import Writer
@@ -59,6 +69,28 @@ _EXPERT_KERNELS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions(Inherited):
+    """What no table of a system measures: order of its engines, assumed rows, rows taken over from other systems."""
+
+    engine_order: tuple[Annotated[str, OneOf(LIBRARIES)], ...]
+    gemm: tuple[GemmFit, ...] = ()
+    prefill_attention: tuple[PrefillAttentionFit, ...] = ()
+    decode_attention: tuple[DecodeAttentionFit, ...] = ()
+    moe: tuple[MoeFit, ...] = ()
+    collectives: tuple[CollectiveFit, ...] = ()
+    alltoall: tuple[AllToAllFit, ...] = ()
+    elementwise: tuple[ElementwiseFit, ...] = ()
+    attention_parts: tuple[AttentionPartFit, ...] = ()
+    prefill_keys: tuple[PrefillKeys, ...] = ()
+    expert_kernels: tuple[ExpertKernels, ...] = ()
+
+
+def assumptions_of(path: Path) -> Assumptions:
+    """Read the assumptions of a file of ``hw_specs/efficiency/assumptions/``."""
+    return Assumptions(**dict(validate(keys_of(Assumptions), read_mapping(path), path)))
+
+
 def find_assumptions(system: str) -> Path | None:
     """Find the shipped (or user's) file of assumptions of a system, if there is one."""
     paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
@@ -69,7 +101,7 @@ def efficiency_text(
     calibration: Calibration, *, data: str, date: str, assumptions: Path | None = None, split: bool = True
 ) -> str:
     """Write the YAML of a calibration as text: the same fits give the same text."""
-    beside = assumptions_of(assumptions, read_mapping(assumptions)) if assumptions else Assumptions(engine_order=())
+    beside = assumptions_of(assumptions) if assumptions else Assumptions(engine_order=())
     fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
     order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
     seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
