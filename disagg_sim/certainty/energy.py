@@ -111,17 +111,15 @@ def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
     return {key: (times[place], joules[place]) for place, key in enumerate(keys)}
 
 
-def energy_parts(
-    points: pd.DataFrame | PhaseGrid, *, at: tuple[int, int] = (0, 0), origin: Origin = SHIPPED
-) -> pd.DataFrame:
-    """Take the energy of the passes of designs apart by operator.
+def energy_parts(points: pd.DataFrame | PhaseGrid, *, origin: Origin = SHIPPED) -> pd.DataFrame:
+    """Take the energy of the passes of designs, or of the first point of a grid, apart by operator.
 
     Returns ``row``, ``step`` (the kind of pass), ``operator``, ``kind``, ``seconds``, ``watts`` and ``joules`` of one
     GPU in one pass, ``share`` of the joules of the pass [1]; the operator "waiting" is the rest of the pass; under a
     distribution of lengths a pass is the mean one.
     """
     if isinstance(points, PhaseGrid):
-        groups, index = iter([design_of(points, *at)]), pd.Index([0])
+        groups, index = iter([design_of(points, 0, 0)]), pd.Index([0])
     else:
         groups, index = designs_of(points, origin), points.index
     frames = [part for designs in groups for part in _parts(designs, index[designs.rows])]

@@ -13,7 +13,6 @@ import typer
 from disagg_sim.atomic import write_text
 from disagg_sim.cli.tables import print_table
 from disagg_sim.report.documents import compare_json
-from disagg_sim.report.schemas import CompareJson
 from disagg_sim.report.words import mapping_text
 from disagg_sim.sweep.compare import (
     FRONTIER,
@@ -61,14 +60,9 @@ def check(
     """
     old, new = read_frontier(baseline), read_frontier(results)
     require_same_cases(old, new)
-    comparison = compare_frontiers(old, new, rtol=rtol)
+    comparison = _compared(old, new, (baseline, results), rtol=rtol, json_file=json_file, everything=everything)
     failed = comparison.worse if allow_better else not comparison.same
-    causes = causes_of(old, new)
-    _write_json(json_file, compare_json(comparison, causes, baseline=baseline, results=results, rtol=rtol))
     if json_file != STANDARD_OUTPUT:
-        _print(comparison, everything=everything)
-        if not comparison.same:
-            _print_causes(old, new, causes, everything=everything)
         typer.echo(f"{'FAILED' if failed else 'ok'}: {_verdict(comparison)} (baseline {baseline}, rtol {rtol:g})")
     if failed:
         raise typer.Exit(MOVED)
@@ -83,18 +77,31 @@ def compare(
 ) -> None:
     """Show lost, new and moved points from A to B, in the cases that both have."""
     old, new = read_frontier(a), read_frontier(b)
-    comparison = compare_frontiers(old, new, rtol=rtol)
-    causes = causes_of(old, new)
-    _write_json(json_file, compare_json(comparison, causes, baseline=a, results=b, rtol=rtol))
+    comparison = _compared(old, new, (a, b), rtol=rtol, json_file=json_file, everything=everything)
     if json_file == STANDARD_OUTPUT:
         return
-    _print(comparison, everything=everything)
-    if not comparison.same:
-        _print_causes(old, new, causes, everything=everything)
     for item, other in ((old, new), (new, old)):
         for case in (case for case in item.cases if case not in other.cases):
             typer.echo(f"only in {item.path}: {case}")
     typer.echo(f"{_verdict(comparison)} (from {a} to {b}, rtol {rtol:g})")
+
+
+def _compared(
+    old: Frontier, new: Frontier, paths: tuple[Path, Path], *, rtol: float, json_file: Path | None, everything: bool
+) -> Comparison:
+    """Compare two results, write the JSON into its file, and print it, or else what changed and by which inputs."""
+    comparison, causes = compare_frontiers(old, new, rtol=rtol), causes_of(old, new)
+    made = compare_json(comparison, causes, baseline=paths[0], results=paths[1], rtol=rtol)
+    text = json.dumps(made, indent=1, allow_nan=False)
+    if json_file == STANDARD_OUTPUT:
+        typer.echo(text)
+        return comparison
+    if json_file is not None:
+        write_text(json_file, f"{text}\n")
+    _print(comparison, everything=everything)
+    if not comparison.same:
+        _print_causes(old, new, causes, everything=everything)
+    return comparison
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -212,12 +219,3 @@ def _move(move: ValueChange) -> str:
 def _percent(relative: float) -> str:
     """Format a relative change in percent."""
     return "unchanged" if relative == 0 else f"{100 * relative:+.3g} %"
-
-
-def _write_json(path: Path | None, made: CompareJson) -> None:
-    """Write the JSON into a file, or print it."""
-    text = json.dumps(made, indent=1, allow_nan=False)
-    if path == STANDARD_OUTPUT:
-        typer.echo(text)
-    elif path is not None:
-        write_text(path, f"{text}\n")

@@ -12,9 +12,17 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.trust import Trust
-from disagg_sim.domain import MAPPING_COLUMNS, Sharding
+from disagg_sim.domain import MAPPING_COLUMNS
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
-from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, drawn_json, token_prices_json, write_answer
+from disagg_sim.report.plan import (
+    NOTHING,
+    PlanExtras,
+    ScreenPart,
+    degrees_json,
+    drawn_json,
+    token_prices_json,
+    write_answer,
+)
 from disagg_sim.report.plan_facts import fact_rows, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
@@ -218,7 +226,7 @@ def _stage_json(stage: PoolInstances) -> StageJson:
         "system": stage.setup.system.name,
         "precision": stage.setup.precision.name,
         "engine": stage.setup.engine,
-        "mapping": {} if stage.mapping is None else _degrees(stage.mapping),
+        "mapping": {} if stage.mapping is None else degrees_json(stage.mapping, MAPPING_COLUMNS),
         "draft_tokens": 0 if stage.mapping is None else int(stage.mapping.draft_tokens),
         "batch": stage.batch,
         "microbatches": stage.microbatches,
@@ -228,10 +236,6 @@ def _stage_json(stage: PoolInstances) -> StageJson:
         "idle": plain(stage.idle),
         "held_by": stage.held_by,
     }
-
-
-def _degrees(mapping: Sharding) -> dict[str, int]:
-    return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
 
 
 def write_pools(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from disagg_sim.atomic import require_own, write_csv, write_text
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
+from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design, PlannedPool
@@ -39,7 +40,7 @@ from disagg_sim.report.schemas import (
     DesignJson,
     DrawnJson,
     PlanJson,
-    PrefillDelayJson,
+    PoolJson,
     ProofJson,
     QuestionJson,
     RunJson,
@@ -235,33 +236,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
         "usd_per_million_output_tokens": plain(hour / HOUR / design.tokens_per_s * MILLION),
         "output_tokens_per_joule": joules_of(design.pools, design.tokens_per_s),
         "hosts": {name: {"count": count, "idle_gpus": idle} for name, (count, idle) in design.hosts.items()},
-        "pools": [
-            {
-                "role": pool.role,
-                "instances": pool.instances,
-                "gpus": pool.gpus,
-                "system": pool.setup.system.name,
-                "precision": pool.setup.precision.name,
-                "engine": pool.setup.engine,
-                "tp_attn": int(pool.mapping.tp_attn),
-                "dp_attn": int(pool.mapping.dp_attn),
-                "tp_ffn": int(pool.mapping.tp_ffn),
-                "ep": int(pool.mapping.ep),
-                "pp": int(pool.mapping.pp),
-                "redundant_slots": int(pool.mapping.redundant_slots),
-                "dcp": int(pool.mapping.dcp),
-                "pcp": int(pool.mapping.pcp),
-                "chunk_tokens": int(pool.mapping.chunk_tokens),
-                "draft_tokens": int(pool.mapping.draft_tokens),
-                "batch": pool.batch,
-                "token_budget": getattr(pool.choice, "budget", None),
-                "load": pool.utilisation,
-                "memory_bytes": pool.choice.memory,
-                "bound": pool.choice.bound,
-                **_prefill_delay(pool),
-            }
-            for pool in design.pools
-        ],
+        "pools": [_pool_json(pool) for pool in design.pools],
     }
     if design.simulated is not None:
         made["simulated"] = True
@@ -270,10 +245,31 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
     return made
 
 
-def _prefill_delay(pool: PlannedPool) -> PrefillDelayJson:
-    """How long its prompts are held back; nothing where they are not."""
-    steps = pool.replicas.hold_steps
-    return {} if steps is None else {"hold_steps": steps}
+def _pool_json(pool: PlannedPool) -> PoolJson:
+    made: PoolJson = plain(
+        {
+            "role": pool.role,
+            "instances": pool.instances,
+            "gpus": pool.gpus,
+            "system": pool.setup.system.name,
+            "precision": pool.setup.precision.name,
+            "engine": pool.setup.engine,
+            **degrees_json(pool.mapping, MAPPING_FIELDS),
+            "batch": pool.batch,
+            "token_budget": getattr(pool.choice, "budget", None),
+            "load": pool.utilisation,
+            "memory_bytes": pool.choice.memory,
+            "bound": pool.choice.bound,
+        }
+    )
+    if (steps := pool.replicas.hold_steps) is not None:
+        made["hold_steps"] = steps
+    return made
+
+
+def degrees_json(mapping: Sharding, names: Sequence[str]) -> dict[str, int]:
+    """Degrees of an instance, and what else its mapping says. [1]"""
+    return {name: int(getattr(mapping, name)) for name in names}
 
 
 def _proof_json(proof: Proof) -> ProofJson:

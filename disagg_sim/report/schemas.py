@@ -51,12 +51,6 @@ class QuestionJson(TypedDict):
     objective: str
 
 
-class PrefillDelayJson(TypedDict, total=False):
-    """What pools say that hold prompts back."""
-
-    hold_steps: int
-
-
 class PoolJson(TypedDict):
     """Equal instances of one role."""
 
