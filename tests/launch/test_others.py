@@ -31,7 +31,7 @@ WORDS = (
     *("\n touch owned \n", "|| touch owned", "${IFS}", "\\", "'", '"', "&", "*", "~", "--model", " ", "é", "a/model"),
 )
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("".join)
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 ONE = workers("colocated", ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm"), tp(1))

@@ -82,7 +82,7 @@ def test_every_table_of_the_summary_is_rectangular(result):
     assert "h800_sxm, fp8 \\*" in text
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 60), st.floats(0.2, 4.0), st.integers(0, 10**6))
 def test_labels_never_cover_each_other(count, bend, seed):
     x = np.sort(np.random.default_rng(seed).uniform(5, 200, count))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim import Trace, load_trace
@@ -22,7 +22,6 @@ def table(tmp_path: Path, *stamps: object, header: str = CSV) -> Path:
     return path
 
 
-@settings(deadline=None)
 @given(
     gaps=st.lists(st.integers(0, 10**6), min_size=1, max_size=20),
     zero=st.integers(0, 10**8),

@@ -70,7 +70,7 @@ def blind_share(turns: int, caches: int) -> float:
     return total / (turns - 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 12), max_size=6, unique=True), min_size=1, max_size=30),
     st.integers(1, 20),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
@@ -34,14 +34,12 @@ def empiricals(draw):
 distributions = st.one_of(constants, log_normals, paretos, empiricals())
 
 
-@settings(deadline=None)
 @given(distributions, st.floats(0.001, 0.999), st.floats(0.001, 0.999))
 def test_quantiles_never_fall(length, p, q):
     low, high = sorted((p, q))
     assert length.quantile(low) <= length.quantile(high) * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(distributions)
 def test_the_mean_is_the_integral_of_the_quantile_function(length):
     """E[X] is the integral of quantile(p) over p; with p = 1 - u^4 a midpoint rule of 400 strips sees the tail.
@@ -55,7 +53,6 @@ def test_the_mean_is_the_integral_of_the_quantile_function(length):
     assert np.sum(weight * lengths) == pytest.approx(length.mean, rel=0.01, abs=0.01 * length.mean + jump)
 
 
-@settings(deadline=None)
 @given(distributions, st.integers(0, 2**32 - 1))
 def test_samples_are_whole_positive_and_reproducible(length, seed):
     first, second = (length.sample(np.random.default_rng(seed), 50) for _ in range(2))
@@ -76,7 +73,6 @@ def test_samples_of_shipped_traffic_meet_their_mean(name):
             assert abs(sample.mean() - length.mean) <= 4 * error + 0.5
 
 
-@settings(deadline=None)
 @given(medians, st.floats(0.0, 2.0))
 def test_a_log_normal_has_its_closed_form(median, sigma):
     length, mu = LogNormal(median=median, sigma=sigma), math.log(median)
@@ -119,7 +115,6 @@ def test_an_empirical_mean_by_hand():
     assert length.quantile(0.75) == pytest.approx(20.0)
 
 
-@settings(deadline=None)
 @given(distributions)
 def test_a_probability_outside_0_and_1_is_refused(length):
     with pytest.raises(InputError, match=r"^probability 1\.5 is outside \[0, 1\]$"):

@@ -34,7 +34,7 @@ def test_decode_does_not_see_what_prefill_found():
     assert (found.context, found.resident, found.mean_isl) == (plain.context, plain.resident, plain.mean_isl)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(0.5, 20.0), st.floats(0.5, 20.0))
 def test_nodes_of_a_beta_share_keep_its_first_two_moments(alpha, beta):
     """Mean alpha/(alpha + beta), E[h^2] = mean*(alpha + 1)/(alpha + beta + 1)."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim import load_trace
@@ -342,7 +342,6 @@ PIECES = [
 ]
 
 
-@settings(deadline=None)
 @given(
     text=st.sampled_from(TEXTS),
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 5), st.sampled_from(PIECES)), max_size=3),
