@@ -4,7 +4,8 @@
 what each deployment takes. ``JUDGED`` are those that the law of TPOT (``planning.token_times``) was not found with;
 ``SEVERAL`` are instances that share requests, from which ``planning.shared_instances.EVEN`` was chosen, with constant
 lengths and with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md.
-``--counts`` plays ``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes).
+``--counts`` plays ``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes); ``--unseen`` likewise
+deployments and spreads that were not looked at while ``planning.shared_instances`` was derived (three minutes).
 """
 
 from __future__ import annotations
@@ -67,6 +68,15 @@ COUNTED = (
     Case("gemma_3_27b", "h100_sxm", Sharding(), 1, 32, 8192, 256),
 )
 COUNTS = (1, 2, 4, 8, 16)
+UNSEEN = (
+    Case("llama_3_3_70b", "h200_sxm", TP2, 1, 48, 3072, 384),
+    Case("qwen3_8b", "l40s", Sharding(), 1, 32, 1500, 200),
+    Case("gpt_oss_120b", "b200_sxm", Sharding(), 1, 96, 6000, 800),
+    Case("qwen3_30b_a3b", "h100_sxm", Sharding(), 1, 128, 2048, 128),
+    Case("llama_3_1_405b", "gb200_nvl72", TP4, 1, 32, 8192, 400),
+    Case("llama_3_1_8b", "a100_sxm_80gb", Sharding(), 1, 64, 600, 120),
+    Case("gemma_3_27b", "h200_sxm", Sharding(), 1, 48, 12000, 300),
+)
 LIMITS: dict[str, Any] = {"ttft": "60 s", "tpot": "2 s"}
 
 
@@ -74,11 +84,16 @@ def constant(case: Case) -> Any:
     return ds.lengths(case.isl, case.osl)
 
 
-def spread(case: Case) -> TrafficCase:
-    """Prompts spread evenly by 40 % about the mean, outputs by 60 %."""
-    ends = ((0.6 * case.isl, 1.4 * case.isl), (0.4 * case.osl, 1.6 * case.osl))
+def spread(case: Case, prompts: float = 0.4, outputs: float = 0.6) -> TrafficCase:
+    """Prompts and outputs spread evenly by these shares of their means."""
+    means = ((case.isl, prompts), (case.osl, outputs))
+    ends = (((1.0 - share) * mean, (1.0 + share) * mean) for mean, share in means)
     isl, osl = (EmpiricalLength(probabilities=(0.0, 1.0), tokens=each) for each in ends)
     return TrafficCase(isl=isl, osl=osl)
+
+
+def wide(case: Case) -> TrafficCase:
+    return spread(case, 0.8, 0.9)
 
 
 def pools_of(case: Case) -> dict[str, Replicas]:
@@ -103,25 +118,30 @@ def ratios(case: Case, lengths: Any, loads: tuple[float, ...], most: float = 0.0
         }
 
 
-def by_count() -> None:
+def by_count(
+    cases: tuple[Case, ...], kinds: tuple[Any, ...], counts: tuple[int, ...], loads: tuple[float, ...]
+) -> None:
     """Print forecast over simulated by how many instances share requests."""
-    for name, made in (("constant", constant), ("spread", spread)):
+    for made in kinds:
         rows: list[dict[str, float]] = []
-        for case in COUNTED:
+        for case in cases:
             work = made(case)
             alone = most_of(case, work)
-            for count in COUNTS:
-                found = ratios(case._replace(instances=count), work, (0.3, 0.6, 0.8), count * alone)
+            for count in counts:
+                found = ratios(case._replace(instances=count), work, loads, count * alone)
                 rows += [{"instances": count, **row} for row in found]
         table = pd.DataFrame(rows).groupby(["load", "instances"])[["ttft p90", "tpot p90"]]
-        print(f"{name} lengths: forecast over simulated, {len(COUNTED)} deployments")
+        print(f"{made.__name__} lengths: forecast over simulated, {len(cases)} deployments")
         print(table.agg(["min", "median", "max"]).round(2).to_string(), end="\n\n")
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     if "--counts" in sys.argv[1:]:
-        by_count()
+        by_count(COUNTED, (constant, spread), COUNTS, (0.3, 0.6, 0.8))
+        return
+    if "--unseen" in sys.argv[1:]:
+        by_count(UNSEEN, (spread, wide), (2, 6, 16), (0.4, 0.7, 0.85))
         return
     for name, cases, made, loads in (
         ("judged", JUDGED, constant, (0.3, 0.5, 0.7, 0.8)),

@@ -37,8 +37,9 @@ STEP_CELLS, MOST_STEP_CELLS = 10, 96
 REACH = 6.0
 #: Cells that leave the chain together. [1]
 BLOCK = 48
-#: Turns in which the prompt tokens of a step are found. [1]
-TURNS = 8
+#: Turns in which the prompt tokens of a step are found, and the rates of steps with and without them, which together
+#: give that of the instance so nearly. [1]
+TURNS, NEAR = 8, 0.005
 #: Parts of a step at which arrivals are taken, and most later prompts that are counted one by one. [1]
 PARTS, LATER = (np.arange(4) + 0.5) / 4, 4
 #: Least probability of a number of waiting tokens that counts. [1]
@@ -128,9 +129,7 @@ def prompt_delay(
     def chances(transforms: Complexes) -> Floats:
         return np.maximum(np.fft.irfft(transforms, size)[..., :places], 0.0)
 
-    waiting = _stationary(chances(arrived(rates * times)), cells)
-    spent = waiting * (rates * times)[np.minimum(np.arange(places), cells)]
-    spent /= spent.sum()  # share of the arrivals
+    spent, rates = _met(rate, rates, times, lambda counts: chances(arrived(counts)))
     met = arrived(rates * PARTS[:, None] * times) * ahead
     met[:, :cells] *= spent[:cells, None]
     met[:, cells] *= np.fft.rfft(spent[cells:], size)
@@ -139,15 +138,32 @@ def prompt_delay(
     chance = chance[part, kind, cell]
     chance /= chance.sum()
     rest, ahead_of_it = (1.0 - PARTS[part]) * times[kind], cell * width
+    beside = rates[kind] * rest / group  # that come in what is left of the step
     behind = [(0.0, 1.0 / group), *([(group, 1.0 - 1.0 / group)] if group > 1.0 else [])]  # in the group of a prompt
     found = []
     for own in prompts.tolist():
         parts = [
-            _own(rest, ahead_of_it + own, chance * share, room, mean, (rates[-1] / group, more), step)
+            _own(rest, ahead_of_it + own, chance * share, room, mean, (beside, rates[-1] / group, more), step)
             for more, share in behind
         ]
         found.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))
     return found
+
+
+def _met(rate: float, rates: Floats, times: Floats, arrived: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+    """Share of the prompts that come while so many cells wait, and the rates of steps, scaled to ``rate`` on average.
+
+    Takes ``rates`` [request/s] and ``times`` [s] of steps by their cells, and the chances of what has ``arrived``.
+    """
+    for _ in range(TURNS):
+        waiting = _stationary(arrived(rates * times), times.size - 1)
+        kinds = np.minimum(np.arange(waiting.size), times.size - 1)
+        spent = waiting * (rates * times)[kinds]
+        come = float(spent.sum()) / float(waiting @ times[kinds])
+        if abs(come / rate - 1.0) < NEAR:
+            break
+        rates = rates * (rate / come)
+    return spent / spent.sum(), rates
 
 
 def _power(base: Complexes, trials: Ints) -> Complexes:
@@ -190,19 +206,21 @@ def _own(
     chance: Floats,
     room: float,
     mean: float,
-    later: tuple[float, float],
+    later: tuple[Floats, float, float],
     step: Callable[[Floats], Floats],
 ) -> tuple[Floats, Floats]:
     """Times of a prompt by what is left of a step, and by its tokens with those before it; their probabilities.
 
-    Takes ``later`` (rate at which others come [1/s], and how many come with it [request]).
+    Takes ``later`` (others that come in the rest of the step [request], the rate at which they do in full steps [1/s],
+    and how many come with it [request]).
     """
-    rate, more = later
+    beside, rate, more = later
     full = float(step(np.array([room]))[0])
     steps = np.maximum(np.ceil(tokens / room - 1e-9), 1.0)
     until, last = rest + (steps - 1.0) * full, tokens - (steps - 1.0) * room
     most = int(min(max(math.ceil(room / mean), 1), LATER))
-    load, share, counted, left = rate * until, np.exp(-rate * until), 0.0 * until, np.ones_like(until)
+    load = beside + rate * (steps - 1.0) * full
+    share, counted, left = np.exp(-load), np.zeros_like(load), np.ones_like(load)
     values, shares = [], []
     for number in range(most):
         values.append(until + step(np.minimum(last + (number + more) * mean, room)))

@@ -3,10 +3,11 @@ r"""Find how requests come to one of several co-located instances that a router 
 A request goes to the instance with the fewest in flight, those that decode included. So of c instances with n each on
 average, a share :math:`f = n - K` has K + 1, the others :math:`K = \lfloor n \rfloor`. Where one of the latter ends a
 request, the next request goes there; such ends are a share :math:`q = (1 - f) K/n` of all. The other requests go to any
-instance with K, whatever it does: to each at :math:`(1 - q)/(1 - f)` of the mean rate. An instance that was just given
-a request has K with the chance q, else K + 1, and is given none of these. So of the mean rate a share
+instance with K, whatever it does, one of which has just ended a request: to each of these (1 - f) c + 1 at
+:math:`(1 - q)/(1 - f + 1/c)` of the mean rate. An instance that was just given a request has K with the chance q, else
+K + 1, and is given none of these. So of the mean rate a share
 
-.. math:: u = \frac{1}{c} + \left(1 - \frac{1}{c}\right) E\left[\frac{K}{n} (1 - q)\right]
+.. math:: u = \frac{1}{c} + \left(1 - \frac{1}{c}\right) E\left[\frac{q (1 - q)}{1 - f + 1/c}\right]
 
 comes to an instance with a prompt under way whatever it does; one instance gets all its requests so. The others follow
 ends, and sequences advance by a token a step, of T_mix where prompts are computed, else of T_d: the instance is given
@@ -66,7 +67,7 @@ def sent(found: Occupancy, instances: int, together: float, slower: float) -> tu
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
     >>> [round(each, 3) for each in sent(half, 1, 0.0, 10.0)], [round(each, 3) for each in sent(half, 8, 0.0, 10.0)]
-    ([1.0, 1.0], [0.605, 1.0])
+    ([1.0, 1.0], [0.527, 1.0])
     """
     grouped, own = together * in_company(found), raised(found, instances)
     alone = own + (1.0 - own) / max(slower, 1.0)
@@ -74,15 +75,16 @@ def sent(found: Occupancy, instances: int, together: float, slower: float) -> tu
 
 
 def raised(found: Occupancy, instances: int) -> float:
-    """Share u of the requests that come whatever an instance does, q being that of many instances. [1]
+    """Share u of the requests that come whatever an instance does. [1]
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
-    >>> raised(half, 1), round(raised(half, 1000), 2)
-    (1.0, 0.5)
+    >>> raised(half, 1), round(raised(half, 8), 2), round(raised(half, 1000), 2)
+    (1.0, 0.47, 0.5)
     """
     whole = np.floor(found.number)
-    left = whole / np.maximum(found.number, TINY)
-    more = left * (1.0 - (1.0 - found.number + whole) * left)
+    less = 1.0 - found.number + whole
+    filled = less * whole / np.maximum(found.number, TINY)
+    more = filled * (1.0 - filled) / (less + 1.0 / instances)
     return 1.0 / instances + (1.0 - 1.0 / instances) * float(found.share @ more)
 
 
