@@ -101,7 +101,7 @@ def _simulate(table: pd.DataFrame, rows: list[ServingRow], jobs: int, out: Path 
     kept = set(zip(judged_rows["file"], judged_rows["row"], strict=True))
     tasks = tasks_of([row for row in rows if (row.file, row.row) in kept])
     told = listener("operating points", "played")
-    told.start(sum(len(task.rows) for task in tasks))
+    told.start(sum(map(len, tasks)))
     answers: list[Answer] = []
     for found in run_tasks(in_workers(play), tasks, jobs=jobs):
         answers += found

@@ -6,8 +6,8 @@ kind is evaluated. ``ServedSpread`` holds the spread of what an engine adds to i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -41,15 +41,6 @@ from lab.calibration.served.steady_state import (
 COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")
 
 
-@dataclass(frozen=True, eq=False)
-class KernelDoubt:
-    """What the kernels of served runs leave open; arrays of shape (rows,)."""
-
-    decode: Floats  # s.d. of the logarithm of the time of a decode step [1]
-    prefill: Floats  # the same of a pass of prefill [1]
-    outside: tuple[str, ...]  # as ``certainty.extrapolation.outside_calibration``
-
-
 def kernel_doubt(
     run: ServedModel,
     prefill: WorkerPool,
@@ -57,8 +48,12 @@ def kernel_doubt(
     lengths: RowLengths,
     in_flight: Floats,
     spec: UncertaintySpec,
-) -> KernelDoubt:
-    """How sure the passes of served runs are, with so many requests ``in_flight``."""
+) -> Iterator[tuple[float, float, str]]:
+    """How sure the passes of each run are, with so many requests ``in_flight``.
+
+    S.d. of the logarithm of the time of a decode step and of a pass of prefill [1], and what the run rests on beside
+    measurements, as ``certainty.extrapolation.outside_calibration`` says it.
+    """
     batch = np.maximum(in_flight / decode.count, 1.0)
     _, size, _ = pieces_of(run.engine, lengths.isl)
     zero = np.zeros(np.shape(batch))
@@ -72,11 +67,8 @@ def kernel_doubt(
 
     times = Times(step(run.at).step, *fill(run.at)[1:])
     steps, fills = contributions_in("decode", run.at, step), contributions_in("prefill", run.at, fill)
-    return KernelDoubt(
-        decode=_deviation(steps, times, "step", spec),
-        prefill=_deviation(fills, times, "fill", spec),
-        outside=tuple(words_of([*steps, *fills], times)),
-    )
+    outside = words_of([*steps, *fills], times)
+    return zip(_deviation(steps, times, "step", spec), _deviation(fills, times, "fill", spec), outside, strict=True)
 
 
 def _deviation(parts: list[Contribution], times: Times, name: str, spec: UncertaintySpec) -> Floats:
@@ -114,9 +106,8 @@ def with_bands(
         prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
         lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
         room = np.array([known[row.file, row.row] for row in members])
-        doubt = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
-        places = ((row.file, row.row) for row in members)
-        doubted |= zip(places, zip(doubt.decode, doubt.prefill, doubt.outside, strict=True), strict=True)
+        doubts = kernel_doubt(run, prefill, decode, lengths, _in_flight(members, room, decode, run), spec)
+        doubted |= zip(((row.file, row.row) for row in members), doubts, strict=True)
     keys = list(zip(lines["file"], lines["row"], strict=True))
     words = [doubted[key][2] if key in doubted else "" for key in keys]
     kernels, beyond = np.full((2, len(lines)), np.nan)

@@ -90,36 +90,19 @@ class SplitGroup:
         return of_random_tokens(setup(first.model, first.system, first.recipe, engine=first.engine))
 
     @cached_property
-    def same_workers(self) -> pd.DataFrame:
-        """Frontier over the layouts of its prefill and of its decode workers."""
-        return self.frontier(*self._layouts())
-
-    @cached_property
-    def same_kinds(self) -> pd.DataFrame:
-        """Frontier over all layouts of the kinds of its workers, and these."""
-        return self.frontier(*(self._alike(own) for own in self._layouts()))
-
-    def _layouts(self) -> tuple[list[Sharding], list[Sharding]]:
-        """Layouts of its prefill and of its decode workers, each once."""
-        sides = ([row.prefill for row in self.rows], [row.workers for row in self.rows])
-        prefill, decode = (list(dict.fromkeys(each.mapping for each in side if each)) for side in sides)
-        return prefill, decode
-
-    def _alike(self, own: list[Sharding]) -> list[Sharding]:
-        """These layouts, and all of their kinds."""
-        kinds = set(layouts_of(Sharding.stack(own)))
-        alike = self.every[np.isin(layouts_of(self.every), list(kinds))]
-        return list(dict.fromkeys([*own, *alike]))
-
-    @cached_property
     def every(self) -> Sharding:
         """All layouts that a plan takes."""
         return enumerate_mappings(self.at, layouts=Layouts.SUPPORTED)
 
     @cached_property
-    def free(self) -> pd.DataFrame:
-        """Frontier over them."""
-        return self.frontier(self.every, self.every)
+    def frontiers(self) -> dict[str, pd.DataFrame]:
+        """Frontiers over the layouts of its prefill and decode workers, over all of their kinds too, and over all."""
+        sides = ([row.prefill for row in self.rows], [row.workers for row in self.rows])
+        own = [list(dict.fromkeys(each.mapping for each in side if each)) for side in sides]
+        alike = [self.every[np.isin(layouts_of(self.every), layouts_of(Sharding.stack(side)))] for side in own]
+        kinds = [list(dict.fromkeys([*side, *others])) for side, others in zip(own, alike, strict=True)]
+        layouts: tuple[Sequence[Sharding | list[Sharding]], ...] = (own, kinds, (self.every, self.every))
+        return {name: self.frontier(*each) for name, each in zip(HEIGHTS[1:], layouts, strict=True)}
 
     @cache  # noqa: B019 - groups live as long as the command
     def without(self, phase: str, kind: str) -> pd.DataFrame:
@@ -129,7 +112,7 @@ class SplitGroup:
         try:
             return self.frontier(prefill, decode)
         except InfeasibleError:
-            return self.free.head(0)
+            return self.frontiers["free"].head(0)
 
     def frontier(self, prefill: Sharding | list[Sharding], decode: Sharding | list[Sharding]) -> pd.DataFrame:
         """The best matches of these layouts, in any number."""
@@ -194,14 +177,12 @@ def _judged(group: SplitGroup, run: dict[Any, Any], row: ServingRow) -> dict[str
         INTERACTIVITY: level,
         "published": published,
         "as_run": float(run["throughput_forecast"]) / published,
-        "same_workers": group.height(group.same_workers, level) / published,
-        "same_kinds": group.height(group.same_kinds, level) / published,
-        "free": group.height(group.free, level) / published,
+        **{name: group.height(frontier, level) / published for name, frontier in group.frontiers.items()},
         "ran": run["configuration"],
         "prefill_over_decode": ratio,
         "ratio_over_published": math.nan,
     }
-    if (found := group.best(group.free, level)) is not None:
+    if (found := group.best(group.frontiers["free"], level)) is not None:
         phases = [(phase, int(found[f"{phase}_instances"])) for phase in ("prefill", "decode")]
         told["found"] = " + ".join(f"{count}x{mapping_text(found, phase)}" for phase, count in phases)
         for phase, _ in phases:

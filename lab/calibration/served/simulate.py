@@ -79,45 +79,35 @@ class Answer:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Rows of one setup, one for each operating point: a piece of work for one process."""
-
-    rows: tuple[ServingRow, ...]
-    engine: EngineSpec
-
-
 def key_of(row: ServingRow) -> str:
     """What a played run depends on: an operating point and the engine with its token budget."""
     return f"{row.point}|{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
 
 
-def tasks_of(rows: Sequence[ServingRow]) -> list[Task]:
-    """Collect the closed loops among the rows, once for each operating point, together where they share a setup; the
-    largest first.
+def tasks_of(rows: Sequence[ServingRow]) -> list[tuple[ServingRow, ...]]:
+    """Collect the closed loops among the rows, once for each operating point, together where they share a setup: each a
+    piece of work for one process, the largest first.
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
         return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
 
     once = {key_of(row): row for row in rows if row.load == "closed_loop" and row.workers}
-    tasks = []
-    for _, found in groupby(sorted(once.values(), key=of_setup), key=of_setup):
-        group = tuple(found)
-        tasks.append(Task(group, engine_of(group[0], {})))
-    return sorted(tasks, key=lambda task: -sum(row.concurrency for row in task.rows))
+    tasks = [tuple(found) for _, found in groupby(sorted(once.values(), key=of_setup), key=of_setup)]
+    return sorted(tasks, key=lambda task: -sum(row.concurrency for row in task))
 
 
-def play(task: Task) -> list[Answer]:
-    """Play every row of a task, request by request; one that cannot be played is a reason of one line."""
-    first = task.rows[0]
+def play(task: Sequence[ServingRow]) -> list[Answer]:
+    """Play rows of one setup, request by request; one that cannot be played is a reason of one line."""
+    first = task[0]
     try:
-        run = served(first.model, first.system, first.recipe, task.engine, random_tokens=first.random_tokens)
+        engine = engine_of(first, {})
+        run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
     except DisaggSimError as error:
-        return [Answer(key_of(row), {}, reason=str(error)) for row in task.rows]
+        return [Answer(key_of(row), {}, reason=str(error)) for row in task]
     tables: dict[Any, StepTable] = {}
     answers = []
-    for row in task.rows:
+    for row in task:
         try:
             answers.append(_answer(row, client_latencies(run, row, tables)))
         except DisaggSimError as error:

@@ -145,10 +145,13 @@ def test_heights_at_the_interactivity_of_each_published_run():
     assert (optima[["prefill_gain", "decode_gain"]] >= 1 - 1e-9).all(axis=None)  # a kind less is never higher
     kind = optima["found_decode"][1]
     fewer = group.without("decode", kind)
-    assert optima["decode_gain"][1] == pytest.approx(group.height(group.free, 20.0) / group.height(fewer, 20.0))
-    best = group.best(group.same_workers, 20.0)
+    assert optima["decode_gain"][1] == pytest.approx(
+        group.height(group.frontiers["free"], 20.0) / group.height(fewer, 20.0)
+    )
+    workers = group.frontiers["same_workers"]
+    best = group.best(workers, 20.0)
     assert best["ctx_gen_gpu_ratio"] / 1.5 == pytest.approx(optima["ratio_over_published"][1])
-    beside = group.same_workers[group.same_workers["tokens_per_s_per_user"] >= 20.0]["tokens_per_s_per_gpu"].max()
+    beside = workers[workers["tokens_per_s_per_user"] >= 20.0]["tokens_per_s_per_gpu"].max()
     assert optima["same_workers"][1] * 3000.0 >= 9.0 * beside * (1 - 1e-9)  # between two points the curve is higher
 
 
