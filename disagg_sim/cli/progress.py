@@ -64,13 +64,14 @@ class Lines:
             self.note(f"{self._done:,} {self._noun} {self._did} in {took:.1f} s, {self._done / took:,.0f}/s")
 
 
-class ProgressBar:
-    """A progress bar."""
+class ProgressBar(Lines):
+    """A progress bar, and lines above it."""
 
     def __init__(self, noun: str = "design points", done: str = "computed") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        super().__init__(noun, done)
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._progress: Any = Progress(
             TextColumn(noun),
@@ -81,34 +82,25 @@ class ProgressBar:
             console=self._console,
             transient=True,
         )
-        self._noun, self._did = noun, done
         self._task: Any = None
-        self._begun = 0.0
 
     def note(self, text: str) -> None:
         """Print a message above the bar."""
         self._console.print(printable(text), soft_wrap=True)
 
-    def warn(self, text: str) -> None:
-        """Print a warning above the bar."""
-        self.note(f"warning: {text}")
-
     def start(self, points: int) -> None:
         """Show the bar."""
-        self._begun = time.monotonic()
+        super().start(points)
         self._task = self._progress.add_task("", total=points, rate="0")
         self._progress.start()
 
     def advance(self, points: int) -> None:
         """Move the bar."""
-        task = self._progress.tasks[0]
-        rate = (task.completed + points) / max(time.monotonic() - self._begun, 1e-9)
+        self._done += points
+        rate = self._done / max(time.monotonic() - self._begun, 1e-9)
         self._progress.update(self._task, advance=points, rate=f"{rate:,.0f}")
 
     def finish(self) -> None:
-        """Remove the bar."""
+        """Remove the bar, and print the total."""
         self._progress.stop()
-        done = self._progress.tasks[0].completed
-        if done:
-            took = max(time.monotonic() - self._begun, 1e-9)
-            self.note(f"{done:,.0f} {self._noun} {self._did} in {took:.1f} s, {done / took:,.0f}/s")
+        super().finish()
