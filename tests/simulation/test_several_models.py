@@ -13,6 +13,7 @@ from disagg_sim.simulation.engine import Engine, SideBySide
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.request_columns import Labels, Sessions
 from disagg_sim.workload.trace import Trace
 
@@ -95,6 +96,12 @@ def test_what_a_model_tells_first_is_heard_first():
     engine.run()
     assert heard == [("a", 1.0), ("b", 2.0), ("event", 3.0), ("a", 4.0), ("b", 4.0), ("b", 4.0)]
     assert SideBySide([Tells("a", [])]).advance(5.0) == np.inf
+
+
+def test_models_are_drawn_for_sessions_as_a_whole():
+    trace = replace(mixed(400), sessions=Sessions(session=np.arange(400) // 4, think_s=np.zeros(400)))
+    number = with_models(trace, {SMALL: 1, LARGE: 1}, seed=3).models.number
+    assert all(len(set(each)) == 1 for each in number.reshape(-1, 4).tolist())
 
 
 def test_models_take_their_gpus_from_one_budget():
