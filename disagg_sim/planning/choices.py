@@ -34,6 +34,7 @@ from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
+from disagg_sim.serving.step_mixing import token_time
 from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.prefixes import Prompts
 
@@ -341,7 +342,7 @@ def _colocated_rows(grids: Grids, work: Demand) -> tuple[Ints, Ints, int]:
     prefill, decode, gaps = grids.prefill, grids.decode, work.lengths.gaps
     whole = (prefill.mappings.chunk_tokens == 0) & (prefill.mappings.pcp == 1)  # those of decode, in their order
     per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
-    time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
+    time = token_time(decode.latency, decode.batch[None, :] * per_prompt[:, None], gaps)
     usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)
     if longer_than_steps(work.lengths):  # one request at a time waits for no other's prompt
         alone = ((decode.mappings.dp_attn == 1) & (decode.mappings.pp == 1) & np.isfinite(per_prompt))[:, None]

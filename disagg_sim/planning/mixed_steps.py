@@ -34,6 +34,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share
 from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.serving.step_mixing import own_step, step_rate
 
 #: Prefill delays to try, as shares of the TTFT limit: the rest is for prefill and its queue. [1]
 HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
@@ -143,8 +144,8 @@ class MixedSteps:
         if self.ranks == 1:
             return one
         last = 1.0 / np.ceil(self.prompt / self.room[columns])  # share of the pieces
-        largest = one + longer * (last - last**prompts)
-        return np.asarray(largest + with_others(one, every, late, prompts, self.ranks))
+        largest = longer * (last - last**prompts)
+        return largest + with_others(one, every, late, prompts, self.ranks)
 
     def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
         """Find how often an instance runs steps of each kind, for some of the batches.
@@ -172,7 +173,7 @@ class MixedSteps:
             before.append(time)
         share = share_by_steps(rate * prompt / held * time, ranks, further, (rate * time, rate * step))
         used = rate * prompt / (room * ranks) * self.full[columns]
-        return Mixing(held, time, share, share / time + (1.0 - share) / step, used)
+        return Mixing(held, time, share, step_rate(step, time, share), used)
 
     def _shared(
         self, come: Floats, columns: Ints | slice
@@ -198,7 +199,7 @@ class MixedSteps:
         pieces = (
             (1.0 + come * (1.0 - 1.0 / self.ranks)) * self.prompt / float(np.interp(sequences, self.batch, fullest))
         )
-        return one + float(with_others(one, every, late, min(max(pieces, 1.0), self.ranks), self.ranks))
+        return float(with_others(one, every, late, min(max(pieces, 1.0), self.ranks), self.ranks))
 
     @cached_property
     def bounds(self) -> Floats:
@@ -267,9 +268,10 @@ def share_by_steps(under_way: Floats, ranks: int, further: Floats | float, come:
 def with_others(
     one: Floats | float, every: Floats | float, late: Floats | float, prompts: Floats | float, ranks: int
 ) -> Floats:
-    """Time by which a step with pieces of so many ranks takes longer than with one, by its times as ``own``. [s]"""
-    experts = np.maximum(every - one, 0.0) * (prompts - 1.0) / (ranks - 1.0)
-    return np.asarray(experts + (late - every) * (prompts - 1.0) / (prompts + 1.0))
+    """Time a step with pieces of so many ranks, by its times as ``own``. [s]"""
+    others = prompts - 1.0
+    experts = own_step(one, np.maximum(every, one), others / (ranks - 1.0))
+    return np.asarray(experts + (late - every) * others / (prompts + 1.0))
 
 
 #: Share of the way left after a step above which a series is not continued. [1]

@@ -37,7 +37,7 @@ def prompt_times(
     ranks, pieces, of_others = steps.ranks, math.ceil(steps.prompt / at(steps.room)), rate * (1.0 - 1.0 / steps.ranks)
     held, time, share = (at(values) for values in (mixing.held, mixing.time, mixing.share))
     one, every, late = (at(values) for values in steps.cut[1])
-    full = one + float(with_others(one, every, late, min(1.0 + of_others * pieces * time, ranks), ranks))
+    full = float(with_others(one, every, late, min(1.0 + of_others * pieces * time, ranks), ranks))
     rest, longer = full - one + at(steps.cut[2][0]), at(steps.own[1][3])
     alone = math.exp(-of_others * (pieces - 1) * full)  # chance that no other rank has a full piece beside the last one
     prefilling = max(rate * steps.prompt / held * time / share, 1.0)  # ranks, in a step with prefill

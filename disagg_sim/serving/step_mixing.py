@@ -1,7 +1,9 @@
 """Times of the steps and tokens of an instance that prefills between, or inside, its decode steps.
 
-Pure functions of numbers: frontiers, error bars and forecasts of served runs take the same shares of steps and the same
-time of a token (physics page, section 8).
+Pure functions of numbers: frontiers, error bars, plans and forecasts of served runs take the same time of a step and of
+a token (physics page, section 8). How often ranks have pieces is the load's: slots that are always full have them apart
+from each other (``mixed_steps``), requests that come at a rate share the steps of prompts of several pieces
+(``planning.mixed_steps``).
 """
 
 from __future__ import annotations
@@ -73,6 +75,34 @@ def token_time(step: Any, passes: Any, gaps: Any, loaded: Any = None) -> Any:
     """
     alone = step if loaded is None else step * np.maximum(1.0 - passes / (gaps * loaded), 0.0)
     return alone + passes / gaps
+
+
+def step_rate(step: Any, loaded: Any, share: Any) -> Any:
+    r"""Count the steps of both kinds in a second, where a share of the time goes to steps with prompts.
+
+    .. math:: \frac{1}{TPOT} = \frac{\varphi}{T_{mix}} + \frac{1 - \varphi}{T_d}
+
+    That is ``token_time`` where steps with prompts take :math:`t = \varphi\,g\,TPOT`.
+
+    Parameters
+    ----------
+    step, loaded
+        Of decodes alone, :math:`T_d`, and with prompts, :math:`T_{mix}`. [s]
+    share
+        Of the time in steps with prompts, :math:`\varphi`. [1]
+
+    Returns
+    -------
+    float or ndarray
+        The inverse of TPOT. [1/s]
+
+    Examples
+    --------
+    >>> mean = 1.0 / step_rate(0.010, 0.050, 0.4)
+    >>> round(mean, 6), round(float(token_time(0.010, 0.4 * 100.0 * mean, 100.0, 0.050)), 6)
+    (0.014706, 0.014706)
+    """
+    return share / loaded + (1.0 - share) / step
 
 
 def token_times(
