@@ -41,6 +41,8 @@ PLACES, FIRST = 1024, 256
 RESIDUES = (np.arange(8) + 0.5) / 8
 #: Longest dot product that OpenBLAS computes on one core (kernel/x86_64/ddot.c). [1]
 ONE_CORE = 10_000
+#: Share by which sums of the same probabilities may differ between machines: a quantile does not depend on it. [1]
+ROUNDING = 1e-9
 _NORMAL = NormalDist()
 
 
@@ -151,12 +153,12 @@ class Delay:
         if not self.wait > 0:
             values, shares = np.concatenate([self.calm, self.held]), np.concatenate([self.calm_share, self.held_share])
             order = np.argsort(values)
-            reached = int(np.searchsorted(np.cumsum(shares[order]), float(shares.sum()) - 1.0 + share))
+            reached = int(np.searchsorted(np.cumsum(shares[order]), float(shares.sum()) - 1.0 + share - ROUNDING))
             return float(values[order[min(reached, order.size - 1)]])
         low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._late(middle) <= 1.0 - share else (middle, high)
+            low, high = (low, middle) if self._late(middle) <= 1.0 - share + ROUNDING else (middle, high)
         return high
 
 
@@ -272,7 +274,7 @@ class Occupancy:
 
     def at(self, share: float) -> float:
         """Find the sequences of an instance that are not exceeded for a share of the time. [request]"""
-        place = int(np.searchsorted(np.cumsum(self.share), share))
+        place = int(np.searchsorted(np.cumsum(self.share), share - ROUNDING))
         return float(self.number[min(place, self.number.size - 1)])
 
     @property

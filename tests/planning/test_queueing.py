@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.planning.passes import passes
-from disagg_sim.planning.queueing import Service, mean_wait, occupancy, share_that_waits, shortest_queue_delay
+from disagg_sim.planning.queueing import Delay, Occupancy, Service, mean_wait, occupancy, share_that_waits, shortest_queue_delay
 
 
 def test_two_servers_by_hand():
@@ -83,3 +83,11 @@ def test_passes_grow_with_the_rate_and_leave_no_idle_time():
     assert fast.meets > 0.99
     assert fast.share @ fast.rests.mean(axis=1) > slow.share @ slow.rests.mean(axis=1)
     assert fast.share.sum() == pytest.approx(1)
+
+
+def test_a_quantile_that_a_sum_reaches_is_found_however_it_is_rounded():
+    """Ten equal latencies 1 to 10: the share k/10 reaches k, though 0.1 + 0.1 + 0.1 is not 0.3."""
+    ten, shares, none = np.arange(1.0, 11.0), np.full(10, 0.1), np.zeros(1)
+    delay, number = Delay(ten, shares, none, none, 0.0), Occupancy(ten, shares, 0.0)
+    assert [delay.at(share / 10) for share in range(1, 10)] == list(range(1, 10))
+    assert [number.at(share / 10) for share in range(1, 10)] == list(range(1, 10))
