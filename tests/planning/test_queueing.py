@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.planning.passes import passes
-from disagg_sim.planning.queueing import Delay, Occupancy, Service, mean_wait, occupancy, share_that_waits, shortest_queue_delay
+from disagg_sim.planning.queueing import (
+    Delay,
+    Occupancy,
+    Service,
+    mean_wait,
+    occupancy,
+    share_that_waits,
+    shortest_queue_delay,
+)
 
 
 def test_two_servers_by_hand():
