@@ -186,7 +186,8 @@ class ClusterView:
     @property
     def waiting_prompt_tokens(self) -> Ints:
         """Prompt tokens in the queue of each instance, and those of prompts whose past comes from tiers. [token]"""
-        tokens: Ints = self.queued_prompt_tokens + self.inst["loading_prompt_tokens"]
+        own = self.inst[: self.queued_prompt_tokens.size]  # rows of attention ranks follow those of instances
+        tokens: Ints = self.queued_prompt_tokens + own["loading_prompt_tokens"]
         tokens.flags.writeable = False
         return tokens
 

@@ -4,15 +4,19 @@ import math
 
 import numpy as np
 import pytest
+from sites import served
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import Outcome
 
 #: A step of 1 ms, and 0.1 ms a token of the fullest rank, of prefill or decode.
 TWO = StepTable.affine(step=1e-3, per_sequence=1e-4, per_token=1e-4, ranks=2, max_sequences=16)
@@ -235,3 +239,26 @@ def test_ranks_as_even_as_can_be_take_the_time_of_the_physics(batch):
     fleet.run_until(math.inf)
     exact = decode_step(at, mapping, batch=float(batch), context=2050.5).ttl
     assert fleet.segments.finish_s.max() / 100 == pytest.approx(float(exact), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vllm", {"router": "llm_d"}),
+        ("vllm", {"router": "dynamo_kv"}),
+        ("disaggregated", {"router": "prefix"}),
+        ("arrow", {}),
+        ("dynamo_load", {}),
+        ("dopd", {}),
+        ("dynaserve", {}),
+    ],
+)
+def test_policies_serve_instances_of_several_ranks(name, options):
+    """Rows of ranks follow those of instances in the view: every request ends, whatever a policy looks at."""
+    parts = {"colocated": 2} if name in ("vllm", "dynaserve") else {"prefill": 2, "decode": 1}
+    pools = {role: (Replicas(mapping=Sharding(dp_attn=2, ep=2), instances=count),) for role, count in parts.items()}
+    two = ServedDeployment(name="ranks", gpus=2 * sum(parts.values()), **pools)
+    arrivals = [(0.5 * n, 200 + 40 * (n % 3), 5 + n % 4) for n in range(800)]  # planners look every 3 minutes
+    table = StepTable.affine(step=1e-3, per_sequence=1e-4, per_token=1e-4, ranks=2, max_sequences=512)
+    found = served(arrivals, policy_named(name, **options), two, table=table)
+    assert set(found.requests.status.tolist()) == {Outcome.COMPLETED}

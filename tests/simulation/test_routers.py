@@ -27,7 +27,7 @@ COLUMNS = (
 def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.0, **columns):
     """Two instances of 100 blocks; one request, the first tokens of which they remember. Arrays are read-only."""
     inst = np.zeros(2, INSTANCE)
-    inst["admitted"] = admitted
+    inst["admitted"], inst["ranks"], inst["rank_at"] = admitted, 1, (0, 1)
     for name in COLUMNS:
         inst[name] = columns.get(name, (0, 0))
     inst, both = locked(inst), locked(np.arange(2))

@@ -309,7 +309,10 @@ class LlmD:
     def _look(self, view: ClusterView) -> None:
         """Read queues and memory; what is in prefill does not wait."""
         view.refresh()
-        self._waiting = view.queued_requests + view.inst["loading_requests"] - view.inst["admitted"]
+        own = view.inst[: view.queued_requests.size]  # rows of attention ranks follow those of instances
+        before = np.append(0, np.cumsum(view.inst["admitted"]))
+        admitted = before[own["rank_at"] + own["ranks"]] - before[own["rank_at"]]
+        self._waiting = view.queued_requests + own["loading_requests"] - admitted
         self._used = 1.0 - view.free_blocks / view.total_blocks
         self._until, self._seen = view.now + LOOK_S, len(view.states)
 
