@@ -38,8 +38,8 @@ REACH = 6.0
 #: Cells that leave the chain together. [1]
 BLOCK = 48
 #: Turns in which the prompt tokens of a step are found, and the rates of steps with and without them, which together
-#: give that of the instance so nearly. [1]
-TURNS, NEAR = 8, 0.005
+#: give that of the instance so nearly; the rates may take more turns. [1]
+TURNS, MOST_TURNS, NEAR = 8, 32, 0.005
 #: Parts of a step at which arrivals are taken, and most later prompts that are counted one by one. [1]
 PARTS, LATER = (np.arange(4) + 0.5) / 4, 4
 #: Least probability of a number of waiting tokens that counts. [1]
@@ -155,7 +155,7 @@ def _met(rate: float, rates: Floats, times: Floats, arrived: Callable[[Floats], 
 
     Takes ``rates`` [request/s] and ``times`` [s] of steps by their cells, and the chances of what has ``arrived``.
     """
-    for _ in range(TURNS):
+    for _ in range(MOST_TURNS):
         waiting = _stationary(arrived(rates * times), times.size - 1)
         kinds = np.minimum(np.arange(waiting.size), times.size - 1)
         spent = waiting * (rates * times)[kinds]

@@ -80,6 +80,7 @@ def pass_columns(case: ColocatedCase, groups: Sequence[Group]) -> list[PassColum
         for group, (index, most, steps) in zip(longest, _tried(case, longest), strict=True)
     }
     _refill([axis for axis in axes.values() if axis not in _kept_passes], ending)
+    _kept_passes.update({axis: _kept_passes.pop(axis) for axis in axes.values()})  # the newest last
     found = [
         _of(index, together, steps, _kept_passes[axes[group.dp]].of(slice(0, together.size)))
         for group, (index, together, steps) in zip(groups, _tried(case, groups), strict=True)
@@ -121,7 +122,9 @@ def _worth_trying(dp: int, ending: float, batches: tuple[int, ...]) -> Ints:
     together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
     room = dp * together
     tried = worth_room(batch, np.full(batch.size, dp), together, ending) & (room <= batch[:, None])
-    return np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
+    found = np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
+    found.setflags(write=False)
+    return found
 
 
 def hold_steps(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:

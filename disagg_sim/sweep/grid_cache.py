@@ -40,7 +40,8 @@ def scored(block: Block) -> PhaseGrid:
     asked = _asked(block)
     if asked not in _kept:
         score_group([block])
-    return _kept[asked]
+    _kept[asked] = found = _kept.pop(asked)
+    return found
 
 
 def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -255,9 +254,6 @@ def assemble(
     except InputError as error:
         raise TraceError(f"{path}: {error}") from None
 
-
-if TYPE_CHECKING:
-    from disagg_sim.workload.readers.columns import Table
 
 #: Columns of sessions in the plain form; the last may be missing.
 SESSION, THINK, TURN = "session", "think_s", "turn"

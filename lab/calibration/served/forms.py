@@ -107,7 +107,7 @@ def inferencex(line: Any) -> ServingRow:
         mode="disaggregated" if split else "aggregated",
         workers=workers,
         prefill=prefill,
-        speculative="mtp" in said or "eagle" in said,
+        speculative=bool(said) and not said.startswith(("none", "not stated")),
         quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
     )
 

@@ -6,13 +6,19 @@ pipelines hold fewer prompts at a time, so the first token comes earlier and the
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
+from pydantic import AfterValidator
 
 from disagg_sim.domain import Sharding
+from disagg_sim.facts import load
+from disagg_sim.facts.faults import SeveralFaultsError
+from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
 from disagg_sim.facts.yaml_files import read_mapping
+from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.workload.lengths import lengths
@@ -38,9 +44,31 @@ class Pipelining(NamedTuple):
     mla_forms: tuple[str, ...]
 
 
+def _stages_divide(depths: tuple[int, ...], info: Any) -> tuple[int, ...]:
+    gpus = info.data.get("gpus", math.prod(depths))
+    if wrong := [depth for depth in depths if gpus % depth]:
+        raise SeveralFaultsError(((), f"{depth} does not divide {gpus} GPUs") for depth in wrong)
+    return depths
+
+
+class _File(Strict):
+    """Keys of such a file."""
+
+    kind: Annotated[str, OneOf((KIND,))]
+    name: Title
+    model: Annotated[str, load.spec_name("model")]
+    system: Annotated[str, load.spec_name("hardware")]
+    precision: Annotated[str, load.spec_name("precision")]
+    isl: Annotated[int, Range(1, 10**9)]
+    gpus: Annotated[int, Range(1, 10**4)]
+    pp: Annotated[Axis[Annotated[int, Range(1, 10**4)]], AfterValidator(_stages_divide)]
+    chunk_tokens: Annotated[int, Range(1, 10**9)]
+    mla_forms: Axis[Annotated[str, OneOf(MLA_FORMS)]]
+
+
 def load_pipelining(path: Path) -> Pipelining:
     """Read a file of ``kind: pipelined_prefill``."""
-    return Pipelining(**read_mapping(path))
+    return Pipelining(**dict(validate(_File, read_mapping(path), path)))
 
 
 def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:
