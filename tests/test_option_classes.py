@@ -12,6 +12,7 @@ from disagg_sim.facts.traffic import ConstantShare
 from disagg_sim.planning.pools_plan import PoolsQuestion
 from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
+from disagg_sim.simulation.admission import Busy, PredictedTtft
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.failures import Failures
@@ -33,6 +34,8 @@ CLASSES = {
     ds.Workers: {"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": AT},
     RunOptions: {},
     LinkSpec: {},
+    Busy: {},
+    PredictedTtft: {},
     Failures: {},
     ServiceClass: {"name": "chat", "slo": ds.Slo(ttft=1.0, tpot=0.05)},
     Encoders: {"step": ds.encode_step(SEES, images=1, height=448, width=448), "instances": 1},
@@ -82,6 +85,15 @@ def test_no_value_ends_in_an_error_of_python():
         (ds.PlanOptions, "rank_imbalance", "least", "rank_imbalance 'least' is unknown, did you mean 'least_"),
         (ds.PlanOptions, "set_aside", math.inf, "set_aside inf is out of range"),
         (ds.Reuse, "share", 0.5, "share 0.5 is out of range; allowed: ConstantShare"),
+        (ds.PlanOptions, "max_pcp", 0, "max_pcp 0 is out of range"),
+        (ds.PlanOptions, "max_redundant_experts", -1, "max_redundant_experts -1 is out of range"),
+        (ds.PlanOptions, "users", 0, "users 0 is out of range"),
+        (ds.MatchOptions, "time_limit", 0.0, "time_limit"),
+        (ds.MatchOptions, "kv_link_limit", math.nan, "kv_link_limit"),
+        (LinkSpec, "latency_s", -1.0, "latency_s"),
+        (LinkSpec, "descriptor_s", -1.0, "descriptor_s"),
+        (Busy, "prefill_tokens", -1, "prefill_tokens -1 is out of range"),
+        (PredictedTtft, "share", 0.0, "share 0.0 is out of range"),
         (ds.Slo, "tpot", -0.05, "tpot must be above 0 s"),
         (ServiceClass, "of", "team", "of 'team' is unknown; allowed: class, model"),
         (PoolsQuestion, "tpot", 0, "tpot 0 is no limit of latency"),

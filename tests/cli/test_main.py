@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -291,3 +292,15 @@ def test_ctrl_c_is_a_line_while_a_command_is_imported(words, monkeypatch, capsys
     monkeypatch.setattr(commands, "_imported", interrupted)
     assert run(words) == 130
     assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_a_limit_that_nothing_meets_ends_with_2_and_the_best(sweep_file, tmp_path, capsys):
+    sweep_file.write_text(SWEEP.replace("max_gpus: 2", "max_gpus: 2, ftl_s: 1e-5"))
+    assert run(["sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 2
+    assert "the best FTL is" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_sweep_that_is_interrupted_ends_with_130_and_says_how_to_go_on(sweep_file, tmp_path, capsys):
+    with patch("disagg_sim.cli.sweep.run_sweep", side_effect=KeyboardInterrupt):
+        assert run(["sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 130
+    assert "the same command goes on where this one stopped" in capsys.readouterr().err

@@ -151,3 +151,14 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
 def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):
     assert run(["specs", *arguments]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_list_of_one_kind(capsys):
+    lines = output(capsys, "list", "precision").splitlines()
+    assert [line.split()[1] for line in lines[1:]] == [*list_specs("precision")]
+
+
+def test_check_of_all_shipped_files(capsys):
+    lines = output(capsys, "check").splitlines()
+    assert lines
+    assert all(line.startswith("ok ") for line in lines)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from made_runs import made_requests, made_run
 
 from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.capacity import TOLERANCE, WIDEST, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.metrics import summary
 
@@ -110,3 +111,8 @@ def test_the_99th_percentiles_must_both_be_inside_and_nothing_lost():
     assert not aim(replace(ONE, ttft_p99_s=1.01))
     assert not aim(replace(ONE, tpot_p99_s=0.101))
     assert not aim(replace(ONE, requests=2))
+
+
+def test_a_share_is_a_share():
+    with pytest.raises(InputError, match=r"share 1\.5 is out of range"):
+        attains(1.5)

@@ -51,6 +51,13 @@ def alone(reuse, tiers=(), requests=1, isl=8192):
 
 
 class TestPasts:
+    def test_a_tier_that_holds_nothing_need_not_be_there(self):
+        """A share of 0 in SSD asks for no SSD."""
+        found, plain = (
+            alone(stated(tiers=tiers)).requests.prefill_end_s for tiers in ((("hbm", 1.0), ("ssd", 0.0)), ())
+        )
+        np.testing.assert_array_equal(found, plain)
+
     def test_shares_that_are_none_are_refused(self):
         with pytest.raises(InputError, match="in_decode is 3; allowed"):
             alone(stated(in_decode=3.0))

@@ -10,6 +10,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
+from disagg_sim.launch.workers import workers_of
 from disagg_sim.simulation.deployment import PARTS, largest_choice
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.gpu_budget import GpuBudget
@@ -172,3 +173,11 @@ def test_what_cannot_be_is_told_in_one_line():
     sized = parts(prefill=[("h100_sxm", 1), ("h200_sxm", 1)], decode=[("h200_sxm", 1)])
     with pytest.raises(InputError, match="prefill, which the policy sizes, has GPUs of h100_sxm and h200_sxm"):
         ds.simulate(sized, poisson(1, 3), "dynamo_sla")
+
+
+def test_each_pool_is_launched_on_its_own_system():
+    served = parts(prefill=[("h100_sxm", 2)], decode=[("h200_sxm", 1)])
+    assert [(each.role, each.setup.system.name) for each in workers_of(served)] == [
+        ("prefill", "h100_sxm"),
+        ("decode", "h200_sxm"),
+    ]

@@ -56,6 +56,7 @@ def test_a_product_beyond_all_floats_is_infinite():
         ("dtype*m == 1", "column 'dtype' holds words, and only numbers can be multiplied"),
         ("m == n", "'n' stands where a number is allowed"),
         ("m == 1 or m == 2", "'1 or m == 2' stands where a number is allowed"),
+        ("m == True", "'True' stands where a number is allowed"),
         ("m in []", "'[]' stands where a list of such: a number is allowed"),
         ("1 == m", "no column '1'"),
         ("", "'' stands where a comparison is allowed"),

@@ -418,3 +418,8 @@ def test_pages_of_tensorrt_llm_run_the_fp8_checkpoints_of_nvidia():
     found = {(row.model, row.recipe) for row in read_rows(shared_file("measured/trtllm_docs_throughput.csv"))}
     assert {recipe for model, recipe in found if model == "qwen3_235b_a22b"} == {"fp8_tensor", "nvfp4_fp8kv"}
     assert {model for model, recipe in found if recipe == "fp8_tensor"} == {"qwen3_235b_a22b"}
+
+
+def test_the_split_follows_the_configuration_not_the_load(tmp_path):
+    rows = read_rows(write(tmp_path / "x.csv", *(R1 | {"concurrency": n} for n in (1, 2, 64, 500))))
+    assert len({row.held_out for row in rows}) == 1

@@ -93,6 +93,7 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     ("arguments", "named"),
     [
         (["arow"], "did you mean 'arrow'?"),
+        (["behind-the-buzz"], "beyond-the-buzz"),
         (["beyond-the-buzz", "--figure", "2"], "unknown figure 'fig02'"),
         (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd', did you mean 'measured'"),
         (["arrow", "--traces", "nowhere"], "nowhere: no such directory"),

@@ -10,7 +10,7 @@ from disagg_sim.cli.main import run
 from lab.studies.claims import COLUMNS, claims_of
 from lab.studies.dopd import claims as dopd_claims
 from lab.studies.dopd.figures import FIGURES
-from lab.studies.dopd.setup import OPT, OPT_POSITIONS, DopdBench, _second_pass, steady_rate
+from lab.studies.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, pools, steady_rate
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +86,13 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
         assert len(pd.read_csv(tmp_path / f"{name}.csv"))
     assert "of 15 claims hold" in capsys.readouterr().out
+
+
+def test_a_decode_instance_takes_what_it_holds_to_the_end(bench):
+    assert bench.full_batch * sum(SHAPES[0]) <= 248_000 < (bench.full_batch + 1) * sum(SHAPES[0]) + 500
+
+
+def test_pools_are_named_and_leave_room():
+    assert pools(4, 1).gpus == 6
+    assert pools(1, 1, gpus=8).gpus == 8
+    assert pools(2, 3).name == "2P + 3D"
