@@ -4,7 +4,7 @@
 what each deployment takes. ``JUDGED`` are those that the law of TPOT (``planning.token_times``) was not found with;
 ``SEVERAL`` are instances that share requests, from which ``planning.shared_instances.EVEN`` was chosen, with constant
 lengths and with lengths that spread. Ninety seconds; the numbers below "Plans, simulated" of docs/fidelity.md.
-``--counts`` plays ``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes); ``--unseen`` likewise
+``--counts`` plays ``COUNTED`` as 1 to 16 instances, each with as much to do (three minutes); ``--others`` likewise
 deployments and spreads that were not looked at while ``planning.shared_instances`` was derived (three minutes).
 """
 
@@ -140,7 +140,7 @@ def main() -> None:
     if "--counts" in sys.argv[1:]:
         by_count(COUNTED, (constant, spread), COUNTS, (0.3, 0.6, 0.8))
         return
-    if "--unseen" in sys.argv[1:]:
+    if "--others" in sys.argv[1:]:
         by_count(UNSEEN, (spread, wide), (2, 6, 16), (0.4, 0.7, 0.85))
         return
     for name, cases, made, loads in (

@@ -90,6 +90,8 @@ def test_no_value_ends_in_an_error_of_python():
         (ds.PlanOptions, "users", 0, "users 0 is out of range"),
         (ds.MatchOptions, "time_limit", 0.0, "time_limit"),
         (ds.MatchOptions, "kv_link_limit", math.nan, "kv_link_limit"),
+        (ds.MatchOptions, "mixing_gain", "much", "mixing_gain"),
+        (ds.MatchOptions, "max_configurations_per_pool", 0, "max_configurations_per_pool"),
         (LinkSpec, "latency_s", -1.0, "latency_s"),
         (LinkSpec, "descriptor_s", -1.0, "descriptor_s"),
         (Busy, "prefill_tokens", -1, "prefill_tokens -1 is out of range"),

@@ -25,7 +25,7 @@ ROWS = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(ROWS, min_size=1, max_size=5), note=TEXTS, name=TEXTS.filter(bool))
 def test_every_value_survives(rows, note, name, tmp_path):
     columns = dict(zip(("x", "n", "yes", "word", "bound"), zip(*rows, strict=True), strict=True))

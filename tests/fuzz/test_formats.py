@@ -42,7 +42,7 @@ def test_spoilt_files_of_every_format_are_read_or_refused_in_words(tmp_path, mon
     ended: Counter[str] = Counter()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    @settings(max_examples=READS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=READS, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, len(FORMATS) - 1), st.integers(0, 2**64))
     def read(which: int, seed: int) -> None:
         form = FORMATS[which]

@@ -63,7 +63,7 @@ def test_full_memory_turns_requests_away():
     assert (served(rows, "vllm", ONE, table=SIMPLE, blocks=40, options=never).requests.status == 0).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 4000), st.integers(1, 20)), min_size=1, max_size=40),
     share=st.floats(0.05, 2.0),

@@ -101,7 +101,7 @@ def run(name, requests, options, seed=0):
 
 
 @EVERY_SYSTEM
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(requests=REQUESTS, options=OPTIONS)
 def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
     policy, result = run(name, requests, options)
@@ -132,7 +132,7 @@ def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
         assert not view.coming_tokens.any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(name=st.sampled_from(sorted(policies())), requests=REQUESTS, options=OPTIONS)
 def test_the_same_seed_gives_identical_records(name, requests, options):
     (_, one), (_, two) = run(name, requests, options, seed=3), run(name, requests, options, seed=3)
@@ -193,7 +193,7 @@ class Chaos:
         return [possible[self.rng.integers(len(possible))]] if possible else []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(requests=REQUESTS, options=OPTIONS, drain=st.booleans(), seed=st.integers(0, 99))
 def test_instances_that_come_and_go_lose_nothing_but_what_dies_with_them(requests, options, drain, seed):
     policy = Chaos(drain)

@@ -120,7 +120,7 @@ def test_promised_parts_count():
 REQUESTS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60)), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(requests=[(1, 1), (1, 1), (1, 1), (488, 7), (5000, 1)], mode=Mode.SLO_AWARE, when=0.625, table=SIMPLE)
 @given(
     requests=REQUESTS,

@@ -52,7 +52,7 @@ FAILURES = st.builds(
 FAIR = OPTIONS.map(lambda options: replace(options, link=replace(options.link, sharing="fair")))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(name=st.sampled_from(sorted(policies())), requests=REQUESTS, options=FAIR, failures=FAILURES)
 def test_every_request_ends_once_whatever_fails(name, requests, options, failures):
     result = served(requests, name, EVERYTHING, table=TABLE, blocks=BLOCKS, options=replace(options, failures=failures))

@@ -115,7 +115,7 @@ def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
                 fleet.release(about, now)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WORK, st.booleans())
 def test_closed_runs_equal_single_steps_and_lose_nothing(given_work, looks):
     """Whether or not somebody looks at every event, which takes a run apart."""

@@ -30,7 +30,7 @@ def fleet_of():
 
 
 @given(STEPS, REQUEST)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_beside_the_memory(steps, asked):
     """An instance keeps ten blocks, the newest."""
     memory = PrefixCache(PREFIX, fleet_of(), 320)
@@ -41,7 +41,7 @@ def test_beside_the_memory(steps, asked):
 
 
 @given(STEPS, REQUEST)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_in_free_memory(steps, asked):
     """Blocks are lost when others take them; of two ranks the one counts that would take the prompt."""
     fleet = fleet_of()

@@ -159,7 +159,7 @@ class Stack:
         return next((tier for tier, room in enumerate(np.cumsum(self.rooms)) if place < room), -1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 12), max_size=40), st.lists(st.integers(1, 4), min_size=2, max_size=4))
 def test_tiers_that_are_written_back_are_one_lru_stack(blocks, rooms):
     """The first of the rooms is HBM, simple enough to stand here."""
@@ -176,7 +176,7 @@ def test_tiers_that_are_written_back_are_one_lru_stack(blocks, rooms):
         assert here == stack.tier_of(each)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12)), max_size=40), st.integers(1, 6))
 def test_a_shared_tier_keeps_the_newest_blocks_of_all_instances(uses, room):
     """Each instance that has stored something brings its share of the room."""

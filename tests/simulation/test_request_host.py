@@ -49,7 +49,7 @@ def test_requests_that_come_by_themselves_are_late_by_the_host_time_and_nothing_
 
 
 @given(clients=st.integers(1, 12), prompt=st.integers(1, 900), output=st.integers(1, 60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_little_s_law_counts_the_host_time(clients, prompt, output):
     """Requests there on average = rate * time in the system, over a run that starts and ends empty."""
     loop = RunOptions(concurrency=clients)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared_file
 from sites import SIMPLE, deployment, served
@@ -120,7 +120,6 @@ def test_llm_d_chooses_the_decode_instance_at_arrival():
     assert router.decode(cluster(queued_requests=(0, 9), now=9.0), 0) == 1  # chosen when 1 had the shorter queue
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(1, 3000))
 def test_without_caches_every_router_goes_by_its_load_alone(loads, prompt):
     """The prompt is the same everywhere, so that it decides nothing."""

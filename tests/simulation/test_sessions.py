@@ -47,7 +47,7 @@ def test_a_turn_comes_a_think_time_after_the_last_token_of_the_turn_before():
     assert found.first_token_s[1] == pytest.approx(1.542 + 0.030)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=sessions(), policy=st.sampled_from(SHIPPED))
 def test_no_turn_starts_before_the_last_has_ended_under_any_policy(trace, policy):
     found = served(trace, policy, EVERY, table=SIMPLE, blocks=2000).requests
@@ -79,7 +79,6 @@ def test_the_samples_end_with_the_last_turn():
     assert result.samples.arrivals[-1] == 2
 
 
-@settings(deadline=None)
 @given(trace=sessions(), concurrency=st.integers(1, 3))
 def test_a_closed_loop_of_sessions_holds_so_many_of_them(trace, concurrency):
     """The next session begins when one ends; think times count as part of a session."""

@@ -160,7 +160,7 @@ def test_a_receiver_full_of_parts_of_caches_goes_on():
     assert r.preemptions.tolist() == [0, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     requests=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 120), st.integers(2, 60)), min_size=1, max_size=25),
     senders=st.integers(1, 4),
@@ -195,7 +195,7 @@ class Crosswise:
         return Leg(1 - origin)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     requests=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 200), st.integers(1, 120)), min_size=1, max_size=30),
     way=st.sampled_from(WAYS),

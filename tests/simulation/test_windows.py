@@ -88,7 +88,7 @@ def test_a_run_does_not_depend_on_windows(monkeypatch, case):
         assert said(streamed) == said(whole), window
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(window=st.integers(1, 130), seed=st.integers(0, 3), bursts=st.booleans())
 def test_drawn_requests_do_not_depend_on_windows(window, seed, bursts):
     """A run of requests that are drawn window by window is that of the trace that is drawn at once."""

@@ -60,7 +60,7 @@ def test_clients_that_stay_together_send_as_many_requests_as_their_time_allows()
     spread=st.sampled_from([0.0, 0.1]),
     kind=st.sampled_from(["mixed", "waits", "split"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_little_s_law_holds_in_a_played_run(clients, isl, osl, spread, kind):
     """In flight = rate * (TTFT + gaps * TPOT) while all clients are busy: all of the run but its last request."""
     row = replace(SPLIT if kind == "split" else ROW, concurrency=float(clients), isl=isl, osl=osl, spread=spread)

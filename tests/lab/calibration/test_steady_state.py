@@ -68,7 +68,7 @@ def test_a_single_request_sees_an_empty_engine():
 
 @pytest.mark.parametrize("run", [RUN, DRAINS], ids=["mixed", "drains"])
 @given(n=st.integers(1, 64), isl=st.integers(16, 8000), osl=st.integers(2, 4000))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_little_s_law_holds(run, n, isl, osl):
     """Requests in flight = rate * time in the system, below and above what the memory holds."""
     shape = lengths(isl, osl)
@@ -99,7 +99,7 @@ def test_requests_that_start_together_wait_for_half_of_all_prompts():
 
 @given(first=st.integers(1, 200), more=st.integers(1, 200))
 @example(first=138, more=3)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_more_in_flight_is_never_faster_for_a_request_nor_slower_in_total(first, more):
     shape = RowLengths(500 * np.ones(2), 300 * np.ones(2))
     state = colocated(RUN, tensor_parallel(np.ones(2)), shape, np.array([first, first + more], float))
