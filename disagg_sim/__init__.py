@@ -11,15 +11,58 @@
 True
 """
 
+import warnings as _warnings
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
 import lazy_loader as _lazy
 
 from disagg_sim.notebook import show_with as _show_with
 
+#: Names that ``ds`` loses with the next release, and where they are.
+_MOVED = {
+    "Breakdown": "certainty.breakdown.Breakdown",
+    "Curve": "serving.gains.Curve",
+    "Deployment": "search.deployment.Deployment",
+    "EncodeStep": "physics.encoder.EncodeStep",
+    "Evaluation": "planning.evaluate.Evaluation",
+    "Gain": "serving.gains.Gain",
+    "ImportedModel": "facts.hub.imported.ImportedModel",
+    "Instance": "search.deployment.Instance",
+    "KvHandOver": "physics.kv_path.KvHandOver",
+    "KvLayout": "physics.kv_path.KvLayout",
+    "Launch": "launch.launch.Launch",
+    "Mapping": "domain.Sharding",
+    "PhaseGrid": "search.phase_grid.PhaseGrid",
+    "Pool": "search.deployment.Pool",
+    "PoolsPlan": "serving.pools.PoolsPlan",
+    "SimulationResult": "simulation.simulate.SimulationResult",
+    "SplitGrid": "search.splits.SplitGrid",
+    "SplitInstance": "search.splits.SplitInstance",
+    "Status": "domain.Status",
+    "Summary": "simulation.metrics.Summary",
+    "Uncertainty": "certainty.error_bars.Uncertainty",
+    "Workers": "launch.workers.Workers",
+    "batch_axis": "search.axes.batch_axis",
+    "decode_work": "physics.counts.decode_work",
+    "gain": "serving.gains.gain",
+    "kv_hand_over": "physics.kv_path.kv_hand_over",
+    "load_profile": "facts.load.load_profile",
+    "prefill_work": "physics.counts.prefill_work",
+}
 #: The names of ``__init__.pyi``, each loaded with its module at the first use.
-__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+_public, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 __version__ = _version("disagg-sim")
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name; one of ``_MOVED`` with a warning that says where to import it from."""
+    if name not in _MOVED:
+        return _public(name)
+    module, _, there = f"{__name__}.{_MOVED[name]}".rpartition(".")
+    message = f"ds.{name} goes with the next release: from {module} import {there}"
+    _warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return getattr(_import_module(module), there)
 
 
 def _html(value: object) -> str:

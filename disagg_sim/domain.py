@@ -188,10 +188,6 @@ class Sharding(ByValue, Shown):
         return self.stage_gpus * self.pp
 
 
-#: The old name of ``Sharding``; ``ds.Mapping`` goes with the next release.
-Mapping = Sharding
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
     """Latency objectives of requests. [s]"""

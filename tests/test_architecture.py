@@ -1,6 +1,7 @@
 """The map in docs/architecture.md, held over the syntax trees of all modules."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import disagg_sim
 from disagg_sim.errors import given_twice
@@ -349,6 +352,18 @@ def test_the_stub_lists_every_public_name_once():
     assert ast.literal_eval(listed) == sorted(imported) == sorted(disagg_sim.__all__)
     assert len(set(imported)) == len(imported)
     assert all(hasattr(disagg_sim, name) for name in imported)
+
+
+@pytest.mark.parametrize("name", sorted(disagg_sim._MOVED))
+def test_a_name_that_left_works_for_a_release_and_says_where_it_is(name):
+    assert name not in disagg_sim.__all__
+    with pytest.warns(
+        DeprecationWarning, match=rf"ds\.{name} goes with the next release: from ([\w.]+) import (\w+)$"
+    ) as told:
+        value = getattr(disagg_sim, name)
+    module, there = re.search(r"from ([\w.]+) import (\w+)$", str(told[0].message)).groups()
+    assert getattr(importlib.import_module(module), there) is value
+    assert told[0].filename == __file__
 
 
 def test_public_docstrings_name_every_parameter():

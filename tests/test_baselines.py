@@ -13,7 +13,7 @@ import disagg_sim as ds
 from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS
 from disagg_sim.facts.layers import NONE
-from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.load import load_efficiency, load_profile
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics import setup
 from disagg_sim.serving.colocated import colocated
@@ -216,11 +216,11 @@ def test_two_percent_on_a_fitted_number_moves_some_baseline(section, name, monke
         for field in fields(ProfileSpec)
         if "float" in str(field.type)
         and field.name not in OFF_THE_FRONTIERS
-        and any(getattr(ds.load_profile(profile), field.name) for profile in PROFILES)
+        and any(getattr(load_profile(profile), field.name) for profile in PROFILES)
     ],
 )
 def test_two_percent_on_an_assumption_of_the_profiles_moves_some_baseline(name, monkeypatch):
-    monkeypatch.setattr(setup, "load_profile", lambda of: scaled(ds.load_profile(of), name, 1.02))
+    monkeypatch.setattr(setup, "load_profile", lambda of: scaled(load_profile(of), name, 1.02))
     assert some_baseline_moves()
 
 

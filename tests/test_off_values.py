@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import disagg_sim as ds
 from disagg_sim.cli import plan as command
 from disagg_sim.cli.main import app
+from disagg_sim.facts.load import load_profile
 from disagg_sim.planning.flips import Changes
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.failures import Failures
@@ -116,7 +117,7 @@ RUNS = {
         lambda at: at.changed(system=replace(at.system, leaf_gpus=None, spine_oversubscription=None)),
         RunOptions(),
     ),
-    "experts of one popularity": (lambda at: at.changed(profile=ds.load_profile("ideal_skew0")), RunOptions()),
+    "experts of one popularity": (lambda at: at.changed(profile=load_profile("ideal_skew0")), RunOptions()),
 }
 
 

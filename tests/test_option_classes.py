@@ -9,6 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.traffic import ConstantShare
+from disagg_sim.launch.workers import Workers
 from disagg_sim.planning.pools_plan import PoolsQuestion
 from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
@@ -31,7 +32,7 @@ CLASSES = {
     ds.Slo: {"ttft": 1.0, "tpot": 0.05},
     ds.Replicas: {"mapping": ds.Sharding(), "instances": 1},
     ds.ServedDeployment: {"name": "two", "gpus": 2, "setup": AT},
-    ds.Workers: {"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": AT},
+    Workers: {"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": AT},
     RunOptions: {},
     LinkSpec: {},
     Busy: {},

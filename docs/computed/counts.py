@@ -8,6 +8,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, load_profile, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
+from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.expert_load import lasting_imbalance
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import activation_bytes, decode_bytes
@@ -111,7 +112,7 @@ def r1_linear_params() -> str:
 
 def r1_prefill(isl: int) -> str:
     """FLOP of a prompt of R1, and the share of attention."""
-    work = ds.prefill_work("deepseek_r1", isl=isl)
+    work = prefill_work("deepseek_r1", isl=isl)
     return f"{power(work.flops, 3)}, of it {100 * work['prefill attention'].flops / work.flops:.0f} % attention"
 
 

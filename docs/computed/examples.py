@@ -9,6 +9,7 @@ import numpy as np
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks.mla import Mla, mla_work
+from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
@@ -223,7 +224,7 @@ def reprojected(chunk: int) -> tuple[float, float]:
     past = np.arange(0, 16384, chunk, dtype=float)
     again, kept = (mla_work(form, dims, sequences=1.0, new=float(chunk), past=past) for form in ("naive", "cached"))
     extra = len(model.layers) * float(np.sum(again.flops - kept.flops))
-    return extra, 100 * extra / ds.prefill_work(model, isl=16384).flops
+    return extra, 100 * extra / prefill_work(model, isl=16384).flops
 
 
 @quick

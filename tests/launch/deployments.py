@@ -3,34 +3,35 @@
 from typing import Any
 
 import disagg_sim as ds
+from disagg_sim.launch.workers import Workers
 
 R1_ON_H200 = ("deepseek_r1", "h200_sxm", "fp8")
 CHAT = ds.lengths(4096, 512)
 
 
-def workers(role: str, at: ds.Setup, mapping: ds.Sharding, instances: int = 1, **limits: Any) -> ds.Workers:
-    return ds.Workers(role=role, setup=at, mapping=mapping, instances=instances, **limits)
+def workers(role: str, at: ds.Setup, mapping: ds.Sharding, instances: int = 1, **limits: Any) -> Workers:
+    return Workers(role=role, setup=at, mapping=mapping, instances=instances, **limits)
 
 
 def tp(degree: int) -> ds.Sharding:
     return ds.Sharding(tp_attn=degree, tp_ffn=degree)
 
 
-def unequal_tp() -> tuple[ds.Workers, ...]:
+def unequal_tp() -> tuple[Workers, ...]:
     """Llama 70B, 4 instances a node for prefill, 2 for decode."""
     at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8", engine="vllm")
     prefill = workers("prefill", at, tp(2), 3, batch=4, token_budget=16384, lengths=CHAT)
     return prefill, workers("decode", at, tp(4), 2, batch=96, lengths=CHAT)
 
 
-def dep() -> tuple[ds.Workers, ...]:
+def dep() -> tuple[Workers, ...]:
     """DeepSeek-R1: prefill with TP attention and experts over a node, decode with attention DP over two nodes."""
     at = ds.setup(*R1_ON_H200, engine="sglang")
     prefill = workers("prefill", at, ds.Sharding(tp_attn=8, ep=8), 3, batch=2, token_budget=16384)
     return prefill, workers("decode", at, ds.Sharding(dp_attn=16, ep=16), batch=1000)
 
 
-def rack() -> tuple[ds.Workers, ...]:
+def rack() -> tuple[Workers, ...]:
     """DeepSeek-R1 on an NVL72: decode over 48 GPUs in trays of 4, with 32 redundant expert slots."""
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
     prefill = workers("prefill", at, ds.Sharding(dp_attn=4, ep=4), 6, batch=4, token_budget=16384, lengths=CHAT)
@@ -38,7 +39,7 @@ def rack() -> tuple[ds.Workers, ...]:
     return prefill, workers("decode", at, wide, batch=3072, lengths=CHAT)
 
 
-def chunked() -> tuple[ds.Workers, ...]:
+def chunked() -> tuple[Workers, ...]:
     """DeepSeek-R1: prefill in chunks of 4096 tokens over 4 stages of 8 GPUs, decode with attention DP on a node."""
     at = ds.setup(*R1_ON_H200, engine="sglang")
     stages = ds.Sharding(tp_attn=8, tp_ffn=8, pp=4, chunk_tokens=4096)
@@ -47,7 +48,7 @@ def chunked() -> tuple[ds.Workers, ...]:
     )
 
 
-def one_pool() -> tuple[ds.Workers, ...]:
+def one_pool() -> tuple[Workers, ...]:
     """Qwen3 32B, prompts in the steps of decodes."""
     at = ds.setup("qwen3_32b", "h100_sxm", "bf16", engine="vllm")
     return (workers("colocated", at, tp(2), 4, batch=128, token_budget=2176),)

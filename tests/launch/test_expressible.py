@@ -5,6 +5,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.choices import LAUNCHERS
 from disagg_sim.facts.load import list_specs, load_engine, load_launcher
+from disagg_sim.launch.workers import Workers
 from disagg_sim.planning.question import PlanOptions
 from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, tp, workers
 
@@ -91,7 +92,7 @@ def test_rules_on_one_pool_are_those_of_the_search(mapping, engine, rule):
     assert [line.split(": ")[1] for line in found] == ([rule] if rule else [])
 
 
-def pair(model: str, prefill: ds.Sharding, decode: ds.Sharding) -> list[ds.Workers]:
+def pair(model: str, prefill: ds.Sharding, decode: ds.Sharding) -> list[Workers]:
     at = ds.setup(model, "h200_sxm", "fp8")
     return [workers("prefill", at, prefill), workers("decode", at, decode)]
 

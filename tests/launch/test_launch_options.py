@@ -18,6 +18,7 @@ import disagg_sim as ds
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import backend_of
+from disagg_sim.launch.launch import Launch
 from disagg_sim.launch.weights import Weights
 from tests.launch.deployments import CASES, CHAT, PAIRS, R1_ON_H200, workers
 
@@ -28,11 +29,11 @@ OUTSIDE = {
 }
 
 
-def made_of(case: str, engine: str, **options: Any) -> ds.Launch:
+def made_of(case: str, engine: str, **options: Any) -> Launch:
     return ds.launch(CASES[case][0](), engine=engine, **options)
 
 
-def started(made: ds.Launch, name: str, programs: Path, where: Path, **outside: str) -> list[str]:
+def started(made: Launch, name: str, programs: Path, where: Path, **outside: str) -> list[str]:
     """What a script tells the program that it starts."""
     made.write(where)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", **OUTSIDE, **outside}
@@ -154,7 +155,7 @@ def test_a_follower_of_two_nodes_is_told_its_place_and_serves_no_clients(program
 def test_the_second_instance_of_a_node_has_its_own_gpus_and_ports(programs, tmp_path):
     made = made_of("unequal_tp", "vllm")
     probe = {**made.files, "prefill.sh": made.files["prefill.sh"].replace("exec vllm serve", "env; exec vllm serve")}
-    made = ds.Launch(engine="vllm", version="", files=probe, notes=())
+    made = Launch(engine="vllm", version="", files=probe, notes=())
     made.write(tmp_path)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", **OUTSIDE}
     said = subprocess.run([tmp_path / "prefill.sh"], capture_output=True, text=True, env=environment, check=True).stdout

@@ -14,6 +14,7 @@ import disagg_sim as ds
 from disagg_sim.choices import LAUNCHERS
 from disagg_sim.facts.load import load_checkpoints, load_launcher
 from disagg_sim.launch.expressible import engines_of
+from disagg_sim.launch.launch import Launch
 from disagg_sim.launch.workers import ROOM, ROOM_STEP
 from tests.launch.test_launch_options import containers, options_in
 
@@ -100,7 +101,7 @@ def format_of(name: str, model: str) -> str:
     return kind
 
 
-def told_of(made: ds.Launch, engine: str, model: str) -> dict[str, Told]:
+def told_of(made: Launch, engine: str, model: str) -> dict[str, Told]:
     """Read every pool of emitted files."""
     table, found = load_launcher(engine).options, {}
     table = {**table, **load_launcher("dynamo").options, **load_launcher("llm_d").options}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import list_specs, load_model, load_system
-from disagg_sim.physics.kv_path import KvHandOver, KvLayout, kv_descriptors, path_bandwidth, path_of
+from disagg_sim.facts.load import list_specs, load_model, load_profile, load_system
+from disagg_sim.physics.kv_path import KvHandOver, KvLayout, kv_descriptors, kv_hand_over, path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.simulation.kv_link import LinkSpec
 
@@ -32,14 +32,14 @@ def test_a_drafter_has_a_cache_of_its_own_in_the_hand_over():
     """
     plain, drafts = (ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
     ends = ds.Sharding(dp_attn=8, ep=8), ds.Sharding(dp_attn=8, ep=8), 4096
-    alone, both = (ds.kv_hand_over(at, *ends, path="rail", descriptor_s=1e-6) for at in (plain, drafts))
+    alone, both = (kv_hand_over(at, *ends, path="rail", descriptor_s=1e-6) for at in (plain, drafts))
     assert alone.descriptors == 256 * 61
     assert both.descriptors == 256 * 62 == kv_descriptors(drafts, *ends, KvLayout())
     assert both.gpu_bytes - alone.gpu_bytes * 62 / 61 == pytest.approx(7168 * 2)
     assert both.post == pytest.approx(256 * 62e-6)
     said = "draft_model llama_3_1_8b 0.7 0.5"
     large = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said)
-    over = ds.kv_hand_over(large, tp(4), tp(4), 4096, path="rail", descriptor_s=1e-6)
+    over = kv_hand_over(large, tp(4), tp(4), 4096, path="rail", descriptor_s=1e-6)
     assert over.descriptors == 256 * 2 * (80 + 32)
     assert over.gpu_bytes == pytest.approx(4096 * 2 * 128 * 8 * (80 + 32) / 4)  # eight heads of 128 in both
 
@@ -49,7 +49,7 @@ def test_a_hand_over_by_hand(llama):
 
     A receiver takes 0.67 GB in; each of four senders has 1.34 GB, and its NIC decides.
     """
-    over = ds.kv_hand_over(llama, tp(4), tp(8), 32_768, path="rail", descriptor_s=0.5e-6)
+    over = kv_hand_over(llama, tp(4), tp(8), 32_768, path="rail", descriptor_s=0.5e-6)
     whole = 32_768 * 163_840
     assert over.descriptors == 2048 * 160 == 327_680
     assert over.descriptors * 2048 == whole / 8
@@ -57,30 +57,30 @@ def test_a_hand_over_by_hand(llama):
     assert over.post == pytest.approx(0.164, abs=1e-3)
     assert over.wire == pytest.approx(2 * 0.0134, rel=2e-3)
     assert over.time == pytest.approx(over.latency + over.post + over.wire)
-    crossed = ds.kv_hand_over(llama, tp(4), tp(8), 32_768, path="rail", layout=ds.KvLayout(cross_layer=True))
+    crossed = kv_hand_over(llama, tp(4), tp(8), 32_768, path="rail", layout=KvLayout(cross_layer=True))
     assert crossed.descriptors == 2048
 
 
 def test_descriptors_where_layouts_differ(llama):
     """From the larger side a block comes in tp_P/tp_D pieces; with tokens before heads in one a token; MLA whole."""
     count = {
-        (a, b, order): kv_descriptors(llama, tp(a), tp(b), 1600, ds.KvLayout(order=order))
+        (a, b, order): kv_descriptors(llama, tp(a), tp(b), 1600, KvLayout(order=order))
         for a, b, order in ((4, 4, "hnd"), (4, 4, "nhd"), (8, 2, "hnd"), (2, 8, "hnd"), (2, 8, "nhd"))
     }
     plain = 100 * 160
     assert [each / plain for each in count.values()] == [1, 1, 4, 1, 16]
     r1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    latent = {kv_descriptors(r1, tp(8), other, 1600, ds.KvLayout(order="nhd")) for other in (tp(1), tp(8))}
+    latent = {kv_descriptors(r1, tp(8), other, 1600, KvLayout(order="nhd")) for other in (tp(1), tp(8))}
     assert latent == {100 * 61}
-    assert kv_descriptors(llama, tp(4), tp(4), 1600, ds.KvLayout(run=4.0)) == plain / 4
-    assert kv_descriptors(llama, tp(4), Sharding(tp_attn=4, tp_ffn=4, pp=4), 1600, ds.KvLayout()) == plain / 4
+    assert kv_descriptors(llama, tp(4), tp(4), 1600, KvLayout(run=4.0)) == plain / 4
+    assert kv_descriptors(llama, tp(4), Sharding(tp_attn=4, tp_ffn=4, pp=4), 1600, KvLayout()) == plain / 4
 
 
 def test_without_a_cost_of_descriptors_only_bytes_count(llama):
-    over = ds.kv_hand_over(llama, tp(8), tp(8), 8192, path="domain", descriptor_s=0.0)
+    over = kv_hand_over(llama, tp(8), tp(8), 8192, path="domain", descriptor_s=0.0)
     assert over.post == 0.0
     assert over.time == pytest.approx(over.latency + 8192 * 163_840 / 8 / 450e9)
-    assert ds.kv_hand_over(llama, tp(8), tp(8), 8192, path="domain").post == 0.0  # so says the profile 'ideal'
+    assert kv_hand_over(llama, tp(8), tp(8), 8192, path="domain").post == 0.0  # so says the profile 'ideal'
 
 
 def test_paths_from_near_to_far():
@@ -89,7 +89,7 @@ def test_paths_from_near_to_far():
     assert path_of(h100, 4, load_system("h200_sxm")) == "rail"
     assert path_of(load_system("gb200_nvl72"), math.inf) == "rail"  # no figure of leaves, no spine
     assert [path_of(load_system("h100_sxm"), gpus) for gpus in (256, 257)] == ["rail", "spine"]  # a scalable unit
-    rates = [path_bandwidth(h100, ds.load_profile("ideal"), path) / 1e9 for path in ("domain", "rail", "spine")]
+    rates = [path_bandwidth(h100, load_profile("ideal"), path) / 1e9 for path in ("domain", "rail", "spine")]
     assert rates == [450.0, 50.0, 12.5]
 
 
@@ -121,14 +121,14 @@ def test_the_published_hand_over_of_glm_on_gb200():
     assert 1.15 < descriptors(glm, tokens, 64) / 120_000 < descriptors(glm, tokens, 64) / 91_000 < 1.6
     # 2. posting at the profile's cost, 2.4 us: one costs 0.2 to 4.1 us by path, so a factor of two is what it tells
     sides, run = (Sharding(dp_attn=8, ep=8), tp(4)), descriptors(glm, tokens, 64) / latents
-    layout = ds.KvLayout(block_tokens=64, run=run)
-    near = ds.kv_hand_over(at, *sides, tokens, path="domain", layout=layout)
+    layout = KvLayout(block_tokens=64, run=run)
+    near = kv_hand_over(at, *sides, tokens, path="domain", layout=layout)
     assert near.descriptors == pytest.approx(latents, rel=0.01)
     assert 0.5 < near.post / 455.9e-3 < 1.0
     # 3. which path wins, at the published costs of a descriptor: the one with an eighteenth of the bandwidth
     costs = {"domain": 4.067e-6, "rail": 0.204e-6}
     found = {
-        path: ds.kv_hand_over(at, *sides, tokens, path=path, layout=layout, descriptor_s=cost)
+        path: kv_hand_over(at, *sides, tokens, path=path, layout=layout, descriptor_s=cost)
         for path, cost in costs.items()
     }
     assert found["domain"].time > 2 * found["rail"].time
@@ -158,10 +158,10 @@ def test_a_stated_spine_that_is_not_oversubscribed_changes_no_link():
 
 def test_faults_name_the_value(llama):
     for call, said in (
-        (lambda: ds.kv_hand_over(llama, tp(4), tp(8), 100, path="spline"), "did you mean 'spine'"),
-        (lambda: ds.KvLayout(order="dnh"), "order 'dnh' is unknown"),
-        (lambda: ds.KvLayout(run=0.5), "run 0.5 is out of range"),
-        (lambda: ds.kv_hand_over(llama, tp(4), tp(8), 0, path="rail"), "tokens"),
+        (lambda: kv_hand_over(llama, tp(4), tp(8), 100, path="spline"), "did you mean 'spine'"),
+        (lambda: KvLayout(order="dnh"), "order 'dnh' is unknown"),
+        (lambda: KvLayout(run=0.5), "run 0.5 is out of range"),
+        (lambda: kv_hand_over(llama, tp(4), tp(8), 0, path="rail"), "tokens"),
     ):
         with pytest.raises(InputError, match=said):
             call()

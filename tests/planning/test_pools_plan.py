@@ -12,6 +12,7 @@ from disagg_sim.certainty.pool_parts import encode_spent
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
@@ -258,7 +259,7 @@ def test_pools_draw_and_cost_what_their_parts_do():
     priced = PlanOptions(prices={SYSTEM: 4.0})
     found = asked(("encode", "prefill", "decode"), size=Size(rate=40.0), options=priced)
     power, stages = drawn(found.design), {stage.pool: stage for stage in found.stages}
-    encode = next(member for member, _ in found.plan.members if isinstance(member, ds.EncodeStep))
+    encode = next(member for member, _ in found.plan.members if isinstance(member, EncodeStep))
     spent, idle = encode_spent(encode), power_at(encode.setup).idle
     work = 40.0 * (spent.joules - idle * spent.seconds) + stages["encode"].gpus * idle
     rest = sum(float(watts_of_pools([pool], found.design.work.lengths)[0]) for pool in found.design.pools[1:])

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 import disagg_sim as ds
+from disagg_sim.serving.pools import PoolsPlan
+from disagg_sim.simulation.metrics import Summary
 
 #: Model, system, recipe, largest instance [GPU], GPU budgets [GPU].
 CASES = (
@@ -33,7 +35,7 @@ class Planned(NamedTuple):
     """A plan with what it was made for."""
 
     name: str
-    plan: ds.PoolsPlan
+    plan: PoolsPlan
     isl: int
     osl: int
     ftl_limit: float  # [s]
@@ -68,7 +70,7 @@ def plans(cases=CASES, shapes=SHAPES) -> Iterator[Planned]:
                     yield Planned(f"{model} {system} {isl}/{osl} {kind}", plan, isl, osl, ftl, ttl)
 
 
-def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) -> ds.Summary:
+def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) -> Summary:
     """The plan at a share of its rate, for three lives of a request or more."""
     rate = load * case.plan.request_rate
     life = case.ftl_limit + case.osl * case.ttl_limit
@@ -82,7 +84,7 @@ def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) 
     return ds.simulate(case.plan.deployment, trace, slo=slo).summary()
 
 
-def holds(row: ds.Summary) -> bool:
+def holds(row: Summary) -> bool:
     """Whether at least 99 % of all requests were in time."""
     return row.slo_attainment >= 0.99
 

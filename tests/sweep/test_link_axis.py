@@ -9,6 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
+from disagg_sim.physics.kv_path import KvLayout, kv_hand_over
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, classes_of, handed_over, takers_of
 
 SWEEP = """
@@ -67,13 +68,13 @@ def test_explain_of_a_row_tells_its_hand_over(fronts, tmp_path, capsys):
 
 
 def test_rows_say_what_the_notebook_interface_says(fronts):
-    at, layout = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.KvLayout(order="nhd")
+    at, layout = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), KvLayout(order="nhd")
     for row in of(fronts["links"], "nhd").to_dict("records"):
         ends = (
             Sharding(tp_attn=row[f"{side}_tp_attn"], tp_ffn=row[f"{side}_tp_ffn"], pp=row[f"{side}_pp"])
             for side in ("prefill", "decode")
         )
-        over = ds.kv_hand_over(at, *ends, 8192, path="rail", layout=layout, descriptor_s=2.4e-6)
+        over = kv_hand_over(at, *ends, 8192, path="rail", layout=layout, descriptor_s=2.4e-6)
         assert row["hand_over_s"] == pytest.approx(over.time, rel=1e-9)
         assert row["kv_descriptors"] == pytest.approx(over.descriptors)
 
