@@ -21,6 +21,8 @@ HEADROOM = 0.03
 MOST_HEADROOM = 10.0
 #: Largest coefficient of variation of the popularity of experts. [1]
 MOST_SKEW = 3.0
+#: Most drafts of a step; no published curve goes further. [token]
+MOST_DRAFTS = 8
 #: Failure rates where none are named.
 FAILURES = "llama_3_405b"
 #: Engines of ``launch``, as users write them.

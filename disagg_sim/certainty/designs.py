@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.drafting import accepted_length
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prompts import PromptPasses
@@ -108,7 +107,7 @@ class Designs:
     @cached_property
     def filled(self) -> Refill:
         """Passes that fill the free seats of co-located instances, (rows,) or (rows, knots)."""
-        accepted = accepted_length(self.at.speculation, self.mapping.draft_tokens)
+        accepted = self.at.accepted_length(self.mapping.draft_tokens)
         counts = self.batch, self.mapping.dp_attn, self.prefill_batch, self.hold_steps
         batch, ranks, most, steps = (each.astype(np.int64) for each in counts)
         return refill_passes(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0), steps)
@@ -229,7 +228,7 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
 
 def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
     """Time of a pass of prefill, or of a mixed step, how often an instance starts one, and the weighted load. [s]"""
-    at, form, tier = designs.prefill_at, designs.form, tier_of(designs.prefill_at.system, prompt.tier)
+    at, form, tier = designs.prefill_at, designs.form, designs.prefill_at.system.tier(prompt.tier)
     if designs.mode == "piggyback":
         ranks = designs.mapping.dp_attn
         load = load_time(at, designs.mapping, batch=ranks, past=prompt.past, tier=tier)
@@ -279,7 +278,7 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
                 return Scores(first, times.step, designs.rounding * osl / needed)
             rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
             return Scores(first, times.step, rate * osl / designs.total_gpus)
-        accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
+        accepted = designs.at.accepted_length(designs.mapping.draft_tokens)
         if designs.mode == "colocated":
             filled, passes = designs.filled, designs.batch / lengths.gaps * designs.filled.passes
             slots = (designs.batch, lengths.gaps, filled.idle, filled.left)

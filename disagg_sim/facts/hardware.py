@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from disagg_sim.errors import quoted
+from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.schema import (
     NOT_IN_FILE,
     Line,
@@ -22,6 +22,7 @@ from disagg_sim.facts.schema import (
     faults_of_sources,
     spec_of,
 )
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB, GIB, KB, TB, TERA
@@ -133,6 +134,16 @@ class SystemSpec(Shown):
     kv_tiers: Mapping[str, KvTier] = field(default_factory=dict)  # dram, ssd, remote: what a node has beside its GPUs
     confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
+
+    def tier(self, name: str) -> KvTier | None:
+        """Find a tier by its name; None = HBM, where a past needs no load."""
+        if name == HBM:
+            return None
+        if name not in self.kv_tiers:
+            known = (HBM, *self.kv_tiers)
+            said = f"{self.name} has no tier {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
+            raise InputError(f"{said} (kv_tiers of its file)")
+        return self.kv_tiers[name]
 
     @property
     def host_gpus(self) -> int:

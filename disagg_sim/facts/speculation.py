@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any
 
+from disagg_sim.choices import MOST_DRAFTS
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS, Count
 from disagg_sim.facts.launcher import checkpoint_name
@@ -28,8 +29,6 @@ from disagg_sim.notebook import Shown
 #: a model of its own with the same vocabulary.
 MTP, EAGLE3, DRAFT_MODEL = "mtp", "eagle3", "draft_model"
 METHODS = (MTP, EAGLE3, DRAFT_MODEL)
-#: Most drafts of a step; no published curve goes further. [token]
-MOST_DRAFTS = 8
 #: Hidden states that are joined before a draft layer: embedding and hidden state, or those of three layers. [1]
 JOINED = {MTP: 2, EAGLE3: 3}
 _Share = Annotated[float, Range(0.0, 1.0)]

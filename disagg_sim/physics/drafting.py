@@ -14,33 +14,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import JOINED, Speculation
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, gemm
-
-
-class _Models(NamedTuple):
-    """A model with its drafter."""
-
-    served: ModelSpec  # layers of the model and of a head; of both models
-    alone: ModelSpec  # layers and head of the drafter
-
-
-@lru_cache(maxsize=64)
-def _models(model: ModelSpec, speculation: Speculation) -> _Models:
-    layers = speculation.layers_on(model)
-    served = replace(model, layers=(*model.layers, *layers))
-    if speculation.drafter is not None:
-        return _Models(served, speculation.drafter)
-    vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
-    return _Models(served, replace(model, layers=layers, vocab=vocab))
 
 
 @lru_cache(maxsize=64)
@@ -52,7 +33,7 @@ def with_draft_layers(at: Setup) -> Setup:
     """
     if at.speculation is None or at.speculation.drafter is not None:
         return at
-    return replace(at, model=cached_layers(at), speculation=None)
+    return replace(at, model=at.cached_layers, speculation=None)
 
 
 def draft_model_of(at: Setup) -> Setup | None:
@@ -69,24 +50,6 @@ def draft_model_of(at: Setup) -> Setup | None:
     return of_drafter(at) if at.speculation is not None and at.speculation.drafter is not None else None
 
 
-def cached_layers(at: Setup) -> ModelSpec:
-    """Find the model with every layer that keeps a cache: its own and those of its drafter, for counts of caches alone.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> said = "draft_model llama_3_1_8b 0.7 0.5"
-    >>> len(cached_layers(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said)).layers)
-    112
-    """
-    return at.model if at.speculation is None else _models(at.model, at.speculation).served
-
-
-def check_context(at: Setup, isl: float, osl: float, *, allow_long: bool = False) -> None:
-    """Refuse requests that do not fit into the context of the model, or of its draft model."""
-    at.model.check_context(isl, osl, allow_long=allow_long)
-    if (own := draft_model_of(at)) is not None:
-        own.model.check_context(isl, osl, allow_long=allow_long)
-
-
 @lru_cache(maxsize=64)
 def of_drafter(at: Setup) -> Setup:
     """Make the setup of the draft layers alone, of which ``at`` must have some, or of the draft model.
@@ -99,8 +62,12 @@ def of_drafter(at: Setup) -> Setup:
     >>> len(own.layers), f"{(own.total_params - ends) / 1e9:.1f}e9"
     (1, '11.5e9')
     """
-    assert at.speculation is not None
-    return replace(at, model=_models(at.model, at.speculation).alone, speculation=None)
+    model, speculation = at.model, at.speculation
+    assert speculation is not None
+    if speculation.drafter is None:
+        vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
+        model = replace(model, layers=speculation.layers_on(model), vocab=vocab)
+    return replace(at, model=speculation.drafter or model, speculation=None)
 
 
 def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
@@ -121,14 +88,6 @@ def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
         raise InputError(f"a mapping has {most:g} draft tokens and its setup no speculation; give setup() one")
     at.speculation.trying((int(most),))
     return drafts
-
-
-def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric:
-    """Find the mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum_{i<=k} m_i``. [token]"""
-    if speculation is None:
-        return 1.0
-    table = np.concatenate([[1.0], 1.0 + np.cumsum(speculation.acceptance)])
-    return table[np.asarray(drafts, dtype=np.int64)]
 
 
 def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Operator]:
@@ -188,7 +147,7 @@ def handed_bytes(at: Setup, isl: float) -> float:
     draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
     draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others).
     """
-    cache = cached_layers(at).kv_bytes(isl, at.precision)
+    cache = at.cached_layers.kv_bytes(isl, at.precision)
     if at.speculation is None or at.speculation.drafter is not None:
         return cache
     return cache + (JOINED[at.speculation.method] if at.speculation.layer else 1) * at.model.hidden * ACTIVATION_BYTES

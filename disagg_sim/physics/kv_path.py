@@ -20,7 +20,7 @@ from disagg_sim.errors import InputError, check_word, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.drafting import cached_layers, handed_bytes
+from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import descriptors, own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
@@ -151,7 +151,7 @@ def kv_descriptors(at: Setup, sender: Sharding, receiver: Sharding, tokens: int,
     heads, every token of a block is a piece of its own. A latent (MLA) is read whole from one rank. The result is of
     the fullest pipeline stage; 1 a block where blocks hold all layers.
     """
-    return float(blocks_of(cached_layers(at), tokens, layout) * posted_share(at.model, sender, receiver, layout))
+    return float(blocks_of(at.cached_layers, tokens, layout) * posted_share(at.model, sender, receiver, layout))
 
 
 class KvLoad(NamedTuple):
@@ -257,7 +257,7 @@ def kv_hand_over(
     whole_number("threads", threads)
     check_word("path", path, PATHS)
     layout = layout or KvLayout()
-    load = KvLoad(blocks_of(cached_layers(at), tokens, layout), handed_bytes(at, tokens), tokens)
+    load = KvLoad(blocks_of(at.cached_layers, tokens, layout), handed_bytes(at, tokens), tokens)
     return hand_over(
         (at, at), sender, receiver, load, path=path, layout=layout, descriptor_s=descriptor_s, threads=threads
     )

@@ -10,29 +10,12 @@ import math
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.hardware import KvTier, SystemSpec
+from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
-from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, prefix_bytes, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-
-
-def tier_of(system: SystemSpec, name: str) -> KvTier | None:
-    """Find a tier of a system by its name.
-
-    None means HBM, where a past needs no load.
-    """
-    if name == HBM:
-        return None
-    if name not in system.kv_tiers:
-        known = (HBM, *system.kv_tiers)
-        said = f"{system.name} has no tier {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
-        raise InputError(f"{said} (kv_tiers of its file)")
-    return system.kv_tiers[name]
 
 
 def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier: KvTier | None) -> Numeric:
@@ -49,7 +32,7 @@ def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier
 
 def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
     """Size what is loaded of a past, each element once. [B]"""
-    model, precision = cached_layers(at), at.precision
+    model, precision = at.cached_layers, at.precision
     there = kv_bytes_per_request(model, precision, held) - model.state_bytes if held else 0.0
     return kv_bytes_per_request(model, precision, past) - there
 
@@ -62,10 +45,10 @@ def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> N
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8")
     >>> ranks = (Sharding(tp_attn=8, ep=8), Sharding(dp_attn=8, ep=8))
-    >>> [f"{rank_bandwidth(at, each, 1000, tier_of(at.system, 'dram')) / 1e9:.0f} GB/s" for each in ranks]
+    >>> [f"{rank_bandwidth(at, each, 1000, at.system.tier('dram')) / 1e9:.0f} GB/s" for each in ranks]
     ['50 GB/s', '50 GB/s']
     """
-    return unique_gpus(cached_layers(at), mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
+    return unique_gpus(at.cached_layers, mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
 
 
 def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: float) -> float:
@@ -75,13 +58,13 @@ def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: fl
 
     >>> from disagg_sim.physics.setup import setup
     >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Sharding(tp_attn=8, tp_ffn=8)
-    >>> f"{tier_tokens(at, eight, tier_of(at.system, 'dram').capacity, 8192) / 1e6:.1f} million"
+    >>> f"{tier_tokens(at, eight, at.system.tier('dram').capacity, 8192) / 1e6:.1f} million"
     '12.2 million'
     """
     if capacity is None:
         return math.inf
-    unique = float(unique_gpus(cached_layers(at), mapping, prompt, at.precision))
-    return room_tokens(cached_layers(at), at.precision, unique * capacity, prompt)
+    unique = float(unique_gpus(at.cached_layers, mapping, prompt, at.precision))
+    return room_tokens(at.cached_layers, at.precision, unique * capacity, prompt)
 
 
 def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: float) -> float:
@@ -89,7 +72,7 @@ def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: flo
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
-    >>> f"{room_tokens(cached_layers(at), at.precision, 20e9, 8192):,.0f}"
+    >>> f"{room_tokens(at.cached_layers, at.precision, 20e9, 8192):,.0f}"
     '122,070'
     """
     return room / prefix_bytes(model, precision, prompt) * prompt
@@ -100,4 +83,4 @@ def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numer
 
     ``R* = K(C)/t``: it falls as the prefix grows, as attention is quadratic in it.
     """
-    return kv_bytes_per_request(cached_layers(at), at.precision, past) / recomputed_s
+    return kv_bytes_per_request(at.cached_layers, at.precision, past) / recomputed_s

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from disagg_sim.errors import InputError
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
@@ -27,6 +29,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
+from disagg_sim.physics.work import Numeric
 
 #: In place of the name of an engine: bare kernels.
 KERNELS = "kernels"
@@ -76,6 +79,26 @@ class Setup(Shown):
         """How GPUs that share the tokens of a sequence exchange what they lack."""
         return ContextExchange() if self.overheads is None else self.overheads.sharing
 
+    @property
+    def cached_layers(self) -> ModelSpec:
+        """The model with every layer that keeps a cache: its own and those of its drafter, for counts of caches alone.
+
+        >>> said = "draft_model llama_3_1_8b 0.7 0.5"
+        >>> len(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said).cached_layers.layers)
+        112
+        """
+        return self.model if self.speculation is None else _served(self.model, self.speculation)
+
+    def accepted_length(self, drafts: Numeric) -> Numeric:
+        """Mean tokens that a step emits for a sequence, 1 without a drafter. [token]"""
+        return accepted_length(self.speculation, drafts)
+
+    def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
+        """Refuse requests that do not fit into the context of the model, or of its draft model."""
+        self.model.check_context(isl, osl, allow_long=allow_long)
+        if self.speculation is not None and self.speculation.drafter is not None:
+            self.speculation.drafter.check_context(isl, osl, allow_long=allow_long)
+
     def changed(
         self,
         *,
@@ -102,9 +125,18 @@ class Setup(Shown):
         return replace(new, rates=replace(rates, adjust=self.rates.adjust))
 
 
+@lru_cache(maxsize=64)
 def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
     """The model with every kind of layer whose rates a setup needs."""
     return model if speculation is None else replace(model, layers=(*model.layers, *speculation.layers_on(model)))
+
+
+def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric:
+    """Find the mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum_{i<=k} m_i``. [token]"""
+    if speculation is None:
+        return 1.0
+    table = np.concatenate([[1.0], 1.0 + np.cumsum(speculation.acceptance)])
+    return table[np.asarray(drafts, dtype=np.int64)]
 
 
 def engine_names() -> tuple[str, ...]:

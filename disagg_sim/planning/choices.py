@@ -18,8 +18,6 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.drafting import accepted_length
-from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.rank_sums import LEAST_LOAD
@@ -262,7 +260,7 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
                 isl=isl,
                 past=past,
                 chunk_tokens=mapping.chunk_tokens,
-                tier=tier_of(grid.setup.system, tier),
+                tier=grid.setup.system.tier(tier),
                 mla_form=form,
             )
             ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.busy, done.load
@@ -393,7 +391,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             ranks=1,
             budget=math.ceil(nodes.new.max()),
             prompt=work.lengths.mean_new,
-            each=work.lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+            each=work.lengths.gaps / float(at.accepted_length(mapping.draft_tokens)),
             waits=(0,),
             batch=np.ones(1),
             verified=np.full(1, 1.0 + mapping.draft_tokens),
@@ -471,7 +469,7 @@ def colocated_of(
         ranks=int(mapping.dp_attn),
         budget=budget,
         prompt=lengths.mean_new,
-        each=lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+        each=lengths.gaps / float(at.accepted_length(mapping.draft_tokens)),
         waits=(0, *waits),
         batch=batch,
         verified=batch * (1.0 + mapping.draft_tokens),

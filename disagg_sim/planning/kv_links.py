@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.drafting import accepted_length, cached_layers
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
@@ -46,7 +45,7 @@ class Cache(NamedTuple):
 
 def cache_of(grid: PhaseGrid | SplitGrid, sender: PhaseGrid) -> Cache:
     """The cache that a prompt of ``sender`` sends to a decode instance of a grid."""
-    model = cached_layers(grid.setup)
+    model = grid.setup.cached_layers
 
     def pieces(tokens: float) -> float:
         return float(descriptors(model, math.ceil(tokens), BLOCK_TOKENS))
@@ -91,7 +90,7 @@ def linked(
 
 def _step(taker: DecodeChoice) -> float:
     """Time of a step with all seats taken, in which every sequence has its drafts verified. [s]"""
-    return float(taker.step[-1]) * float(accepted_length(taker.at.speculation, taker.mapping.draft_tokens))
+    return float(taker.step[-1]) * float(taker.at.accepted_length(taker.mapping.draft_tokens))
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:

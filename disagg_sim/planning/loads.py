@@ -15,7 +15,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.queueing import Service, mean_wait, share_that_waits
 from disagg_sim.workload.prefixes import Prompts
@@ -48,7 +48,7 @@ class Loads:
 
         Takes ``sooner`` (None = always). Returns None where all pasts are in HBM.
         """
-        tiers = [tier_of(at.system, name) for name in prompts.tier]
+        tiers = [at.system.tier(name) for name in prompts.tier]
         latency = np.array([0.0 if tier is None else tier.latency_s for tier in tiers])
         ranks = int(mapping.dp_attn)
         time = [

@@ -15,7 +15,6 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.encode_queue import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.planning.limits import Demand
@@ -215,7 +214,7 @@ class ColocatedChoice:
     @cached_property
     def _accepted(self) -> float:
         """Tokens that a step emits for a sequence, on average. [token]"""
-        return float(accepted_length(self.at.speculation, self.mapping.draft_tokens))
+        return float(self.at.accepted_length(self.mapping.draft_tokens))
 
     @property
     def _slowest(self) -> float:

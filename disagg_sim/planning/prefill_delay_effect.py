@@ -8,7 +8,6 @@ import numpy as np
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.prefill_delay import delayed_passes
@@ -47,7 +46,7 @@ def prefill_delay_effect_of(one: Designs) -> PrefillDelayEffect | None:
     if one.mode != ServingMode.COLOCATED or not one.hold_steps[0]:
         return None
     steps, batch, mapping = int(one.hold_steps[0]), int(one.batch[0]), one.mapping[0]
-    ending = min(float(accepted_length(one.at.speculation, mapping.draft_tokens)) / one.lengths.gaps, 1.0)
+    ending = min(float(one.at.accepted_length(mapping.draft_tokens)) / one.lengths.gaps, 1.0)
     passes = delayed_passes(np.array([batch]), np.array([mapping.dp_attn]), np.array([ending]), np.array([steps]))
     measure = "p99" if one.by_gap[0] else "tpot" if one.by_tpot[0] else "mean"
     found = []

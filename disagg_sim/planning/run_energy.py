@@ -21,7 +21,6 @@ from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pool_parts import encode_spent, split_spent
 from disagg_sim.errors import InputError
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
@@ -112,7 +111,7 @@ def instances_energy(
         at = replicas.setup or setup
         span, busy = float(held.stop_s[place] - held.start_s[place]), float(held.busy_s[place])
         steps, tokens = float(held.decode_steps[place]), float(held.decode_tokens[place])
-        emitted = accepted_length(at.speculation, replicas.mapping.draft_tokens)
+        emitted = at.accepted_length(replicas.mapping.draft_tokens)
         sequences = max(1, round(float(tokens / steps / emitted))) if steps else 1
         prompts = (replicas.batch or 1) if role == Role.PREFILL else 1
         key = (id(replicas), prompts, sequences)

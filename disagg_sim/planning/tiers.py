@@ -8,7 +8,7 @@ import numpy as np
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.kv_tiers import load_time, tier_of, tier_tokens
+from disagg_sim.physics.kv_tiers import load_time, tier_tokens
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
@@ -64,7 +64,7 @@ def tiers_of_instance(at: Setup, mapping: Sharding, lengths: Lengths, instances:
     )
     found = []
     for name, share in cached.reuse.tiers:
-        tier = tier_of(at.system, name)
+        tier = at.system.tier(name)
         room = at.set_aside or None if tier is None else tier.capacity
         together = instances if tier is not None and tier.shared else 1
         found.append(

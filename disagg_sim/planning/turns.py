@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.planning.answer import Plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.lengths import Lengths
@@ -46,7 +45,7 @@ def plan_turns(traffic: str | Trace, memory: GpuCaches, planned: Callable[[Lengt
             break
         pool, rate = plan.best.first, plan.best.rate
         own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
-        served = cached_layers(pool.setup), pool.setup.precision
+        served = pool.setup.cached_layers, pool.setup.precision
         sessions_per_s = rate / mean_turns(traffic) if isinstance(traffic, str) else rate
         caches = own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)
         found = _law(traffic, caches)

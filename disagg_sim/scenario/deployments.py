@@ -10,12 +10,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator
 
 from disagg_sim import domain
+from disagg_sim.choices import MOST_DRAFTS
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
-from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup

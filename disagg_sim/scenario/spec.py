@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainValidator
 
-from disagg_sim.choices import MOST_SEED
+from disagg_sim.choices import MOST_DRAFTS, MOST_SEED
 from disagg_sim.domain import Slo
 from disagg_sim.errors import DisaggSimError, SpecError, quoted, unknown_word
 from disagg_sim.facts import load
@@ -29,7 +29,6 @@ from disagg_sim.facts.schema import (
     distinct_by,
     plain_name,
 )
-from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.memory import require_memory
 from disagg_sim.physics.setup import Setup, engine_names

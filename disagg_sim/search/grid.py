@@ -32,7 +32,6 @@ import numpy as np
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import check_form, chunk_forms
-from disagg_sim.physics.drafting import check_context
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass, overlaps
@@ -296,7 +295,7 @@ def _axes(
     table = mappings_for(at, mappings)
     table = without_pcp(table) if phase == "decode" else table
     for lengths in cases:
-        check_context(at, lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
+        at.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
     if batches is None:
         return table, [batch_axis(at, table, lengths, phase=phase) for lengths in cases]

@@ -19,7 +19,6 @@ from disagg_sim.errors import InputError, check_word, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import Layouts, refusals
 
@@ -212,7 +211,7 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
 
 
 def _stage_refusal(at: Setup, mapping: Sharding, *, tp_over_nics: bool) -> str | None:
-    model, system = cached_layers(at), at.system
+    model, system = at.cached_layers, at.system
     if max(mapping.tp_attn, mapping.tp_ffn if model.is_moe else 1) > system.nvlink_domain:
         if not tp_over_nics:
             return f"TP leaves the NVLink domain of {system.nvlink_domain}"

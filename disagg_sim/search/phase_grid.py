@@ -14,7 +14,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Sharding, Status
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
-from disagg_sim.physics.drafting import accepted_length, cached_layers, handed_bytes
+from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Instance
@@ -91,7 +91,7 @@ class PhaseGrid(Shown):
     def unique_gpus(self) -> Ints:
         """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
         at = self.setup
-        distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
+        distinct = unique_gpus(at.cached_layers, self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
 
     def part(self, rows: Any) -> PhaseGrid:
@@ -108,8 +108,9 @@ class PhaseGrid(Shown):
     @property
     def step(self) -> Floats:
         """(rows, batches) time of a decode step: the mean TTL times the accepted tokens. [s]"""
-        speculation = self.setup.speculation
-        return self.latency if speculation is None else self.latency * accepted_length(speculation, self.drafts)
+        return (
+            self.latency if self.setup.speculation is None else self.latency * self.setup.accepted_length(self.drafts)
+        )
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""

@@ -13,7 +13,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import load_time, loaded_bytes, room_tokens, tier_of
+from disagg_sim.physics.kv_tiers import load_time, loaded_bytes, room_tokens
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
@@ -43,7 +43,7 @@ def stored_bytes(at: Setup, lengths: Lengths) -> float:
     [832.0, 0.0]
     """
     tiers = () if lengths.cached is None else lengths.cached.reuse.below
-    if not any(tier is not None and tier.shared for tier in (tier_of(at.system, name) for name in tiers)):
+    if not any(tier is not None and tier.shared for tier in (at.system.tier(name) for name in tiers)):
         return 0.0
     return sum(weight * loaded_bytes(at, isl, past) for isl, past, weight, _ in lengths.prompt_nodes().each())
 
@@ -70,7 +70,7 @@ def uneven_passes(
     if lengths.prompts_on_ranks() is None:
         return None
     reuse = None if lengths.cached is None else lengths.cached.reuse
-    below = {name: tier for name, _ in (reuse.tiers if reuse else ()) if (tier := tier_of(at.system, name)) is not None}
+    below = {name: tier for name, _ in (reuse.tiers if reuse else ()) if (tier := at.system.tier(name)) is not None}
     slower = sorted(below, key=lambda name: below[name].bandwidth)
     passes, means = PromptPasses(at, mapping, batch, chunk_tokens, forms[:1]), (lengths.mean_isl, lengths.mean_past)
     again: Any = sum(passes.passes(*means, tier)[0].load == 0 for tier in below.values())  # of the slower
@@ -98,7 +98,7 @@ def _slowest(
     for _, held, weight, name in lengths.prompt_nodes().each():
         if name not in again:
             past += weight * held
-            load = load + weight * load_time(at, mapping, batch=batch, past=held, tier=tier_of(at.system, name))
+            load = load + weight * load_time(at, mapping, batch=batch, past=held, tier=at.system.tier(name))
     each: dict[str, Any] = {"batch": batch, "isl": isl, "past": past}
     if np.any(np.asarray(chunk_tokens) > 0):
         each |= {"chunk_tokens": chunk_tokens, "slowest": ranks.chunked(batch, dp, chunk_tokens)}
@@ -143,7 +143,7 @@ class GpuCaches:
         tpot_s: float = 0.0,
     ) -> TurnCaches:
         """Count the caches in tokens, of ``sessions_per_s`` [1/s]."""
-        tiers = {name: tier for name in self.tiers if (tier := tier_of(system, name)) is not None}
+        tiers = {name: tier for name in self.tiers if (tier := system.tier(name)) is not None}
         pooled = tuple(name for name, tier in tiers.items() if tier.shared)
 
         def room(name: str, capacity: float | None) -> float:
@@ -174,7 +174,7 @@ class TimedPrompts(NamedTuple):
         counted = [] if self.counted is None else [self.counted]
         passes.time_at_once([(isl, past) for isl, past, _, _ in self.nodes.each()] + counted)
         for isl, past, weight, tier in self.nodes.each():
-            found = passes.passes(isl, past, tier_of(system, tier))
+            found = passes.passes(isl, past, system.tier(tier))
             means = means or [PrefillPass(0.0, 0.0, Sums())] * len(found)
             means = [
                 PrefillPass(
@@ -187,7 +187,7 @@ class TimedPrompts(NamedTuple):
             ]
         if self.counted is None:
             return means
-        longest = passes.passes(*self.counted, tier_of(system, HBM))
+        longest = passes.passes(*self.counted, system.tier(HBM))
         return [mean._replace(ftl=each.ftl) for mean, each in zip(means, longest, strict=True)]
 
 

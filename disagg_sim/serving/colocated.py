@@ -17,7 +17,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import prefilling_in_passes
@@ -214,7 +213,7 @@ def _passes(
     means: list[Any] = [0] * len(forms)
     loads: list[Any] = [0.0] * len(forms)
     for isl, past, weight, tier in nodes.each():
-        done = timed.passes(isl, past, tier_of(at.system, tier))
+        done = timed.passes(isl, past, at.system.tier(tier))
         means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
         loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
     waits = None if spread is None else uneven_passes(at, lengths, mapping, spread, size, forms)
@@ -232,7 +231,7 @@ def _passes(
         ]
     longest = means
     if not lengths.constant:
-        done = timed.passes(*lengths.long_prompt, tier_of(at.system, HBM))
+        done = timed.passes(*lengths.long_prompt, at.system.tier(HBM))
         longest = [np.maximum(each.ftl, mean) for each, mean in zip(done, means, strict=True)]
     return list(zip(means, longest, loads, strict=True))
 

@@ -18,7 +18,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, ByValue, ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, check_word
 from disagg_sim.physics.blocks import check_form, chunk_forms
-from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
+from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes_of
 from disagg_sim.physics.residents import Prefilling
@@ -76,7 +76,7 @@ class ColocatedCase:
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""
         object.__setattr__(self, "lengths", lengths := align_to_checkpoints(self.at, self.lengths))
-        check_context(self.at, lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
+        self.at.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
         above_zero("ftl_limit", self.ftl_limit, "s")
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
@@ -114,7 +114,7 @@ class Group(ByValue):
 
     def accepted(self, case: ColocatedCase) -> float:
         """Tokens that a step emits for a sequence. [token]"""
-        return float(np.max(accepted_length(case.at.speculation, self.table.draft_tokens)))
+        return float(np.max(case.at.accepted_length(self.table.draft_tokens)))
 
     def blocks(self, columns: int) -> list[slice]:
         """Slices of rows; see ``search.blocks.row_blocks``."""

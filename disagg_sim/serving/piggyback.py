@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ServingMode, Sharding
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step_by_form
 from disagg_sim.physics.residents import prefilling_in_pieces
@@ -300,7 +300,7 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
     load: Any = 0.0
     parts: list[tuple[list[MixedStep], Any, Any]] = []  # steps, their share of the mean, chunks of the prompt in them
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
-        lies_in = tier_of(at.system, tier)
+        lies_in = at.system.tier(tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
         parts.append((known[isl, past], share, weight * np.maximum(dp * (isl - past) / chunk, 1.0)))
     if loads is not None and uneven:  # the slowest piece comes after a longer past than the mean one

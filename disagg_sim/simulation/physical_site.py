@@ -19,7 +19,7 @@ from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.drafting import drafts_of
-from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of
+from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.passes.attention_ffn import half_setups
@@ -149,7 +149,7 @@ def swap_times(usual: Setup, traffic: Expected, mapping: Sharding) -> tuple[floa
     A token takes its share of the cache of a mean request. Each GPU moves its own part over its own link.
     """
     at, tokens = setup_of(mapping, usual), traffic.prompt_tokens + traffic.output_tokens
-    dram = tier_of(at.system, "dram")
+    dram = at.system.tier("dram")
     assert dram is not None
     each = loaded_bytes(at, tokens) / tokens / float(rank_bandwidth(at, bare(mapping), tokens, dram))
     return BLOCK_TOKENS * each, dram.latency_s

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier, SystemSpec
-from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, tier_tokens
+from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.instances import Roster
@@ -292,7 +292,7 @@ def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
     """
     if len(set(names)) < len(names):
         raise InputError(f"tiers {', '.join(names)}: one stands there twice; allowed: each once")
-    found = [tier_of(system, name) for name in names]
+    found = [system.tier(name) for name in names]
     if None in found:
         raise InputError(f"tiers {', '.join(names)}: hbm is above them all; allowed: {', '.join(system.kv_tiers)}")
     return [tier for tier in found if tier is not None]

@@ -15,7 +15,7 @@ from disagg_sim.facts.engine import SchedulerSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.drafting import cached_layers, handed_bytes
+from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
@@ -101,7 +101,7 @@ class Site:
     @property
     def handed_model(self) -> ModelSpec:
         """Layers whose caches instances hand over: those of a drafter, too."""
-        return cached_layers(self.setup)
+        return self.setup.cached_layers
 
     def wire(self, mapping: Sharding) -> Wire:
         """Links of a GPU of an instance: the network, where instances stand on several systems."""

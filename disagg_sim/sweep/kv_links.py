@@ -21,7 +21,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless, Written
-from disagg_sim.physics.drafting import cached_layers, with_draft_layers
+from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.kv_path import ORDERS, PATHS, KvHandOver, KvLayout, KvLoad, blocks_of, hand_over, path_bandwidth
 from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
 from disagg_sim.physics.setup import Setup
@@ -77,7 +77,7 @@ class KvWire:
 
     def load(self, at: Setup, lengths: Lengths, size: float) -> KvLoad:
         """What a prompt of a case sends, on average; ``size`` in all. [B]"""
-        model = cached_layers(at)
+        model = at.cached_layers
         blocks = lengths.mean_over_prompts(lambda tokens: float(blocks_of(model, tokens, self.layout)))
         return KvLoad(blocks, size, lengths.mean_isl, stored_bytes(at, lengths))
 

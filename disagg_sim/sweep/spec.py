@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
-from disagg_sim.choices import EVEN_RANKS, MOST_SKEW, POOLS, RANK_IMBALANCES, TWO
+from disagg_sim.choices import EVEN_RANKS, MOST_DRAFTS, MOST_SKEW, POOLS, RANK_IMBALANCES, TWO
 from disagg_sim.domain import ServingMode
 from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
@@ -42,10 +42,8 @@ from disagg_sim.facts.schema import (
     one_of,
     one_spelling,
 )
-from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, list_specs, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
-from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
@@ -469,7 +467,7 @@ def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
         system = load.load_system(name)
         system = replace(system, kv_tiers={**system.kv_tiers, **dict(spec.kv_tiers)})
         for tier in sorted(named):
-            yield from faults_of_call("traffic", tier_of, system, tier)
+            yield from faults_of_call("traffic", system.tier, tier)
         hbm = max((each.turns.cache.hbm for each in spec.traffic if each.turns and each.turns.cache), default=0.0)
         if hbm >= system.hbm_reported:
             held = f"{system.hbm_reported / GB:.0f} GB"

@@ -30,7 +30,6 @@ from disagg_sim.facts.schema import (
     schema_of,
 )
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
-from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import TB
@@ -57,7 +56,7 @@ class Turns:
         """Count the caches in tokens."""
         if self.cache is None:
             return self.uncached
-        served = cached_layers(at), at.precision
+        served = at.cached_layers, at.precision
         return self.cache.met(served, at.system, prompt, sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
 
 

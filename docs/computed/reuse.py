@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.physics.kv_tiers import break_even_bandwidth, load_time, tier_of
+from disagg_sim.physics.kv_tiers import break_even_bandwidth, load_time
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.hit_rates import routed
@@ -110,7 +110,7 @@ def reuse_tiers() -> str:
         batch = int(mapping.dp_attn)
         whole = ds.prefill_grid(at, mapping, ds.lengths(int(past), OSL), batch=[batch]).latency[0, 0]
         loads = [
-            float(load_time(at, mapping, batch=batch, past=past, tier=tier_of(at.system, name)))
+            float(load_time(at, mapping, batch=batch, past=past, tier=at.system.tier(name)))
             for name in ("dram", "remote", "ssd")
         ]
         least = break_even_bandwidth(at, past, whole) / GB * batch / 8

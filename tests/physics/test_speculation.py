@@ -18,12 +18,13 @@ from disagg_sim.facts.acceptance import measured_speculation
 from disagg_sim.facts.load import load_speculation
 from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
+from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import overlaps, prefill_pass
 from disagg_sim.physics.residents import decode_residents
+from disagg_sim.physics.setup import accepted_length
 from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths

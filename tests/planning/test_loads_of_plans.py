@@ -7,7 +7,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.kv_path import KvLayout, KvLoad, hand_over
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.planning.choices import decode_choices, prefill_choices
 from disagg_sim.planning.kv_links import cache_of, linked
 from disagg_sim.planning.limits import Demand, Limit
@@ -26,7 +26,7 @@ def cached(*tiers, isl=8192):
 def test_a_load_takes_the_link_for_its_bytes_and_the_latency_on_top():
     law = cached(("ssd", 0.5), ("hbm", 0.5)).prompt_nodes()
     loads = Loads.of(AT, Sharding(), law)
-    time = load_time(AT, Sharding(), batch=1, past=float(law.past[0]), tier=tier_of(AT.system, "ssd"))
+    time = load_time(AT, Sharding(), batch=1, past=float(law.past[0]), tier=AT.system.tier("ssd"))
     by_tier = dict(zip(loads.tiers, (loads.link + loads.latency).tolist(), strict=True))
     assert by_tier == {"ssd": pytest.approx(float(time)), "hbm": 0.0}
     assert Loads.of(AT, Sharding(), cached(("hbm", 1.0)).prompt_nodes()) is None

@@ -11,7 +11,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
@@ -68,7 +68,7 @@ class TestPasts:
             name: alone(stated(tiers=((name, 1.0),)), () if name == "hbm" else (name,)).requests.prefill_end_s[0]
             for name in ("hbm", "dram")
         }
-        load = float(load_time(LLAMA, ONE, batch=1, past=4096.0, tier=tier_of(LLAMA.system, "dram")))
+        load = float(load_time(LLAMA, ONE, batch=1, past=4096.0, tier=LLAMA.system.tier("dram")))
         assert first["dram"] - first["hbm"] == pytest.approx(load, rel=1e-6)
 
     def test_what_decode_holds_is_not_handed_over(self):

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import accepted_length, drafts_of, joining, of_drafter
+from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages, host_time, slowest_stage, step_time
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_ends
 from disagg_sim.physics.roofline import AnySums, Sums
@@ -136,5 +136,5 @@ def decode_step(
     hop = hop_cost(rank.arguments[0] * queries, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches
     time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
-    ttl = time if at.speculation is None else time / accepted_length(at.speculation, drafts)
+    ttl = time if at.speculation is None else time / at.accepted_length(drafts)
     return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)), time)

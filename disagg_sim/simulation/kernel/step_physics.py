@@ -10,7 +10,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
+from disagg_sim.physics.drafting import draft_model_of, joining, of_drafter, with_draft_layers
 from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import (
@@ -57,7 +57,7 @@ class StepPhysics:
     @property
     def kinks(self) -> tuple[int, ...]:
         """Windows and chosen tokens of the model's attention: kinks of its step time. [token]"""
-        return cached_layers(self._at).kinks
+        return self._at.cached_layers.kinks
 
     @property
     def switches(self) -> bool:

@@ -37,7 +37,6 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
@@ -238,7 +237,7 @@ class DynaServe:
             mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED,
             token_budget=self.token_budget,
             max_sequences=self.max_sequences,
-            step_limit_s=site.slo.tpot * float(accepted_length(site.setup.speculation, drafts[0] if drafts else 0)),
+            step_limit_s=site.slo.tpot * float(site.setup.accepted_length(drafts[0] if drafts else 0)),
             least_prefill=self.least_piece,
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
