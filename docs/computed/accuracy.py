@@ -72,7 +72,7 @@ def accuracy_decisions() -> str:
             [
                 "May I trust a layout that nobody has run?",
                 "[best free layout over the published frontier](#is-the-optimum-right), R1 disaggregated",
-                f"{heights[7]}; {heights[4]} for the layouts as run",
+                f"{heights[-1]}; {heights[4]} for the layouts as run",
             ],
             [
                 "Will the plan meet its limits?",

@@ -10,8 +10,8 @@ import pandas as pd
 
 from docs.computed import slow, table
 from docs.computed.served import DATA, from_data, lines, paths, written
-from lab.calibration.served.boards import NEAR, boards, judged_boards
-from lab.calibration.served.optimum import heights_by, judged_optima, split_groups
+from lab.calibration.served.boards import boards, judged_boards, met
+from lab.calibration.served.optimum import HEIGHTS, heights_by, judged_optima, split_groups
 from lab.calibration.served.read import read_files, read_rows
 
 
@@ -40,26 +40,25 @@ def optimum_boards() -> str:
     rows = [
         [
             *(line.model, line.system, line.scenario, str(line.submissions), str(line.gpus)),
-            *(number(line.gpus_for_run, 0), number(line.run, 0), number(line.plan, 0), number(line.plan_over_run)),
+            *(number(line.gpus_for_run, 0), number(line.run, 0), number(line.share), number(line.plan, 0)),
+            number(line.plan_over_run) + " †" * bool(line.set_aside),
             (line.reason or line.planned) + " \\*" * bool(line.never_served),
         ]
         for line in planned().itertuples()
     ]
-    head = ["model", "system", "scenario", "results", "GPUs", "at its rate", "best", "plan", "plan/run", "planned"]
-    return table(head, rows)
+    head = ["model", "system", "scenario", "results", "GPUs", "at its rate", "best", "share", "plan", "plan/run"]
+    return table([*head, "planned"], rows)
 
 
 @slow
 @from_data
 def optimum_boards_met() -> str:
-    """Boards whose plan is within the limits of its run, and the median: of all, and of those with several results."""
-
-    def met(ratio: pd.Series) -> str:
-        return f"{ratio.between(*NEAR).sum()} of {len(ratio)} (median {ratio.median():.2f})"
-
+    """Boards whose plan is within the limits of its run, and the median: of all, and without boards of weak runs."""
     known = planned().dropna(subset=["plan_over_run"])
-    several = known.loc[known["submissions"] > 1, "plan_over_run"]
-    return f"{met(known['plan_over_run'])} boards; of those with two results and more {met(several)}"
+    kept, several = known[known["set_aside"] == ""], known[known["submissions"] > 1]
+    return (
+        f"{met(known)} boards, {met(kept)} without those set aside; of those with two results and more {met(several)}"
+    )
 
 
 @slow
@@ -68,10 +67,11 @@ def optimum_heights() -> str:
     """Forecast over published frontiers by system, weights and class of interactivity."""
     rows = [
         [line.system, line.weights, line.tokens_per_s_per_user, str(line.points)]
-        + [number(each) for each in (line.as_run, line.same_workers, line.same_kinds, line.free)]
+        + [number(getattr(line, height)) for height in HEIGHTS]
         for line in heights_by(optima()).itertuples()
     ]
-    return table(["system", "weights", "tokens/s/user", "runs", "as run", "same workers", "same kinds", "free"], rows)
+    heights = [height.replace("_", " ") for height in HEIGHTS]
+    return table(["system", "weights", "tokens/s/user", "runs", *heights], rows)
 
 
 @slow

@@ -10,7 +10,7 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_frame
-from lab.calibration.served.boards import NEAR, boards, judged_boards
+from lab.calibration.served.boards import NEAR, boards, judged_boards, met
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import (
     FASTEST,
@@ -71,11 +71,11 @@ def _print_boards(planned: pd.DataFrame) -> None:
     for board in planned[planned["reason"] != ""].itertuples():
         typer.echo(f"{board.model} on {board.system}, {board.scenario}: {board.reason}")
     typer.echo("* a kind of layout that nobody is known to have run on such a system")
-    ratio = planned["plan_over_run"].dropna()
-    good = int(ratio.between(*NEAR).sum())
-    typer.echo(
-        f"plan/run: median {ratio.median():.2f}, {good} of {len(ratio)} boards within {NEAR[0]:g} to {NEAR[1]:g}"
-    )
+    for board in planned[planned["set_aside"] != ""].itertuples():
+        typer.echo(f"set aside: {board.model} on {board.system}, {board.scenario}: {board.set_aside}")
+    kept = planned[planned["set_aside"] == ""]
+    without = f"; {met(kept)} without those set aside" * (len(kept) < len(planned))
+    typer.echo(f"boards within {NEAR[0]:g} to {NEAR[1]:g}: {met(planned)}{without}")
 
 
 def _print_optima(optima: pd.DataFrame) -> None:

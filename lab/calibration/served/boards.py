@@ -4,6 +4,10 @@ A **board** is one model on one system in one scenario, that is under one pair o
 of up to 1.7 there, so the run that a plan is held against is the **best** submission: the most output tokens a second
 and GPU. The plan is asked with the lengths of the data set (``traffic/mlperf_*.yaml``, distributions where they are
 published), the recipe and the engine of that submission, and with drafts where the rules have them.
+
+A best run may be far from what its GPUs do. Its **share** is what it has of the best result on its system in any
+scenario, Offline among them; where it is less than half of the share that another system's best run has in the same
+scenario, the board is set aside: no tuned run is known there. Measurements alone say so, no forecast.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ from lab.calibration.served.rows import ServingRow, WorkerGroup
 P99 = 0.99
 #: Plan over run within which a board counts as met. [1]
 NEAR = (0.85, 1.15)
+#: Part of the largest share in its scenario below which a board is set aside (chosen with the boards in view). [1]
+LEAST_SHARE = 0.5
 #: Columns of ``judged_boards``, in order.
 COLUMNS = (
     "model",
@@ -47,6 +53,8 @@ COLUMNS = (
     "submissions",
     "run",  # of the best submission [token/s/GPU]
     "best_over_least",  # of the submissions [1]
+    "share",  # of the best result on its system in any scenario [1]
+    "set_aside",  # why the best run is none to judge by; "" where it is
     "plan",  # [token/s/GPU]
     "plan_over_run",  # [1]
     "gpus_for_run",  # that the plan takes at the rate of the run [1]
@@ -64,6 +72,12 @@ class Board:
     """Submissions of one model on one system in one scenario, the best of them first."""
 
     submissions: tuple[ServingRow, ...]
+    highest: float  # of all results on its system, in any scenario [token/s/GPU]
+
+    @property
+    def share(self) -> float:
+        """What its best run has of the best result on its system. [1]"""
+        return tokens_per_gpu(self.best) / self.highest
 
     @property
     def best(self) -> ServingRow:
@@ -89,15 +103,32 @@ def tokens_per_gpu(row: ServingRow) -> float:
 def boards(rows: Iterable[ServingRow]) -> list[Board]:
     """Put submissions under limits of latency together by board; those that cannot be evaluated are left out."""
     found: dict[tuple[object, ...], list[ServingRow]] = {}
+    highest: dict[tuple[str, str], float] = {}
     known = set(list_specs("traffic"))
     for row in rows:
-        limits = (row.ttft_limit, row.tpot_limit)
-        if row.reason or any(map(math.isnan, limits)) or MLPERF_TRAFFIC.format(model=row.model) not in known:
+        limits, where = (row.ttft_limit, row.tpot_limit), (row.model, row.system)
+        if row.reason or not row.rate > 0.0 or MLPERF_TRAFFIC.format(model=row.model) not in known:
             continue
-        found.setdefault((row.model, row.system, row.scenario, *limits), []).append(row)
+        highest[where] = max(highest.get(where, 0.0), tokens_per_gpu(row))
+        if not any(map(math.isnan, limits)):
+            found.setdefault((*where, row.scenario, *limits), []).append(row)
     return [
-        Board(submissions=tuple(sorted(mine, key=tokens_per_gpu, reverse=True)))
-        for _, mine in sorted(found.items(), key=lambda each: each[0])
+        Board(submissions=tuple(sorted(mine, key=tokens_per_gpu, reverse=True)), highest=highest[where[:2]])
+        for where, mine in sorted(found.items(), key=lambda each: each[0])
+    ]
+
+
+def set_aside(several: Sequence[Board]) -> list[str]:
+    """Why boards are none to judge a plan by, in order; "" where they are."""
+    most: dict[tuple[str, str], float] = {}
+    for board in several:
+        where = board.best.model, board.best.scenario
+        most[where] = max(most.get(where, 0.0), board.share)
+    return [
+        f"its best run has {board.share:.0%} of the best result on its system, another's in this scenario {other:.0%}"
+        if board.share < LEAST_SHARE * (other := most[board.best.model, board.best.scenario])
+        else ""
+        for board in several
     ]
 
 
@@ -114,10 +145,16 @@ def judged_boards(
 ) -> pd.DataFrame:
     """Plan every board, with ``at_rate`` also for the rate of its best submission, and hold the plan against that."""
     lines = []
-    for board in several:
-        lines.append(_judged(board, at_rate=at_rate))
+    for board, aside in zip(several, set_aside(several), strict=True):
+        lines.append({"set_aside": aside} | _judged(board, at_rate=at_rate))
         listen()
     return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def met(planned: pd.DataFrame) -> str:
+    """How many of these boards have a plan near their best run, and the median ratio."""
+    ratio = planned["plan_over_run"].dropna()
+    return f"{ratio.between(*NEAR).sum()} of {len(ratio)} (median {ratio.median():.2f})"
 
 
 def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
@@ -133,6 +170,7 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
         "submissions": len(tokens),
         "run": tokens[0],
         "best_over_least": tokens[0] / tokens[-1],
+        "share": board.share,
         "submitter": run.submitter,
         "ran": next((_layout(row.workers) for row in board.submissions if row.workers and not row.assumed_layout), ""),
     }

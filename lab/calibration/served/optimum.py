@@ -2,23 +2,25 @@
 
 A **group** is one model, system, recipe, engine and pair of lengths with disaggregated runs in a closed loop. Its
 published frontier are the runs that no other run beats in interactivity (``1/TPOT``) and throughput. At the
-interactivity of each of them four forecasts are held against the measured throughput:
+interactivity of each of them five forecasts are held against the measured throughput:
 
 * ``as_run``: the forecast of the run itself, its layout, counts and load;
 * ``same_workers``: the frontier over the workers that the group's runs have, at any batch and in any number;
 * ``same_kinds``: the frontier over the kinds of their layouts ("DP, EP"), at any degree;
+* ``planned``: the same on no more GPUs than the largest run of the group, with prefill loaded as a plan loads it;
 * ``free``: the frontier over all layouts that a plan may take (``supported``).
 
 So ``as_run`` is the error of the model, ``same_workers`` over it what the search gains by counts and batches,
 ``same_kinds`` over that what it gains by degrees, and ``free`` what it gains by kinds that others did not run. A right
-optimum gains little: operators have searched, too.
+optimum gains little: operators have searched, too. Frontiers match pools to the last request on up to 576 GPUs, where
+published runs have 22 to 80 and their prefill is not always busy: ``planned`` is what a plan would have deployed there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
@@ -29,10 +31,12 @@ import pandas as pd
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.limits import MOST_LOAD
 from disagg_sim.report.words import mapping_text
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import Layouts, layouts_of
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.workload.lengths import Lengths, lengths_at
@@ -49,7 +53,7 @@ FTL = 10.0
 #: Fewest prefill workers of a run whose ratio of pools is judged: below that it is rounded to whole workers. [1]
 LEAST_WORKERS = 3
 #: What is held against the published throughput.
-HEIGHTS = ("as_run", "same_workers", "same_kinds", "free")
+HEIGHTS = ("as_run", "same_workers", "same_kinds", "planned", "free")
 GROUP = ("model", "system", "recipe", "engine", "isl", "osl")
 #: Columns of ``judged_optima``, in order.
 COLUMNS = (
@@ -59,6 +63,7 @@ COLUMNS = (
     "as_run",  # forecast over published [1]
     "same_workers",  # likewise
     "same_kinds",  # likewise
+    "planned",  # likewise
     "free",  # likewise
     "ran",
     "found",  # of the free frontier, at this interactivity
@@ -96,13 +101,18 @@ class SplitGroup:
 
     @cached_property
     def frontiers(self) -> dict[str, pd.DataFrame]:
-        """Frontiers over the layouts of its prefill and decode workers, over all of their kinds too, and over all."""
+        """Frontiers over the layouts of its workers, over all of their kinds (as planned, too), and over all."""
         sides = ([row.prefill for row in self.rows], [row.workers for row in self.rows])
         own = [list(dict.fromkeys(each.mapping for each in side if each)) for side in sides]
         alike = [self.every[np.isin(layouts_of(self.every), layouts_of(Sharding.stack(side)))] for side in own]
         kinds = [list(dict.fromkeys([*side, *others])) for side, others in zip(own, alike, strict=True)]
-        layouts: tuple[Sequence[Sharding | list[Sharding]], ...] = (own, kinds, (self.every, self.every))
-        return {name: self.frontier(*each) for name, each in zip(HEIGHTS[1:], layouts, strict=True)}
+        largest = max(int(row.gpus) for row in self.rows)
+        return {
+            "same_workers": self.frontier(*own),
+            "same_kinds": self.frontier(*kinds),
+            "planned": self.frontier(*kinds, gpus=largest, load=MOST_LOAD),
+            "free": self.frontier(self.every, self.every),
+        }
 
     @cache  # noqa: B019 - groups live as long as the command
     def without(self, phase: str, kind: str) -> pd.DataFrame:
@@ -114,10 +124,19 @@ class SplitGroup:
         except InfeasibleError:
             return self.frontiers["free"].head(0)
 
-    def frontier(self, prefill: Sharding | list[Sharding], decode: Sharding | list[Sharding]) -> pd.DataFrame:
-        """The best matches of these layouts, in any number."""
-        sent, taken = prefill_grid(self.at, prefill, self.lengths), decode_grid(self.at, decode, self.lengths)
-        return match_pools(sent, taken, Rules(ftl_limit=FTL, keep="frontier"))
+    def frontier(
+        self,
+        prefill: Sharding | list[Sharding],
+        decode: Sharding | list[Sharding],
+        *,
+        gpus: int = Rules().gpu_cap,
+        load: float = 1.0,
+    ) -> pd.DataFrame:
+        """The best matches of these layouts on so many GPUs at most; prefill has a ``load`` of its full rate [1]."""
+        sent = prefill_candidates(prefill_grid(self.at, prefill, self.lengths), ftl_limit=FTL)
+        taken = decode_grid(self.at, decode, self.lengths)
+        loaded = replace(sent, request_rate=load * sent.request_rate)
+        return match_pools(loaded, taken, Rules(ftl_limit=FTL, gpu_cap=gpus, keep="frontier"))
 
     def best(self, frontier: pd.DataFrame, level: float) -> dict[str, Any] | None:
         """The point of a frontier with the most throughput from an interactivity on [token/s/user]."""

@@ -3,16 +3,26 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from made_loads import latencies, made_run
 from shared_data import shared_file
 
 from disagg_sim.cli.main import run
-from lab.calibration.served.boards import boards, judged_boards, tokens_per_gpu
+from disagg_sim.search.grid import prefill_grid
+from lab.calibration.served.boards import boards, judged_boards, set_aside, tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.optimum import heights_by, judged_optima, on_frontier, preferred, ratios_by, split_groups
+from lab.calibration.served.optimum import (
+    HEIGHTS,
+    heights_by,
+    judged_optima,
+    on_frontier,
+    preferred,
+    ratios_by,
+    split_groups,
+)
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
@@ -66,6 +76,38 @@ def test_boards_that_were_published():
     tokens = [tokens_per_gpu(each) for each in board.submissions]
     assert (len(tokens), board.best.submitter, round(tokens[0])) == (7, "Nebius", 7467)
     assert tokens[0] / tokens[-1] == pytest.approx(1.70, abs=0.01)
+
+
+def test_a_board_is_set_aside_where_another_system_has_twice_its_share_of_its_own_best():
+    """H200: 100 of 400 requests/s Offline; H100: 80 of 150; A100: 27 of 100, just above half of the share of H100."""
+    offline = {"scenario": "Offline", "tpot_limit": math.nan}
+    rows = [
+        submission(100.0),
+        submission(400.0, **offline),
+        submission(999.0, reason="open division: the model may be changed", **offline),
+        submission(80.0, system="h100_sxm"),
+        submission(150.0, system="h100_sxm", **offline),
+        submission(27.0, system="a100_sxm_80gb"),
+        submission(100.0, system="a100_sxm_80gb", **offline),
+        submission(10.0, scenario="Interactive"),  # nobody else ran it
+    ]
+    several = boards(rows)
+    found = {(each.best.system, each.best.scenario): why for each, why in zip(several, set_aside(several), strict=True)}
+    assert [each.share for each in several] == pytest.approx([0.27, 80 / 150, 0.025, 0.25])
+    assert {name for name, why in found.items() if why} == {("h200_sxm", "Server")}
+    assert "25%" in found["h200_sxm", "Server"]
+    assert "53%" in found["h200_sxm", "Server"]
+
+
+def test_boards_of_untuned_runs_that_were_published():
+    """Interactive gpt-oss on 8 x B200 and B300: 0.14 and 0.24 of what they do, where GB300 has 0.62; 405B on B300."""
+    several = boards(read_rows(shared_file(PUBLISHED)))
+    aside = [board.best for board, why in zip(several, set_aside(several), strict=True) if why]
+    assert [(run.model, run.system, run.scenario) for run in aside] == [
+        ("gpt_oss_120b", "b200_sxm", "Interactive"),
+        ("gpt_oss_120b", "b300_sxm", "Interactive"),
+        ("llama_3_1_405b", "b300_sxm", "Interactive"),
+    ]
 
 
 def test_the_rules_of_a_scenario_say_what_drafts():
@@ -141,6 +183,7 @@ def test_heights_at_the_interactivity_of_each_published_run():
     forecast = table[table["quantity"] == "throughput"].set_index("row")["predicted"]
     assert optima["as_run"].tolist() == pytest.approx([forecast["fast"] / 900.0, forecast["slow"] / 3000.0])
     assert (optima["same_kinds"] >= optima["same_workers"] * (1 - 1e-9)).all()
+    assert (optima["same_kinds"] >= optima["planned"] * (1 - 1e-9)).all()
     assert (optima["free"] >= optima["same_kinds"] * (1 - 1e-9)).all()
     assert (optima[["prefill_gain", "decode_gain"]] >= 1 - 1e-9).all(axis=None)  # a kind less is never higher
     kind = optima["found_decode"][1]
@@ -155,6 +198,23 @@ def test_heights_at_the_interactivity_of_each_published_run():
     assert optima["same_workers"][1] * 3000.0 >= 9.0 * beside * (1 - 1e-9)  # between two points the curve is higher
 
 
+def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
+    """The runs have 8 x (3 + 2) and 8 x (1 + 2) GPUs; 85 % of what the prefill workers can do carries the rate."""
+    rows = [
+        split_run("slow", 512, 1 / 20.0, 3000.0, prefill=3, decode=2),
+        split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
+    ]
+    (group,) = split_groups(evaluate(rows), rows)
+    planned, wide = group.frontiers["planned"], group.frontiers["same_kinds"]
+    assert planned["total_gpus"].max() <= 40 < wide["total_gpus"].max()
+    sent = prefill_grid(group.at, [rows[0].prefill.mapping], group.lengths)
+    alone = float(np.max(sent.request_rate[0]))
+    own = group.frontier([rows[0].prefill.mapping], [rows[0].workers.mapping], gpus=40, load=0.85)
+    rate = own["tokens_per_s_per_gpu"] * own["total_gpus"] / group.lengths.mean_osl
+    assert (rate <= 0.85 * alone * own["prefill_instances"] * (1 + 1e-9)).all()
+    assert (rate / (alone * own["prefill_instances"])).max() > 0.8
+
+
 def test_medians_by_system_and_class_layouts_and_ratios():
     optima = pd.DataFrame(
         {
@@ -165,6 +225,7 @@ def test_medians_by_system_and_class_layouts_and_ratios():
             "as_run": [1.0, 1.2, 1.1],
             "same_workers": [1.0, 2.0, 1.0],
             "same_kinds": [1.0, 2.0, 1.1],
+            "planned": [0.9, 1.5, 1.0],
             "free": [1.5, 2.0, 1.2],
             "found_prefill": ["PP", "PP", "DP"],
             "prefill_gain": [1.1, 1.4, 1.2],
@@ -181,9 +242,7 @@ def test_medians_by_system_and_class_layouts_and_ratios():
         ("all", "all", "20-35"): 2,
         ("all", "all", "all"): 3,
     }
-    assert found.loc[("a", "fp8", "all"), ["as_run", "same_workers", "same_kinds", "free"]].tolist() == pytest.approx(
-        [1.1, 1.5, 1.5, 1.75]
-    )
+    assert found.loc[("a", "fp8", "all"), list(HEIGHTS)].tolist() == pytest.approx([1.1, 1.5, 1.5, 1.2, 1.75])
     taken = preferred(optima)
     assert taken[["phase", "layout", "points"]].to_numpy().tolist() == [
         ["prefill", "PP", 2],
