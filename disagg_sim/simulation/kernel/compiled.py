@@ -165,18 +165,24 @@ def on_compilation(tell: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def inner(function: Function) -> Function:
+def inner(function: Function, *, into_callers: bool = False) -> Function:
     """Compile a function that only compiled code calls: nothing is made for calls from Python.
 
     It is compiled once for all values of an argument that are written out in its calls, such as ``0``.
     """
-    made: Any = _numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    made: Any = _numba.njit(forceinline=into_callers, **options)(function)
     if not _numba.config.DISABLE_JIT:
         template = made.get_call_template
         made.get_call_template = lambda args, kws: template(
             tuple(map(_any_value, args)), {name: _any_value(each) for name, each in kws.items()}
         )
     return cast(Function, made)
+
+
+def inlined(function: Function) -> Function:
+    """The same into each caller: a call that hands on all arrays of a fleet costs as much as what a small one does."""
+    return inner(function, into_callers=True)
 
 
 def called_by_address(function: Callable[..., int]) -> Any:

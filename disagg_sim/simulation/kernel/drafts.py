@@ -65,7 +65,7 @@ def own_growth(inst: InstanceRecord, seg: Segment) -> int:
 
 
 @inner
-def count_drafted(st: FleetState, i: int, duration: float) -> None:
+def count_drafted(st: FleetState, i: int) -> None:
     """Let a step of the running set have happened; tokens beyond the end of a segment are dropped."""
     inst = st.inst[i]
     grown, growing, emitted = 0, 0, 0
@@ -89,6 +89,4 @@ def count_drafted(st: FleetState, i: int, duration: float) -> None:
         inst.promised -= grown
     inst.running_tokens += emitted
     inst.counter += 1
-    inst.decode_steps += 1
     inst.decode_tokens += emitted
-    inst.decode_s += duration

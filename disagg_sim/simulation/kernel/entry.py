@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.addresses import feed_at, next_due, queues_at, state_at
-from disagg_sim.simulation.kernel.compiled import entry, inner
+from disagg_sim.simulation.kernel.compiled import entry, inlined, inner
 from disagg_sim.simulation.kernel.handover import cancel, recompute, sender_done
 from disagg_sim.simulation.kernel.layout import (
     COMING,
@@ -29,7 +29,7 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
-from disagg_sim.simulation.kernel.lockstep import form_all_ranks, settle_all_ranks
+from disagg_sim.simulation.kernel.lockstep import form, settle
 from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.moving import (
     ASKED_FOR,
@@ -44,9 +44,7 @@ from disagg_sim.simulation.kernel.moving import (
 )
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
 from disagg_sim.simulation.kernel.queue import check_drained, count_departure, release, unlink
-from disagg_sim.simulation.kernel.ranks import choose_rank, count_all_ranks
-from disagg_sim.simulation.kernel.runs import count_run
-from disagg_sim.simulation.kernel.steps import form, settle
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_run
 from disagg_sim.simulation.kernel.submission import changed, place_next, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
@@ -96,14 +94,11 @@ def _next_report(st: Queues, links: Links) -> int:
     return -1
 
 
-@inner
+@inlined
 def _step(st: FleetState, i: int, now: float) -> None:
     """End the current run of an instance and begin the next."""
     st.world[0].now_s = now
-    if st.inst[i].ranks > 1:
-        if settle_all_ranks(st, i, now):
-            form_all_ranks(st, i, now)
-    elif settle(st, i, now):
+    if settle(st, i, now):
         form(st, i, now)
     check_drained(st, i)
     changed(st, i)
@@ -190,10 +185,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
     while i >= 0:
         steps = uncounted(st, i, now)
         if steps > 0:
-            if st.inst[i].ranks > 1:
-                count_all_ranks(st, i, steps)
-            else:
-                count_run(st, i, steps)
+            count_run(st, i, steps)
             changed(st, i)
         set_key(st.due, i, max(due_s(st, i), later))
         i = first_up_to(st.due, now) if only < 0 else -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import (
     COMING,
     LANDED,
@@ -80,7 +80,7 @@ def land(st: Queues, i: int, s: int) -> None:
     enqueue(st, i, s, LANDED)
 
 
-@inner
+@inlined
 def admit_landed(st: FleetState, i: int, now: float) -> None:
     """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]

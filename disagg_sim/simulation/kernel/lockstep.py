@@ -1,6 +1,7 @@
-"""Compiled: instances of several attention ranks, which step together.
+"""Compiled: form the next step of an instance, and end a step; its attention ranks, one or several, step together.
 
-Each rank has queues, KV memory and a running set in a row of its own, as each has an engine core of its own in vLLM and
+A step is formed when the previous step ends: what ``steps`` says of a rank is done for each of them. Of several ranks
+each has queues, KV memory and a running set in a row of its own, as each has an engine core of its own in vLLM and
 a scheduler in SGLang. A request belongs to one rank from its arrival on. A step of the instance is one of all ranks,
 because the experts are spread over them: it begins with what every rank can take, and ends for all at once. Scores and
 values take as long as on the rank where they take longest, projections as on the rank with the most tokens; the experts
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.chunks import ask_for_chunks, steps_to_chunk
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
     DECODING,
@@ -36,14 +37,16 @@ from disagg_sim.simulation.kernel.queue import (
     to_find,
     unlink,
 )
-from disagg_sim.simulation.kernel.ranks import count_all_ranks, fullest_running, run_time
+from disagg_sim.simulation.kernel.ranks import count_run, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
+    begin_one,
     behind_passes,
     end_pieces,
     make_room,
     may_admit,
     only_prefill,
+    pieces_step,
     pieces_time,
     sums_of_pieces,
     take_chunks,
@@ -65,9 +68,19 @@ WHOLE_PROMPT = int(AdmissionRule.PROMPT)
 CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
 
 
+@inlined
+def pieces_time_of(st: FleetState, i: int, decodes: bool) -> float:
+    """A step of the pieces of prompts of an instance and, unless they wait, of what runs there. [s]"""
+    inst = st.inst[i]
+    if inst.ranks > 1:
+        return step_all_ranks(st, i, decodes)
+    n = inst.running_requests if decodes else 0
+    return pieces_step(st, i, inst.pieces, n, (inst.running_tokens + n) / n if n > 0 else 0.0)
+
+
 @inner
 def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
-    """A step of the pieces of prompts of all ranks and, unless they wait, of what runs there. [s]"""
+    """See ``pieces_time_of``, of several ranks. [s]"""
     inst = st.inst[i]
     head, values, ranks = inst.table, st.values, inst.ranks
     full, total = 0, 0
@@ -97,15 +110,15 @@ def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
     return max(time, least)
 
 
-@inner
+@inlined
 def pass_times(st: FleetState, i: int, now: float) -> tuple[float, float]:
     """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
-        time = step_all_ranks(st, i, False)
+        time = pieces_time_of(st, i, False)
         return time, time
     latency, busy = pass_all_ranks(st, i)
-    latency = behind_passes(st, i, now, latency, busy)
+    latency = behind_passes(st, i, now + inst.swapping_s, latency, busy)
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if not only_prefill(st, row, st.inst[row].pieces):
             busy = latency
@@ -218,7 +231,7 @@ def hold_prompts(st: FleetState, i: int) -> int:
     return steps
 
 
-@inner
+@inlined
 def take_all_ranks(st: FleetState, i: int, now: float) -> int:
     """Prompts, or pieces of them, of all ranks for the next step; how many.
 
@@ -247,7 +260,7 @@ def take_all_ranks(st: FleetState, i: int, now: float) -> int:
     return total
 
 
-@inner
+@inlined
 def decode_steps_left(st: FleetState, i: int) -> int:
     """Decode steps of all ranks before one of them ends a request or lacks a block."""
     inst = st.inst[i]
@@ -260,7 +273,7 @@ def decode_steps_left(st: FleetState, i: int) -> int:
     return steps
 
 
-@inner
+@inlined
 def was_preempted(st: FleetState, i: int) -> bool:
     """Whether a rank has preempted in this step and admits no prompt for it: it may do so after one more."""
     inst = st.inst[i]
@@ -270,8 +283,8 @@ def was_preempted(st: FleetState, i: int) -> bool:
     return False
 
 
-@inner
-def form_all_ranks(st: FleetState, i: int, now: float) -> None:
+@inlined
+def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
     inst = st.inst[i]
     rows = range(inst.rank_at, inst.rank_at + inst.ranks)
@@ -284,13 +297,16 @@ def form_all_ranks(st: FleetState, i: int, now: float) -> None:
         held = hold_prompts(st, i) if inst.hold_steps > 0 else 0
         if held == 0 and take_all_ranks(st, i, now) > 0:
             if inst.mode in (CHUNKED, SLO_AWARE):
-                inst.run_steps = 1
-                begin(st, i, now, MIXED, step_all_ranks(st, i, True))
+                begin_one(st, i, now, MIXED, pieces_time_of(st, i, True))
                 return
-            inst.latency_s, time = pass_times(st, i, now)
-            begin(st, i, now, PASS, time)
+            latency, time = pass_times(st, i, now)
+            inst.latency_s = latency + inst.swapping_s
+            begin_one(st, i, now, PASS, time)
             return
         if fullest_running(st, i)[1] > 0:
+            if inst.swapping_s > 0.0 or (inst.preempted == 1 and inst.swap_block_s >= 0.0):
+                begin_one(st, i, now, MIXED, run_time(st, i, 1))
+                return
             alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0
             steps = 1 if alone else decode_steps_left(st, i)
             if held > 0:
@@ -310,19 +326,19 @@ def form_all_ranks(st: FleetState, i: int, now: float) -> None:
         st.world[0].pending_events += 1
 
 
-@inner
-def end_all_ranks(st: FleetState, i: int, now: float) -> None:
+@inlined
+def end_run(st: FleetState, i: int, now: float) -> None:
     """Settle the run of an instance that ends on all its ranks."""
     inst = st.inst[i]
     kind, start = inst.run_kind, inst.run_start_s
     if kind == IDLE:
         return
     if kind == DECODING:
-        count_all_ranks(st, i, inst.run_steps)
+        count_run(st, i, inst.run_steps)
     else:
         _, running = fullest_running(st, i)
         inst.busy_s += now - start
-        inst.passes += 1
+        inst.passes += inst.pieces > 0
         if kind == MIXED and running > 0:
             inst.decode_steps += 1
             inst.decode_s += now - start
@@ -331,7 +347,7 @@ def end_all_ranks(st: FleetState, i: int, now: float) -> None:
         rank = st.inst[row]
         if kind == MIXED and rank.running_requests > 0:
             count_gaps(st, row, start, now - start)
-            count_steps(st, row, 1, now - start)
+            count_steps(st, row, 1)
             rank.last_step_s = now
         if kind != PASS:
             finish_complete(st, row, now)
@@ -343,7 +359,7 @@ def end_all_ranks(st: FleetState, i: int, now: float) -> None:
             ask_for_chunks(st, row, now)
 
 
-@inner
+@inlined
 def next_away(st: FleetState, i: int) -> None:
     """Note when the next segment leaves the last stage of a pipeline, on any rank."""
     inst = st.inst[i]
@@ -354,12 +370,12 @@ def next_away(st: FleetState, i: int) -> None:
             inst.leave_s = min(inst.leave_s, st.seg[s].leaves_s)
 
 
-@inner
-def settle_all_ranks(st: FleetState, i: int, now: float) -> bool:
+@inlined
+def settle(st: FleetState, i: int, now: float) -> bool:
     """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
     inst = st.inst[i]
     if inst.leave_s > now:
-        end_all_ranks(st, i, now)
+        end_run(st, i, now)
         return True
     waiting = False
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):

@@ -8,70 +8,45 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, FleetState, Mode, Queues
-from disagg_sim.simulation.kernel.ranks import run_time, run_within
-from disagg_sim.simulation.kernel.runs import steps_time, steps_within
-from disagg_sim.simulation.kernel.times import decode_time
+from disagg_sim.simulation.kernel.ranks import decode_piece, run_time, run_within
 
 MANUAL = int(Mode.MANUAL)
 #: Share of a time by which arithmetic may miss it. [1]
 ROUNDING = 1e-12
 
 
-@inner
-def _context(st: FleetState | Queues, i: int) -> float:
-    """Mean context of the next decode step. [token]"""
-    inst = st.inst[i]
-    context: float = (inst.running_tokens + inst.running_requests) / inst.running_requests
-    return context
-
-
-@inner
+@inlined
 def steps_to(st: FleetState | Queues, i: int, now: float) -> int:
     """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
     inst = st.inst[i]
-    head = inst.table
     elapsed = now - inst.run_start_s
     most = inst.run_steps - 1
-    if most <= 0 or elapsed <= 0.0:
-        return 0
-    if inst.ranks > 1:
-        return run_within(st, i, elapsed, most)
-    steps: int = steps_within(head, st.values, inst.running_requests, _context(st, i), elapsed, most)
-    return steps
+    return 0 if most <= 0 or elapsed <= 0.0 else run_within(st, i, elapsed, most)
 
 
-@inner
+@inlined
 def uncounted(st: FleetState | Queues, i: int, now: float) -> int:
     """Decode steps of an instance that have ended and are not in its columns yet."""
     return steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
 
 
-@inner
+@inlined
 def end_after(st: FleetState | Queues, i: int, steps: int) -> float:
     """End of the first ``steps`` uncounted steps of a decode run. [s]"""
     inst = st.inst[i]
-    end: float = inst.run_end_s
-    if steps < inst.run_steps:
-        if inst.ranks > 1:
-            return inst.run_start_s + run_time(st, i, steps)
-        head = inst.table
-        end = inst.run_start_s + steps_time(head, st.values, inst.running_requests, _context(st, i), steps)
+    end: float = inst.run_start_s + run_time(st, i, steps) if steps < inst.run_steps else inst.run_end_s
     return end
 
 
-@inner
+@inlined
 def due_s(st: FleetState | Queues, i: int) -> float:
     """A time before which no step of a decode run ends that is not counted yet and is not its last one. [s]"""
     inst = st.inst[i]
     if inst.run_kind != DECODING or inst.run_steps <= 1:
         return math.inf
-    if inst.ranks > 1:
-        first = run_time(st, i, 1)
-    else:
-        first = decode_time(inst.table, st.values, inst.running_requests, _context(st, i))
-    return (inst.run_start_s + first) * (1.0 - ROUNDING)
+    return (inst.run_start_s + decode_piece(st, i, 0, 1)[0]) * (1.0 - ROUNDING)
 
 
 @inner
@@ -92,7 +67,7 @@ def wake(st: FleetState | Queues, i: int, now: float) -> None:
     st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)
 
 
-@inner
+@inlined
 def begin(st: FleetState, i: int, now: float, kind: int, duration: float) -> None:
     """Start a run of an instance."""
     inst = st.inst[i]
@@ -102,7 +77,7 @@ def begin(st: FleetState, i: int, now: float, kind: int, duration: float) -> Non
     inst.next_s = min(now + duration, inst.leave_s)
 
 
-@inner
+@inlined
 def waits(st: FleetState, i: int) -> bool:
     """Whether work waits that would be done if there were room."""
     inst = st.inst[i]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.drafts import own_growth, steps_to_end
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
@@ -33,7 +33,7 @@ MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in AdmissionRule)
 
 
-@inner
+@inlined
 def link(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
     """Put a segment into a queue of an instance behind ``before``; -1 = it is the first."""
     inst = st.inst[i]
@@ -47,7 +47,7 @@ def link(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> No
         inst.last[queue] = s
 
 
-@inner
+@inlined
 def append(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
     """Put a segment last in a queue of an instance."""
     link(st, i, s, st.inst[i].last[queue], queue)
@@ -80,7 +80,7 @@ def enqueue(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
     link(st, i, s, before, queue)
 
 
-@inner
+@inlined
 def unlink(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""
     seg = st.seg[s]
@@ -207,7 +207,7 @@ def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
         at = other.next
 
 
-@inner
+@inlined
 def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
     """Tokens of a segment that waits which need no prefill if it begins now; of them those in blocks that it shares.
 
@@ -216,7 +216,7 @@ def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
     return found_of(st, s) if st.world[0].shared != 0 else (surviving_tokens(st, i, s), 0)
 
 
-@inner
+@inlined
 def past_of(st: FleetState, s: int) -> int:
     """Tokens before the next piece of a prompt, which may wait and share some of them. [token]"""
     seg = st.seg[s]
@@ -224,7 +224,7 @@ def past_of(st: FleetState, s: int) -> int:
     return found_of(st, s)[0] if st.world[0].shared != 0 and past == 0 else past
 
 
-@inner
+@inlined
 def left_of(st: FleetState, s: int) -> int:
     """Tokens of a prompt that a step computes if it takes all of it. [token]"""
     seg = st.seg[s]
@@ -263,7 +263,7 @@ def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int
     return -1 if wanted > free - spare else need
 
 
-@inner
+@inlined
 def take_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
     """Take the blocks that a segment needs to begin, see ``blocks_to_begin``; whether it was admitted."""
     inst, seg = st.inst[i], st.seg[s]
@@ -308,7 +308,7 @@ def release(st: FleetState | Queues, i: int, s: int) -> None:
         st.seg[s].blocks = 0
 
 
-@inner
+@inlined
 def finish(st: FleetState, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     seg = st.seg[s]
@@ -325,7 +325,7 @@ def finish(st: FleetState, i: int, s: int, time: float) -> None:
         report(st, s)
 
 
-@inner
+@inlined
 def join(st: FleetState, i: int, s: int) -> None:
     """Let a segment with a full cache decode from the next step on."""
     inst, seg = st.inst[i], st.seg[s]
@@ -344,7 +344,7 @@ def join(st: FleetState, i: int, s: int) -> None:
     push(st, i, ((counter + seg.generate - seg.emitted) << 32) | s)
 
 
-@inner
+@inlined
 def leave_running(st: FleetState, i: int, s: int) -> None:
     """Settle cache and blocks of a segment that was just taken out of the running set."""
     inst, seg = st.inst[i], st.seg[s]
@@ -362,7 +362,7 @@ def leave_running(st: FleetState, i: int, s: int) -> None:
     seg.blocks = -(-cached // BLOCK_TOKENS)
 
 
-@inner
+@inlined
 def finish_complete(st: FleetState, i: int, time: float) -> None:
     """End all running segments that have emitted their last token."""
     inst = st.inst[i]
@@ -373,7 +373,7 @@ def finish_complete(st: FleetState, i: int, time: float) -> None:
         finish(st, i, s, time)
 
 
-@inner
+@inlined
 def complete_prompt(st: FleetState, i: int, s: int, time: float) -> None:
     """The prompt of a segment is in the cache: it emits a token, and ends or decodes."""
     seg = st.seg[s]

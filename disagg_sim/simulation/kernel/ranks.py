@@ -1,14 +1,15 @@
 """Compiled: what the attention ranks of an instance have together, who of them takes a request, and their decode runs.
 
 See ``lockstep``. Between two events the running sets are fixed. Scores and values of a rank take a time that is linear
-inside a cell of its step table, and the longest of all ranks counts, so the time of a step is linear in pieces.
+inside a cell of its step table, and the longest of all ranks counts, so the time of a step is linear in pieces, and
+runs of steps have a closed form.
 """
 
 from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import AWAY, FleetState, Queues, RankChoice
 from disagg_sim.simulation.kernel.runs import (
     add_linear_gaps,
@@ -90,7 +91,7 @@ def gather(st: FleetState | Queues, i: int) -> None:
         inst.decode_context += rank.decode_context
 
 
-@inner
+@inlined
 def fullest_running(st: FleetState | Queues, i: int) -> tuple[int, int]:
     """Sequences of an instance whose ranks all run as many as the one with the most, and those that do run."""
     inst = st.inst[i]
@@ -101,10 +102,24 @@ def fullest_running(st: FleetState | Queues, i: int) -> tuple[int, int]:
     return most * inst.ranks, total
 
 
-@inner
+@inlined
 def decode_piece(st: FleetState | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
     """The decode step after ``done`` further ones: its time [s], by how much each after it takes longer [s], and for
     how many steps, up to ``most``, that holds.
+    """
+    inst = st.inst[i]
+    if inst.ranks > 1:
+        return _piece_of_ranks(st, i, done, most)
+    head, values, n = inst.table, st.values, inst.running_requests
+    context = (inst.running_tokens + n) / n + done
+    cell = knot_of(head, values, context)
+    left, value, slope = decode_line(head, values, head.decode_at, n, cell)
+    return value + (context - left) * slope, slope, steps_in_cell(head, values, cell, context, most)
+
+
+@inner
+def _piece_of_ranks(st: FleetState | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
+    """See ``decode_piece``, of several ranks.
 
     The rank with the longest scores and values sets the time. It holds until its mean context, or that of another,
     enters the next cell of the table, or until another rank, whose times grow faster, takes longer.
@@ -141,9 +156,9 @@ def decode_piece(st: FleetState | Queues, i: int, done: int, most: int) -> tuple
     return base + longest, slope, most
 
 
-@inner
+@inlined
 def run_time(st: FleetState | Queues, i: int, steps: int) -> float:
-    """Time of ``steps`` decode steps of all ranks from now on. [s]"""
+    """Time of ``steps`` decode steps of an instance from now on. [s]"""
     total, done = 0.0, 0
     while done < steps:
         first, slope, count = decode_piece(st, i, done, steps - done)
@@ -152,9 +167,9 @@ def run_time(st: FleetState | Queues, i: int, steps: int) -> float:
     return total
 
 
-@inner
+@inlined
 def run_within(st: FleetState | Queues, i: int, elapsed: float, most: int) -> int:
-    """Most decode steps of all ranks, up to ``most``, that end within ``elapsed`` [s]."""
+    """Most decode steps of an instance, up to ``most``, that end within ``elapsed`` [s]."""
     before, done = 0.0, 0
     while done < most:
         first, slope, count = decode_piece(st, i, done, most - done)
@@ -167,7 +182,7 @@ def run_within(st: FleetState | Queues, i: int, elapsed: float, most: int) -> in
 
 
 @inner
-def count_all_ranks(st: FleetState, i: int, steps: int) -> None:
+def count_run(st: FleetState, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance on all its ranks."""
     inst = st.inst[i]
     start = inst.run_start_s
@@ -187,7 +202,7 @@ def count_all_ranks(st: FleetState, i: int, steps: int) -> None:
         if st.inst[row].running_requests > 0:
             count_gaps(st, row, start, first)
             st.inst[row].late_steps += late
-            count_steps(st, row, steps, duration)
+            count_steps(st, row, steps)
             st.inst[row].last_step_s = end
     if inst.holds == 1:
         inst.held += steps

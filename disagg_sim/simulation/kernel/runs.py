@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.arrays import Floats
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.drafts import count_drafted
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -23,7 +23,7 @@ from disagg_sim.simulation.kernel.layout import (
     TableRecord,
 )
 from disagg_sim.simulation.kernel.sharing import take_free
-from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
+from disagg_sim.simulation.kernel.times import decode_line, knot_of
 
 OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
@@ -110,25 +110,6 @@ def steps_of_line(first: float, slope: float, count: int, before: float, elapsed
 
 
 @inner
-def steps_within(head: TableRecord, values: Floats, decodes: int, context: float, elapsed: float, most: int) -> int:
-    """Most steps, up to ``most``, that end within ``elapsed`` [s]."""
-    cell = knot_of(head, values, context)
-    done = 0
-    before = 0.0
-    while done < most:
-        left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
-        count = steps_in_cell(head, values, cell, context + done, most - done)
-        first = value + (context + done - left) * slope
-        total = count * first + slope * (0.5 * count * (count - 1))
-        if before + total > elapsed:
-            return done + steps_of_line(first, slope, count, before, elapsed)
-        before += total
-        done += count
-        cell += 1
-    return done
-
-
-@inner
 def growth_of(inst: InstanceRecord) -> int:
     """KV blocks that the running set takes for its next step."""
     if inst.table.drafts > 0:
@@ -168,7 +149,7 @@ def steps_in_memory(st: FleetState, i: int, most: int) -> int:
     return most
 
 
-@inner
+@inlined
 def count_gaps(st: FleetState, i: int, start: float, duration: float) -> None:
     """Gaps that one decode step ends: of those that joined since the last one, and of all the others."""
     inst, limit = st.inst[i], st.world[0].gap_limit_s
@@ -191,12 +172,12 @@ def count_gaps(st: FleetState, i: int, start: float, duration: float) -> None:
     inst.groups = 0
 
 
-@inner
-def count_steps(st: FleetState, i: int, steps: int, duration: float) -> None:
+@inlined
+def count_steps(st: FleetState, i: int, steps: int) -> None:
     """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters. With drafts it is one."""
     inst = st.inst[i]
     if inst.table.drafts > 0:
-        count_drafted(st, i, duration)
+        count_drafted(st, i)
         return
     running = inst.running_requests
     grown = blocks_for(st, i, steps)
@@ -210,38 +191,4 @@ def count_steps(st: FleetState, i: int, steps: int, duration: float) -> None:
     inst.decode_context += contexts
     inst.running_tokens += running * steps
     inst.counter += steps
-    inst.decode_steps += steps
     inst.decode_tokens += running * steps
-    inst.decode_s += duration
-
-
-@inner
-def count_run(st: FleetState, i: int, steps: int) -> None:
-    """Count the first ``steps`` steps of the decode run of an instance."""
-    inst = st.inst[i]
-    running = inst.running_requests
-    head, values = inst.table, st.values
-    context = (inst.running_tokens + running) / running
-    start = inst.run_start_s
-    first = decode_time(head, values, running, context)
-    count_gaps(st, i, start, first)
-    duration = first
-    cell = knot_of(head, values, context + 1.0)
-    done = 1
-    while done < steps:
-        left, value, slope = decode_line(head, values, head.decode_at, running, cell)
-        count = steps_in_cell(head, values, cell, context + done, steps - done)
-        gap = value + (context + done - left) * slope
-        add_linear_gaps(st, gap, slope, count, running)
-        inst.late_steps += late_of_line(st, gap, slope, count)
-        duration += count * gap + slope * (0.5 * count * (count - 1))
-        done += count
-        cell += 1
-    count_steps(st, i, steps, duration)
-    end = start + duration
-    if steps == inst.run_steps:
-        end = inst.run_end_s
-    inst.busy_s += end - start
-    inst.run_start_s = end
-    inst.last_step_s = end
-    inst.run_steps -= steps

@@ -1,54 +1,30 @@
-"""Compiled: form the next step of an instance, and end a step.
+"""Compiled: what an attention rank takes into the next step, how long its prompts take there, and their end.
 
-A step is formed when the previous step ends. Running segments get the blocks that they need (the newest segments are
-preempted if no block is free), segments with an arrived context join, then the scheduler mode admits prompts.
-
-Past 400 lines: times of whole prompts, chunks and decodes in a step depend on each other.
+Running segments get the blocks that they need (the newest segments are preempted if no block is free), segments with an
+arrived context join, then the scheduler mode admits prompts. ``lockstep`` forms the step of these.
 """
 
 from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.chunks import ask_for_chunks, steps_to_chunk, take_chunk_blocks
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.chunks import take_chunk_blocks
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.handover import admit_landed, reserved
-from disagg_sim.simulation.kernel.layout import (
-    AWAY,
-    COMING,
-    DECODING,
-    IDLE,
-    MIXED,
-    PASS,
-    PROMPTS,
-    AdmissionRule,
-    FleetState,
-    Mode,
-    SegmentStatus,
-    TableRecord,
-)
+from disagg_sim.simulation.kernel.layout import AWAY, COMING, PROMPTS, AdmissionRule, FleetState, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, preempt
-from disagg_sim.simulation.kernel.progress import begin, waits, wake
-from disagg_sim.simulation.kernel.queue import (
-    append,
-    complete_prompt,
-    finish_complete,
-    join,
-    left_of,
-    past_of,
-    take_blocks,
-    unlink,
-)
-from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, growth_of, steps_in_memory, steps_time
+from disagg_sim.simulation.kernel.progress import begin
+from disagg_sim.simulation.kernel.queue import append, complete_prompt, join, left_of, take_blocks, unlink
+from disagg_sim.simulation.kernel.runs import growth_of
 from disagg_sim.simulation.kernel.sharing import enlist, note_begun
-from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
+from disagg_sim.simulation.kernel.times import mixed_time, piece_time
 
 WHOLE_PROMPT = int(AdmissionRule.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 LEAVING = int(SegmentStatus.LEAVING)
 
 
-@inner
+@inlined
 def admit_transferred(st: FleetState, i: int, now: float) -> None:
     """Admit, in queue order, segments that only decode or have their context on another instance."""
     inst = st.inst[i]
@@ -77,7 +53,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
         s = inst.first[COMING]
 
 
-@inner
+@inlined
 def may_admit(st: FleetState, i: int, s: int) -> bool:
     """Whether a sequence slot is free for a waiting prompt, and no other segment has precedence."""
     inst = st.inst[i]
@@ -90,7 +66,7 @@ def may_admit(st: FleetState, i: int, s: int) -> bool:
     return not before
 
 
-@inner
+@inlined
 def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool:
     """Start prefill of at most ``piece`` tokens of the next prompt, if a sequence slot and blocks are free."""
     inst, seg = st.inst[i], st.seg[s]
@@ -105,7 +81,7 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
     return True
 
 
-@inner
+@inlined
 def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
     """Set how many tokens of a prompt a step computes, in blocks already allocated."""
     seg = st.seg[s]
@@ -114,22 +90,7 @@ def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
         enlist(st, i, s, seg.cached + piece)
 
 
-@inner
-def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
-    """Prefill tokens beside the decodes of a step: the rest of the token budget, or fewer for the step limit."""
-    inst = st.inst[i]
-    running = inst.running_requests
-    budget: int = inst.token_budget - running * (1 + head.drafts)
-    s = inst.first[PROMPTS]
-    if s < 0 or budget <= 0:
-        return 0
-    if inst.mode == SLO_AWARE:
-        context = (inst.running_tokens + running) / running if running > 0 else 0.0
-        budget = aware_prefill(head, st.values, inst, running, context, past_of(st, s), budget)
-    return budget
-
-
-@inner
+@inlined
 def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
     """Add chunks of prompts, up to ``budget`` tokens in total, to a step of all decodes; return their number."""
     inst = st.inst[i]
@@ -179,7 +140,7 @@ def take_prompts(st: FleetState, i: int, now: float) -> int:
     return pieces
 
 
-@inner
+@inlined
 def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float]:
     """Sum tokens and query-key pairs of the first pieces of the queue, and find the longest: tokens, longest, pairs."""
     tokens, longest, pairs = 0, 0, 0.0
@@ -217,7 +178,7 @@ def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -
     return max(total, piece_time(head, values, micro, 1.0, float(seg.piece), float(seg.cached)))
 
 
-@inner
+@inlined
 def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: float) -> float:
     """Time a step of running segments (at their mean context) and the first pieces of the queue. [s]"""
     head = st.inst[i].table
@@ -225,34 +186,6 @@ def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: floa
     micro = min(head.pipeline, max(running, 1))
     attention = pieces_time(st, i, pieces, micro, pairs)
     return mixed_time(head, st.values, running, context, tokens, tokens, attention)
-
-
-@inner
-def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tuple[float, float]:
-    """Time a pass of prompts through a pipeline: until its last token leaves, and until the next pass may start. [s]
-
-    Prompts form one micro-batch per stage, or one micro-batch in chunks; prompts of a micro-batch are timed as equal
-    prompts with the same number of query-key pairs.
-    """
-    busy = st.values[head.host_at]
-    others = 0.0
-    together = pieces if head.chunk > 0 else -(-pieces // min(head.pipeline, pieces))
-    s = st.inst[i].first[PROMPTS]
-    done = 0
-    while done < pieces:
-        count = min(together, pieces - done)
-        tokens, past, pairs = 0, 0, 0.0
-        for _ in range(count):
-            tokens += st.seg[s].piece
-            past += st.seg[s].cached
-            pairs += st.seg[s].piece * (st.seg[s].cached + 0.5 * st.seg[s].piece)
-            s = st.seg[s].next
-        alike, length, before = equal_prompts(tokens, pairs, past)
-        slowest, rest = pass_part(head, st.values, alike, length, before, 1.0)
-        busy += slowest
-        others = max(others, rest)
-        done += count
-    return busy + others, busy
 
 
 @inner
@@ -284,7 +217,7 @@ def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
     return True
 
 
-@inner
+@inlined
 def make_room(st: FleetState, i: int, now: float) -> None:
     """Give running segments the blocks that they need, then admit segments whose context has arrived."""
     inst = st.inst[i]
@@ -294,7 +227,7 @@ def make_room(st: FleetState, i: int, now: float) -> None:
     admit_transferred(st, i, now)
 
 
-@inner
+@inlined
 def begin_one(st: FleetState, i: int, now: float, kind: int, time: float) -> None:
     """Begin one step or pass, which takes ``time`` [s] and waits for blocks that are swapped."""
     inst = st.inst[i]
@@ -303,62 +236,12 @@ def begin_one(st: FleetState, i: int, now: float, kind: int, time: float) -> Non
     inst.swapping_s = 0.0
 
 
-@inner
-def form(st: FleetState, i: int, now: float) -> None:
-    """Form the next step of an instance, or let it idle."""
-    inst = st.inst[i]
-    head = inst.table
-    mode = inst.mode
-    inst.pieces = 0
-    inst.preempted = 0
-    if inst.active == 1:
-        make_room(st, i, now)
-        together = mode in (CHUNKED, SLO_AWARE)
-        pieces = take_chunks(st, i, now, chunk_budget(st, i, head)) if together else take_prompts(st, i, now)
-        running = inst.running_requests
-        context = (inst.running_tokens + running) / running if running > 0 else 0.0
-        if pieces > 0:
-            inst.pieces = pieces
-            if together:
-                begin_one(st, i, now, MIXED, pieces_step(st, i, pieces, running, context))
-                return
-            if head.pipeline > 1:
-                latency, time = pipelined_pass(st, i, pieces, head)
-                latency = behind_passes(st, i, now + inst.swapping_s, latency, time)
-                if not only_prefill(st, i, pieces):
-                    time = latency
-            else:
-                time = pieces_step(st, i, pieces, 0, 0.0)
-                latency = time
-            inst.latency_s = latency + inst.swapping_s
-            begin_one(st, i, now, PASS, time)
-            return
-        if running > 0:
-            steps = (st.sets[0, i, 0] >> 32) - inst.counter
-            if inst.swapping_s > 0.0 or (inst.preempted == 1 and inst.swap_block_s >= 0.0):
-                begin_one(st, i, now, MIXED, steps_time(head, st.values, running, context, 1))
-                return
-            alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
-            alone |= head.drafts > 0
-            steps = 1 if alone else steps_to_chunk(st, i, steps_in_memory(st, i, steps))
-            inst.run_steps = steps
-            begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
-            return
-    begin(st, i, now, IDLE, math.inf)
-    if inst.preempted == 1:  # preemption freed blocks, so waiting segments may start at once
-        inst.next_s = now
-    if inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
-        inst.stalled = 1
-        st.world[0].pending_events += 1
-
-
-@inner
+@inlined
 def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
     """Settle the pieces of a step; complete prompts emit their token at ``emitted``, which may be after ``now``."""
     inst = st.inst[i]
     pieces = inst.pieces
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
-    inst.passes += 1
     inst.prefill_tokens += tokens
     inst.queued_prompt_tokens -= tokens
     inst.prefill_pairs += pairs
@@ -388,57 +271,3 @@ def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
                 complete_prompt(st, i, s, now)
         s = after
     inst.pieces = 0
-
-
-@inner
-def next_leaving(st: FleetState, i: int) -> None:
-    """Set ``leave_s`` to the time when the next segment leaves the pipeline."""
-    inst = st.inst[i]
-    s = inst.first[AWAY]
-    inst.leave_s = math.inf if s < 0 else st.seg[s].leaves_s
-
-
-@inner
-def end_run(st: FleetState, i: int, now: float) -> None:
-    """Settle the run of an instance at its end."""
-    inst = st.inst[i]
-    kind = inst.run_kind
-    if kind == DECODING:
-        count_run(st, i, inst.run_steps)
-        finish_complete(st, i, now)
-    elif kind == MIXED:
-        start = inst.run_start_s
-        inst.busy_s += now - start
-        if inst.running_requests > 0:
-            count_gaps(st, i, start, now - start)
-            count_steps(st, i, inst.run_steps, now - start)
-            inst.last_step_s = now
-            finish_complete(st, i, now)
-        if inst.pieces > 0:
-            end_pieces(st, i, now, now)
-    elif kind == PASS:
-        start = inst.run_start_s
-        inst.busy_s += now - start
-        emitted = start + inst.latency_s
-        end_pieces(st, i, now, emitted if emitted > now else now)
-        next_leaving(st, i)
-    if kind != IDLE and st.world[0].chunk_tokens > 0:
-        ask_for_chunks(st, i, now)
-
-
-@inner
-def settle(st: FleetState, i: int, now: float) -> bool:
-    """Settle events of an instance: segments leave its pipeline, or its run ends; return whether it forms a step."""
-    inst = st.inst[i]
-    if inst.leave_s > now:
-        end_run(st, i, now)
-        return True
-    while inst.leave_s <= now:
-        s = inst.first[AWAY]
-        unlink(st, i, s, -1, AWAY)
-        complete_prompt(st, i, s, now)
-        next_leaving(st, i)
-    inst.next_s = min(inst.run_end_s, inst.leave_s)
-    if inst.run_kind == DECODING and waits(st, i):  # for blocks just freed
-        wake(st, i, now)
-    return bool(inst.run_kind == IDLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.addresses import chosen, ranking_at, whole_numbers
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.handover import count
 from disagg_sim.simulation.kernel.layout import (
     AHEAD,
@@ -38,7 +38,7 @@ MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 IMPOSSIBLE, LATE = 1, 2
 
 
-@inner
+@inlined
 def row_of(st: FleetState | Queues, s: int) -> int:
     """Where the rank of a segment has its queues and its memory."""
     row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
@@ -56,7 +56,7 @@ def changed(st: FleetState | Queues, i: int) -> None:
     st.world[0].changes += 1
 
 
-@inner
+@inlined
 def _close(st: Queues, i: int) -> bool:
     """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
     inst, alone = st.inst[i], False
@@ -69,7 +69,7 @@ def _close(st: Queues, i: int) -> bool:
     return alone
 
 
-@inner
+@inlined
 def _enqueue(st: Queues, row: int, s: int) -> bool:
     """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
     inst, closes = st.inst[row], st.seg[s].closes
