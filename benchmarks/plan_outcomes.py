@@ -38,7 +38,6 @@ import pandas as pd
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import DisaggSimError, InfeasibleError
-from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import EmpiricalLength, LengthSpec, LogNormalLength, TrafficCase
 from disagg_sim.planning.answer import Plan
@@ -50,6 +49,7 @@ from disagg_sim.planning.ranking import ranked
 from disagg_sim.planning.replayed import requests_of
 from disagg_sim.planning.sizing import designs_at
 from disagg_sim.report.plan_rows import mapping_words
+from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.workload.distributions import length_distribution
 
 FILE = Path(__file__).with_suffix(".csv")

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from disagg_sim.facts.acceptance import measured_speculation
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
+from disagg_sim.techniques.speculation.facts_asked import measured_speculation
 from lab.calibration.served.evaluate import engine_of, evaluate
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow

@@ -14,7 +14,6 @@ from .facts.traffic import Reuse
 from .facts.yaml_files import list_specs
 from .launch.expressible import expressible
 from .launch.launch import launch
-from .physics.encoder import encode_step
 from .physics.setup import Setup, setup
 from .planning.answer import Plan
 from .planning.evaluate import evaluate
@@ -24,7 +23,6 @@ from .planning.run_energy import run_energy
 from .report.tables import readable
 from .search.grid import decode_grid, prefill_grid
 from .search.mappings import enumerate_mappings
-from .search.splits import split_grid
 from .serving.colocated import colocated
 from .serving.colocation import Colocation
 from .serving.costs import with_cost
@@ -35,10 +33,12 @@ from .serving.piggyback import piggyback
 from .serving.points import pareto_front
 from .serving.pool_program import MatchOptions
 from .serving.pools import plan_pools
-from .serving.spares import SpareRules, with_spares
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.simulate import simulate
-from .workload.hit_rates import hit_curve
+from .techniques.availability.law_columns import SpareRules, with_spares
+from .techniques.encode.physics import encode_step
+from .techniques.prefix.requests_hits import hit_curve
+from .techniques.split.search import split_grid
 from .workload.lengths import Lengths, lengths
 from .workload.readers.load import load_trace
 from .workload.readers.windows import stream_trace

@@ -193,7 +193,8 @@ class Room(NamedTuple):
     kind: int  # 0: files, 1: knowledge, 2: analytic, 3: simulation, 4: shell, 5: laboratory
 
 
-#: Every room of the package, in a grid of 12 columns; a room imports only rooms above it.
+TECHNIQUES = sorted(folder.name for folder in Path(ds.__file__).with_name("techniques").glob("[a-z]*"))
+#: Every room of the package, in a grid of 12 columns; a room imports only rooms above it; techniques lie across them.
 ROOMS = {
     "facts": Room(0, 1, 8, 1, "YAML to frozen specs: systems, fits, models, recipes, profiles", 1),
     "workload": Room(8, 1, 4, 2, "lengths, arrivals, traces", 1),
@@ -202,6 +203,9 @@ ROOMS = {
     "serving": Room(0, 4, 8, 1, "co-located, piggybacked, disaggregated; rate matching; cost", 2),
     "certainty": Room(0, 5, 8, 1, "operators of a design, error bars, elasticities, extrapolation", 2),
     "simulation": Room(8, 4, 4, 2, "requests one by one:\ncompiled instances, policies", 3),
+    "techniques": Room(
+        12, 1, 2.6, 6, "availability\ncontext\nencode\nexperts\nprefill_delay\nprefix\nranks\nspeculation\nsplit", 2
+    ),
     "planning": Room(0, 6, 12, 1, "one answer: what to deploy, how sure, what would change it", 2),
     "sweep": Room(0, 7, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
     "scenario": Room(8, 7, 4, 1, "the same for simulations", 3),
@@ -224,7 +228,7 @@ def architecture() -> Any:
     """The rooms of the package from facts down to commands."""
     figure = blank_figure((9.0, 8.2))
     axes = figure.add_subplot()
-    axes.set(xlim=(-0.75, 12.05), ylim=(12.2, 0.3))
+    axes.set(xlim=(-0.75, 14.65), ylim=(12.2, 0.3))
     axes.axis("off")
     for name, room in {**FILES, **ROOMS, **LAB}.items():
         x, y = room.left + 0.06, room.top + 0.12 * bool(room.kind)
@@ -244,7 +248,7 @@ def architecture() -> Any:
         if not room.said:
             axes.text(*middle, name, ha="center", va="center", fontsize=9.5, color=GREY)
             continue
-        high = 0.18 if "\n" not in room.said else 0.5
+        high = 0.18 + 0.15 * room.said.count("\n")
         axes.text(middle[0], middle[1] - high, name, ha="center", va="center", fontsize=12, fontweight="bold")
         axes.text(middle[0], middle[1] + 0.2, room.said, ha="center", va="center", fontsize=9.2, color=INK)
     arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}

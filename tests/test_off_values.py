@@ -19,12 +19,12 @@ from disagg_sim.cli.main import app
 from disagg_sim.facts.load import load_profile
 from disagg_sim.planning.flips import Changes
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.techniques.availability.play import Failures
 from disagg_sim.workload.request_columns import PrefixBlocks
 
 SWEEP = """name: plain

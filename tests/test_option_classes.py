@@ -15,10 +15,10 @@ from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.admission import Busy, PredictedTtft
 from disagg_sim.simulation.classes import ServiceClass
-from disagg_sim.simulation.encoders import Encoders
-from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.availability.play import Failures
+from disagg_sim.techniques.encode.play import Encoders
 
 AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
 SEES = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")

@@ -10,7 +10,7 @@ Energy of one GPU of either pool, and of encoders:
 with the operators o of a micro-batch in the half of the GPU's pool and in its crossings, which keep GPUs of both pools
 at work; m micro-batches, the time T of the step, and the power :math:`P_0` of a GPU that waits. Crossings run beside
 the halves of other micro-batches, so the second term may be below 0; the limit of the GPU is the most.
-Encoders draw what the kernels of the tower draw. Source: ``certainty.energy``, ``physics.passes.attention_ffn``.
+Encoders draw what the kernels of the tower draw. Source: ``certainty.energy``, ``techniques.split.physics``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import kernel_cost, total_cost
-from disagg_sim.physics.encoder import EncodeStep, encoder_operators
-from disagg_sim.physics.passes.attention_ffn import Halves, Split, SplitStep, halves, split_bytes, split_step
 from disagg_sim.physics.passes.engine_time import host_time
 from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Operator
+from disagg_sim.techniques.encode.physics import EncodeStep, encoder_operators
+from disagg_sim.techniques.split.physics import Halves, Split, SplitStep, halves, split_bytes, split_step
 from disagg_sim.workload.lengths import Lengths
 
 #: Columns of the parts: ``waited`` is the time that the step waits for the part; the other half hides the rest.

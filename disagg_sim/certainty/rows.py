@@ -24,15 +24,15 @@ from disagg_sim.errors import InputError, check_word, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.axes import undrafted
-from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
+from disagg_sim.techniques.prefix.requests import constant_named, parted
+from disagg_sim.techniques.prefix.search import align_to_checkpoints
+from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
 from disagg_sim.workload.named import lengths_named, ranks_parted
-from disagg_sim.workload.prefixes import constant_named, parted
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7

@@ -6,7 +6,7 @@ A deployment of X requests/s costs :math:`U_p + U_d`: the price of its two pools
 its instances spend on the prefill and on the O output tokens of a request. A prompt has S new tokens after C cached
 ones, and :math:`s = 1 - t(S, 0)/t(S, C)` of its pass goes by for them. So the three add up to the price of a request.
 What holds caches between two requests is not priced. GPUs that are reserved and serve this rate in a share u of the
-hours cost c/u. Where rows count spares (``serving.spares``), a pool costs as much more as it has GPUs more.
+hours cost c/u. Where rows count spares (``techniques.availability``), a pool costs as much more as it has GPUs more.
 """
 
 from __future__ import annotations

@@ -24,13 +24,10 @@ from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model, load_system
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.design import Availability
-from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.question import usual_precision
-from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.question import ExplainQuestion, LaunchQuestion, changed_flags
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
@@ -58,18 +55,21 @@ from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.sweep.compare import read_block, read_frontier
 from disagg_sim.sweep.kv_links import HandedOver, handed_over
+from disagg_sim.techniques.availability.law import Spares
+from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
+from disagg_sim.techniques.prefill_delay.plan_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
+from disagg_sim.techniques.prefix.plan import TierUse, tiers_of_designs
+from disagg_sim.techniques.prefix.requests import reuse_text
+from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
-from disagg_sim.workload.prefixes import reuse_text
 
 #: Fields that choose a row of a table, and fields for both rows and designs given by options.
 OF_ROWS = ("row", "case", "best", "at_interactivity")

@@ -13,13 +13,13 @@ from disagg_sim.cli.plan import images_of
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.physics.encoder import encode_step
-from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
 from disagg_sim.question import ExplainQuestion, changed_flags
 from disagg_sim.report.breakdown import entries_of, time_text, too_full
 from disagg_sim.report.words import records, text_of
-from disagg_sim.search.splits import ffn_mapping
+from disagg_sim.techniques.encode.physics import encode_step
+from disagg_sim.techniques.split.physics import Split
+from disagg_sim.techniques.split.search import ffn_mapping
 from disagg_sim.units import GB, MB
 from disagg_sim.workload.lengths import Lengths
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import typer
 
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
 from disagg_sim.facts.yaml_files import list_specs
@@ -16,7 +15,8 @@ from disagg_sim.launch.expressible import engines_of
 from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.question import OWN, PlanOptions
 from disagg_sim.question import PlanQuestion, prices_of
-from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.techniques.prefix.search import GpuCaches
+from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.units import asked_quantity, parse_quantity
 from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
 from disagg_sim.workload.named import traffic_case

@@ -134,7 +134,7 @@ _Share = Annotated[float, Range(1e-6, 1.0)]
 
 
 class ContextExchange(NamedTuple):
-    """How GPUs that share the tokens of a sequence send each other what they lack (``physics.context``)."""
+    """How GPUs that share the tokens of a sequence send each other what they lack (``techniques.context.physics``)."""
 
     decode: str = "ag_rs"  # of ``DECODE_EXCHANGES``
     overlaps: bool = False  # whether the exchange of outputs hides behind scores, sequence by sequence

@@ -8,10 +8,10 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.load import load_checkpoints, load_model
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.speculation import MTP
 from disagg_sim.facts.yaml_files import DIRECTORIES, shipped_root
-from disagg_sim.physics.drafting import draft_model_of
 from disagg_sim.physics.setup import Setup
+from disagg_sim.techniques.speculation.facts import MTP
+from disagg_sim.techniques.speculation.physics import draft_model_of
 
 #: In files, where no published checkpoint is known, of the model and of its drafter.
 UNKNOWN, UNKNOWN_DRAFTER = "CHECKPOINT", "DRAFT_CHECKPOINT"

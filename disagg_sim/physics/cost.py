@@ -226,7 +226,7 @@ def exchange_cost(tokens: Numeric, mapping: Sharding, ffn: FfnBlock[Any], phase:
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) of the T tokens of all GPUs, all of them for ep = 1.
 
     Kernels were timed between equal ranks that start together. In prefill, which is bound by bytes, the exchange over
-    expert ranks takes I times as long, as the fullest rank gets I times its share (``expert_load.lasting_imbalance``).
+    expert ranks takes I times as long, as the fullest rank gets I times its share (``lasting_imbalance``).
     In decode with an engine it takes ``exchange_stretch`` times as long; with expert TP alone (ep = 1) attention ranks
     wait ``exchange_wait`` for each other before they gather.
     """

@@ -14,8 +14,8 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import check_form, elementwise, layers_of
 from disagg_sim.physics.blocks.base import Layer
-from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.work import Operator, Tokens, embedding, head
+from disagg_sim.techniques.experts.physics import ExpertRouting
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,10 +20,10 @@ from disagg_sim.errors import InputError, check_word, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import descriptors, own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.techniques.speculation.physics import handed_bytes
 
 #: How a block of a layer's keys lies in memory: heads, then tokens; or tokens, then heads.
 ORDERS = ("hnd", "nhd")

@@ -31,7 +31,6 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.blocks.base import Layer
-from disagg_sim.physics.drafting import draft_model_of, joining_bytes, with_draft_layers
 from disagg_sim.physics.passes.engine_time import stage_table
 from disagg_sim.physics.residents import (
     EXPANDED,
@@ -45,6 +44,7 @@ from disagg_sim.physics.residents import (
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import is_one
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
+from disagg_sim.techniques.speculation.physics import draft_model_of, joining_bytes, with_draft_layers
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0

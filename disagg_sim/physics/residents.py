@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.passes.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.techniques.speculation.physics import drafts_of
 
 #: The MLA form that keeps up-projected keys and values beside the latent.
 EXPANDED = "cached"

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import ContextExchange, EngineMemory, EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
@@ -25,11 +24,12 @@ from disagg_sim.facts.load import (
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.work import Numeric
+from disagg_sim.techniques.speculation.facts import Speculation
+from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 
 #: In place of the name of an engine: bare kernels.
 KERNELS = "kernels"

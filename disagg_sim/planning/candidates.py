@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import (
     Grids,
@@ -18,16 +17,17 @@ from disagg_sim.planning.choices import (
     staged_choices,
 )
 from disagg_sim.planning.design import Availability
-from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
-from disagg_sim.planning.split_decode import split_choices
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.search.splits import SplitGrid
 from disagg_sim.simulation.instance_variants import ffn_of
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.encode.plan import EncodeChoice
+from disagg_sim.techniques.split.plan import split_choices
+from disagg_sim.techniques.split.search import SplitGrid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,6 @@ from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
-from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
@@ -30,11 +29,12 @@ from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoi
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.serving.step_mixing import token_time
+from disagg_sim.techniques.prefix.requests import Prompts
+from disagg_sim.techniques.ranks.physics_sums import LEAST_LOAD
+from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths, uneven
-from disagg_sim.workload.prefixes import Prompts
 
 #: Most of the TTFT limit that a pass may take; the rest is for the queue. [1]
 PASS_SHARE = 0.95

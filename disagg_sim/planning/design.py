@@ -9,16 +9,16 @@ from functools import reduce
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
-from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
-from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, check_target, spares_for
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.instance_variants import ffn_of
+from disagg_sim.techniques.availability.facts import FailureSpec
+from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
+from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 
 #: Latencies at the percentiles that are printed. [s]
 Percentiles = dict[str, float]

@@ -27,10 +27,10 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.power import facility_watts, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
+from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.workload.lengths import Lengths
 
 

@@ -16,9 +16,9 @@ from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
+from disagg_sim.techniques.split.search import SplitGrid
 
 
 def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> Wire:

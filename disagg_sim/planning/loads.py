@@ -15,10 +15,10 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.queueing import Service, mean_wait, share_that_waits
-from disagg_sim.workload.prefixes import Prompts
+from disagg_sim.techniques.prefix.physics import load_time
+from disagg_sim.techniques.prefix.requests import Prompts
 
 #: Places at which the wait for a link is taken. [1]
 _PLACES = (np.arange(8) + 0.5) / 8

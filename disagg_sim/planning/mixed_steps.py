@@ -3,7 +3,7 @@ r"""Time the steps of a co-located instance, with and without prefill, and find 
 A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
 :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so a share k
 of the time goes to such steps. R ranks compute theirs in the same steps, so these take all of the time except that in
-which all R servers of one queue are idle, and less with prefill delay (``planning.prefill_delay_queue``). All ranks
+which all R servers of one queue are idle, and less with prefill delay (``techniques.prefill_delay``). All ranks
 wait for the one with the largest piece: where the last of the m pieces of a prompt is short, j ranks all have such a
 last piece with probability :math:`m^{-j}`. Scores and values take as long as on the rank that has the largest part of
 its prompt behind it, which is j/(j+1) on average over j ranks.
@@ -32,9 +32,9 @@ from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.step_mixing import own_step, step_rate
+from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share
 
 #: Prefill delays to try, as shares of the TTFT limit: the rest is for prefill and its queue. [1]
 HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
@@ -250,7 +250,7 @@ class MixedSteps:
 def share_by_steps(under_way: Floats, ranks: int, further: Floats | float, come: tuple[Floats, Floats]) -> Floats:
     r"""Find the share of the time in steps with prefill, where prompts start with a step.
 
-    Takes the prompts that are under way, those that start with another (``prefill_delay_queue``) and the prompts that
+    Takes the prompts that are under way, those that start with another (``prefill_delay``) and the prompts that
     ``come``: x in a step with prefill, y in one of decodes alone. [request] Several ranks are then idle for
     :math:`T_d/(1 - e^{-y})` in place of :math:`1/\lambda`, and busy until m steps in a row bring no prompt,
     :math:`T_{mix} (e^{mx} - 1)/(1 - e^{-x})` in place of :math:`(e^{mx} - 1)/\lambda`:

@@ -26,7 +26,7 @@ from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
-from disagg_sim.serving.prefill_delay import parse_prefill_delay
+from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace

@@ -16,13 +16,11 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.encode_queue import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import passes
 from disagg_sim.planning.pool_choice import QuickBound
-from disagg_sim.planning.prefill_delay_queue import waits
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.queueing import (
     RESIDUES,
@@ -34,9 +32,11 @@ from disagg_sim.planning.queueing import (
     share_that_waits,
     shortest_queue_delay,
 )
-from disagg_sim.planning.rank_steps import prompt_times
 from disagg_sim.planning.shared_instances import alike, beside, evened, renewed, sent
 from disagg_sim.planning.token_times import Joining, met_prompts, token_times
+from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
+from disagg_sim.techniques.prefill_delay.plan_queue import waits
+from disagg_sim.techniques.ranks.plan import prompt_times
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
@@ -184,7 +184,7 @@ class ColocatedChoice:
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
-    hold_steps: int = 0  # most decode steps that prompts wait for every rank (``prefill_delay_queue``); 0 = none [1]
+    hold_steps: int = 0  # most decode steps that prompts wait for every rank (``prefill_delay``); 0 = none [1]
 
     @property
     def batch(self) -> Floats:

@@ -18,7 +18,6 @@ from disagg_sim.facts.load import load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.answer import NONE_HOLDS, Plan, choose
 from disagg_sim.planning.assurance import holding, surer
@@ -31,12 +30,13 @@ from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, setups_of, split_grid
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
 from disagg_sim.simulation.instance_variants import FfnPool, bare, ffn_of
+from disagg_sim.techniques.encode.physics import EncodeStep, encode_step
+from disagg_sim.techniques.split.search import SplitGrid, setups_of, split_grid
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 

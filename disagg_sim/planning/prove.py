@@ -19,15 +19,15 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
-from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.encoders import Encoders
-from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.simulate import SimulationResult, simulate
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
+from disagg_sim.techniques.encode.plan import EncodeChoice
+from disagg_sim.techniques.encode.play import Encoders
 from disagg_sim.workload.trace import Trace
 
 #: Simulations of a search. [1]

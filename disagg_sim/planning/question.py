@@ -23,12 +23,12 @@ from disagg_sim.facts.load import load_efficiency, load_model, load_precision, l
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import skewed_profile
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.serving.availability import check_target
 from disagg_sim.serving.costs import Per
-from disagg_sim.serving.prefill_delay import parse_prefill_delay
+from disagg_sim.techniques.availability.law import check_target
+from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
+from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.trace import Trace
 
 #: In place of names of systems: all that are shipped and have fits.

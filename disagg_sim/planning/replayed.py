@@ -9,7 +9,6 @@ from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import ServingMode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
-from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
@@ -18,6 +17,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.ranks.physics_sums import LEAST_LOAD
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 

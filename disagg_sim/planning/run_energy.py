@@ -21,7 +21,6 @@ from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pool_parts import encode_spent, split_spent
 from disagg_sim.errors import InputError
-from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -30,6 +29,7 @@ from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.simulation.wishes import Role
+from disagg_sim.techniques.split.physics import Split
 from disagg_sim.workload.lengths import Lengths, lengths
 from disagg_sim.workload.stream import in_memory
 

@@ -44,8 +44,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.physics.rank_sums import RequestLaw
 from disagg_sim.planning.queueing import Occupancy
+from disagg_sim.techniques.ranks.physics_sums import RequestLaw
 
 #: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where these count as
 #: coming at random (chosen from simulations, which lie on both sides). [1]

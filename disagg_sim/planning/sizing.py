@@ -20,12 +20,12 @@ from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.encode_queue import EncodeChoice, Encoding
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
+from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 
 #: Layouts of each pool that become designs: most of those with nearly the fewest GPUs, and how many others fill up a
 #: shorter list (one at least). [1]

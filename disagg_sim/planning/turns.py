@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from disagg_sim.planning.answer import Plan
-from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 from disagg_sim.workload.turns import TurnCaches, mean_turns, trace_lengths, turn_lengths

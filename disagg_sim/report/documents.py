@@ -14,8 +14,6 @@ from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Shares, shares_of_text
 from disagg_sim.domain import ServingMode
-from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
-from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import memory_of_pools, too_full, trust_shares
 from disagg_sim.report.schemas import (
     COMPARE,
@@ -35,12 +33,14 @@ from disagg_sim.report.schemas import (
     plain,
 )
 from disagg_sim.report.words import records
-from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.digests import Change
 from disagg_sim.sweep.kv_links import HandedOver
+from disagg_sim.techniques.availability.law import Spares
+from disagg_sim.techniques.availability.law_columns import WITH_SPARES
+from disagg_sim.techniques.prefill_delay.plan_effect import PrefillDelayEffect
+from disagg_sim.techniques.prefix.plan import TierUse
 
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
 AT = (20.0, 50.0, 100.0)

@@ -20,7 +20,6 @@ from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
-from disagg_sim.planning.tiers import tier_uses
 from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
@@ -48,6 +47,7 @@ from disagg_sim.report.schemas import (
     labels,
     plain,
 )
+from disagg_sim.techniques.prefix.plan import tier_uses
 from disagg_sim.units import HOUR, MILLION
 
 if TYPE_CHECKING:

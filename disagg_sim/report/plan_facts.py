@@ -12,14 +12,14 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
-from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.search.layouts import SERVED
-from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.sweep.kv_links import HandedOver
+from disagg_sim.techniques.availability.law import Spares
+from disagg_sim.techniques.prefill_delay.plan_effect import PrefillDelayEffect
+from disagg_sim.techniques.prefix.plan import TierUse, tier_uses
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.domain import ServingMode
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
@@ -22,6 +21,7 @@ from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
+from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
 

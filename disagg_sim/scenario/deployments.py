@@ -17,13 +17,13 @@ from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
 from disagg_sim.facts.yaml_files import list_specs
-from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
-from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.instance_variants import FfnPool
 from disagg_sim.simulation.options import MOST_TOKENS
+from disagg_sim.techniques.encode.physics import encode_step
+from disagg_sim.techniques.encode.play import Encoders
+from disagg_sim.techniques.split.search import ffn_mapping
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
 PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}

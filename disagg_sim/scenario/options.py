@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import plain_number
-from disagg_sim.simulation.failures import KINDS, OF_EVENT, FailureEvent, Failures
 from disagg_sim.simulation.options import Option, options_of
+from disagg_sim.techniques.availability.play import KINDS, OF_EVENT, FailureEvent, Failures
 
 Place = tuple[str | int, ...]
 

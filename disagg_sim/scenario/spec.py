@@ -14,7 +14,6 @@ from disagg_sim.choices import MOST_DRAFTS, MOST_SEED
 from disagg_sim.domain import Slo
 from disagg_sim.errors import DisaggSimError, SpecError, quoted, unknown_word
 from disagg_sim.facts import load
-from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import SeveralFaultsError, expected, faults_of_call, require_few
 from disagg_sim.facts.schema import (
     Named,
@@ -44,9 +43,10 @@ from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import FULL, options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.prefix_tiers import below
 from disagg_sim.simulation.run import require_windows
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.prefix.play_tiers import below
+from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace

@@ -14,11 +14,11 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Sharding, Status
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
-from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.prefixes import stored_bytes
+from disagg_sim.techniques.prefix.search import stored_bytes
+from disagg_sim.techniques.speculation.physics import handed_bytes
 from disagg_sim.workload.lengths import Lengths
 
 PHASES = ("prefill", "decode")

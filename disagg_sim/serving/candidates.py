@@ -15,7 +15,7 @@ from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid
+from disagg_sim.techniques.split.search import SplitGrid
 from disagg_sim.units import GB
 
 

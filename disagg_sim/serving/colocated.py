@@ -24,7 +24,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
-from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.colocation import (
     Chosen,
     ColocatedCase,
@@ -40,6 +39,7 @@ from disagg_sim.serving.colocation import (
 from disagg_sim.serving.group_rows import Found, Rows, of_one_depth, searched
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.step_mixing import longest_gap, token_times
+from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()

@@ -18,7 +18,6 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, ByValue, ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, check_word
 from disagg_sim.physics.blocks import check_form, chunk_forms
-from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes_of
 from disagg_sim.physics.residents import Prefilling
@@ -26,8 +25,9 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import batch_axes, draft_choices, drafting
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait
+from disagg_sim.techniques.prefix.search import align_to_checkpoints
+from disagg_sim.techniques.speculation.physics import handed_bytes
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 

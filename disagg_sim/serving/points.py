@@ -21,10 +21,10 @@ import pandas as pd
 
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, accepted_length
 from disagg_sim.search import pareto
 from disagg_sim.search.phase_grid import CHOSEN_FORMS
+from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths
 
 #: In the column ``speculation``: no speculative decoding.

@@ -10,14 +10,14 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, setups_of
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
 from disagg_sim.serving.pairing import best_counts_of_pools
 from disagg_sim.serving.points import COST_COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.split.search import SplitGrid, setups_of
 from disagg_sim.units import HOUR
 
 #: GPUs of each pool, in the order in which a request passes them.

@@ -10,14 +10,14 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_program import PoolCounts
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.split.search import SplitGrid, SplitInstance
 from disagg_sim.units import GB
 
 G = TypeVar("G", PhaseGrid, SplitGrid)

@@ -16,15 +16,15 @@ from disagg_sim.arrays import Floats
 from disagg_sim.choices import POOLS
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.splits import SplitGrid, SplitInstance, setups_of
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_options import EncodeSide, GridSide, SplitSide
 from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Goal, MatchOptions, PoolCounts, fill_pools
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.split.search import SplitGrid, SplitInstance, setups_of
 
 #: What a request passes: the pools of one of them do the same work.
 ROLES = ("encode", "prefill", "decode")

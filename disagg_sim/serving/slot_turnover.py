@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.serving.prefill_delay import delayed_passes
+from disagg_sim.techniques.prefill_delay.law import delayed_passes
 
 #: Requests of a rank that end in one step are counted up to the mean plus this many standard deviations plus ``_FEW``
 #: requests: larger numbers have a probability below 1e-16.

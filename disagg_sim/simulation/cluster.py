@@ -16,7 +16,6 @@ from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
-from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Placing, Ranked, Route, RoutingQueue
 from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
@@ -25,13 +24,14 @@ from disagg_sim.simulation.kernel.ranking import ranking
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_IDLE_LOOKS, MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.prefix_tiers import Tiers
-from disagg_sim.simulation.recovery import ActiveLeg, Recovery
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import PUSHED, Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish, leg_faults
+from disagg_sim.techniques.availability.play import Failures
+from disagg_sim.techniques.availability.play_recovery import ActiveLeg, Recovery
+from disagg_sim.techniques.prefix.play_tiers import Tiers
 
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived

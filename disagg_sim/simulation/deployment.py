@@ -14,9 +14,9 @@ from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
-from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
+from disagg_sim.techniques.encode.play import Encoders
 from disagg_sim.workload.trace import Trace
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.

@@ -10,18 +10,18 @@ import numpy as np
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
-from disagg_sim.physics.passes.attention_ffn import split_bytes, split_step
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.splits import check_split
 from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
 from disagg_sim.simulation.models import ModelShare, shares_of
 from disagg_sim.simulation.site import request_host
+from disagg_sim.techniques.split.physics import split_bytes, split_step
+from disagg_sim.techniques.split.search import check_split
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace

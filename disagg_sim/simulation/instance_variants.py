@@ -1,6 +1,6 @@
 """Tell instances apart that differ in more than their mapping: in GPUs, recipe, engine or model, or in a second pool.
 
-The feed-forward part of an instance that decodes may stand on GPUs of its own (``physics.passes.attention_ffn``).
+The feed-forward part of an instance that decodes may stand on GPUs of its own (``techniques.split.physics``).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any
 
 from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.errors import InputError, check_kinds, whole_number
-from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
+from disagg_sim.techniques.split.physics import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FfnPool:
     """GPUs for the feed-forward part of an instance, whose other GPUs keep caches and attention."""
 
-    mapping: Sharding  # of ``search.splits.ffn_mapping``
+    mapping: Sharding  # of ``techniques.split.search.ffn_mapping``
     microbatches: int = 2  # that alternate between both halves [1]
     setup: Setup | None = field(default=None, repr=False)  # None = that of the attention GPUs
 

@@ -18,11 +18,8 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
-from disagg_sim.physics.drafting import drafts_of
-from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.memory import instance_bytes
-from disagg_sim.physics.passes.attention_ffn import half_setups
 from disagg_sim.physics.residents import Live, Residents, decode_live, prefill_live, prompt_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -33,6 +30,9 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
+from disagg_sim.techniques.prefix.physics import loaded_bytes, rank_bandwidth
+from disagg_sim.techniques.speculation.physics import drafts_of
+from disagg_sim.techniques.split.physics import half_setups
 from disagg_sim.units import GIB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace

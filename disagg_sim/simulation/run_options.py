@@ -11,7 +11,6 @@ from disagg_sim.facts.traffic import Reuse
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.admission import AdmissionKind
 from disagg_sim.simulation.classes import ServiceClass
-from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import (
@@ -25,8 +24,9 @@ from disagg_sim.simulation.options import (
     option,
 )
 from disagg_sim.simulation.site import SCHEDULER
-from disagg_sim.simulation.stated_pasts import check_reuse
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
+from disagg_sim.techniques.availability.play import Failures
+from disagg_sim.techniques.prefix.play_stated import check_reuse
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 

@@ -10,9 +10,9 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
 from disagg_sim.notebook import Shown
-from disagg_sim.simulation.failures import Failure
 from disagg_sim.simulation.records import Decision, EncodeUse, Instances, Models, Requests, Samples, TierLoads, frame_of
 from disagg_sim.simulation.totals import Totals
+from disagg_sim.techniques.availability.play import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

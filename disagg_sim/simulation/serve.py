@@ -37,13 +37,10 @@ from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_SAMPLES
-from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
 from disagg_sim.simulation.pieces import Pieces
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
-from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
-from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, Samples
 from disagg_sim.simulation.records_of_run import (
     instance_records,
@@ -60,8 +57,11 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
-from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.wishes import Role
+from disagg_sim.techniques.availability.play_outages import Outages
+from disagg_sim.techniques.prefix.play import Checkpoints, PrefixMemory, prefix_memory
+from disagg_sim.techniques.prefix.play_stated import StatedPasts
+from disagg_sim.techniques.prefix.play_tiers import tiered
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 

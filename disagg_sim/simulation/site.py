@@ -15,7 +15,6 @@ from disagg_sim.facts.engine import SchedulerSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.drafting import handed_bytes
 from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
@@ -26,6 +25,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
+from disagg_sim.techniques.speculation.physics import handed_bytes
 
 #: Scheduler of the engines of a site unless a run names another.
 SCHEDULER = "vllm_v1_2026"

@@ -17,11 +17,11 @@ from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
-from disagg_sim.simulation.prefix_cache import PrefixMemory
 from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.shared_queue import SharedQueue
-from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.view import ClusterView, Window, locked
+from disagg_sim.techniques.prefix.play import PrefixMemory
+from disagg_sim.techniques.prefix.play_stated import StatedPasts
 
 #: Columns of the fleet that policies see, by their names in the view.
 SEEN = {

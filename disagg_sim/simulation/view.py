@@ -18,10 +18,10 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import Arrays
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.prefix_cache import PrefixMemory
 from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Role, State
+from disagg_sim.techniques.prefix.play import PrefixMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

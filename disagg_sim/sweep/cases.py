@@ -26,11 +26,11 @@ from disagg_sim.serving.colocation import ColocatedCase as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.pool_names import Images
-from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.serving_options import NOTHING, ServingOptions
 from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
+from disagg_sim.techniques.availability.law_columns import WITH_SPARES
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 

@@ -22,10 +22,8 @@ from disagg_sim.domain import BOUNDS, ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.physics.encoder import encode_step
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
-from disagg_sim.search.splits import SplitGrid, split_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import JOULE, with_cost
@@ -34,7 +32,6 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.pool_frontier import COLUMNS as POOL_COLUMNS
 from disagg_sim.serving.pool_frontier import pools_front
-from disagg_sim.serving.spares import SpareRules, with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.digests import SpecFile
 from disagg_sim.sweep.grid_cache import score_group, scored
@@ -56,6 +53,9 @@ from disagg_sim.sweep.tally import (
     Tally,
     removal,
 )
+from disagg_sim.techniques.availability.law_columns import SpareRules, with_spares
+from disagg_sim.techniques.encode.physics import encode_step
+from disagg_sim.techniques.split.search import SplitGrid, split_grid
 
 #: Prefill blocks whose candidates wait in memory for the decode blocks of their cases. [1]
 KEPT_BLOCKS = 64

@@ -21,14 +21,14 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless, Written
-from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.kv_path import ORDERS, PATHS, KvHandOver, KvLayout, KvLoad, blocks_of, hand_over, path_bandwidth
 from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.prefixes import stored_bytes
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
 from disagg_sim.serving.points import Column
+from disagg_sim.techniques.prefix.search import stored_bytes
+from disagg_sim.techniques.speculation.physics import with_draft_layers
 from disagg_sim.units import US
 from disagg_sim.workload.lengths import Lengths
 

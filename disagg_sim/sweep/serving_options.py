@@ -20,8 +20,8 @@ from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.points import Column
-from disagg_sim.serving.spares import MOST_GPUS, spares_columns
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
+from disagg_sim.techniques.availability.law_columns import MOST_GPUS, spares_columns
 
 #: Kinds of columns: of ``token_prices.PRICE_COLUMNS`` and of ``energy.ENERGY_COLUMNS``.
 KINDS = (TOKEN_PRICES, ENERGY) = ("token_prices", "energy")

@@ -23,7 +23,6 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
-from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import expected, faults_of_call, out_of_range, require_few
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.profile import skewed_profile
@@ -51,7 +50,6 @@ from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import Images, pool_faults
-from disagg_sim.serving.prefill_delay import delays_to_try
 from disagg_sim.sweep.serving_options import (
     ENERGY,
     NOTHING,
@@ -62,6 +60,8 @@ from disagg_sim.sweep.serving_options import (
     ServingOptions,
 )
 from disagg_sim.sweep.traffic import Entry, Seconds, TierKeys, Traffic, with_constant
+from disagg_sim.techniques.prefill_delay.law import delays_to_try
+from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 
 _Pixels = Annotated[int, Range(1, 10**5)]

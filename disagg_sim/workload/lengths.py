@@ -17,7 +17,7 @@ Constant lengths give mean I + O/2 and variance O^2/12. By Little's law B reques
 (E[O] - 1) * TTL on average, complete at the rate B/(TTL*(E[O] - 1)).
 Source: physics page, section 8 (Length distributions).
 
-A cache may hold the start of a prompt (``workload.prefixes``). Prefill then computes the rest and sends
+A cache may hold the start of a prompt (``techniques.prefix.requests``). Prefill then computes the rest and sends
 decode the part of the cache that decode lacks; the cache of a request in flight counts whole.
 
 Past 400 lines: the distribution and its constructors share private functions.
@@ -42,11 +42,11 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.rank_load import PieceLoads, RankLoad, RankLoads, RestLoads
-from disagg_sim.physics.rank_sums import RANDOM, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
+from disagg_sim.techniques.prefix.requests import CachedPrefixes, Prompts, cached_share, prefixes_of
+from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoad, RankLoads, RestLoads
+from disagg_sim.techniques.ranks.physics_sums import RANDOM, RequestLaw, request_law
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution, nodes_of
-from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
 from disagg_sim.workload.trace import Trace
 
 #: A distribution is represented by quantiles at normal scores within this many standard deviations,

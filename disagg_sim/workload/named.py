@@ -7,8 +7,8 @@ from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.facts.yaml_files import is_path, list_specs
+from disagg_sim.techniques.prefix.requests import constant_named, parted
 from disagg_sim.workload.lengths import Lengths, constant_lengths, lengths, uneven, with_cached
-from disagg_sim.workload.prefixes import constant_named, parted
 from disagg_sim.workload.turns import turn_lengths, turns_of
 
 #: Between the name of a traffic and the way its requests find their DP rank.

@@ -32,9 +32,9 @@ from numpy.typing import ArrayLike
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, above_zero
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.hit_rates import hit_curve, routed
+from disagg_sim.techniques.prefix.requests import prefixes_of
+from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
 from disagg_sim.workload.lengths import Lengths, observed_lengths
-from disagg_sim.workload.prefixes import prefixes_of
 from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 

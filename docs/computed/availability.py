@@ -8,7 +8,7 @@ import numpy as np
 
 import disagg_sim as ds
 from disagg_sim.facts.load import load_failures
-from disagg_sim.serving.availability import Need, blast_of, spares_for
+from disagg_sim.techniques.availability.law import Need, blast_of, spares_for
 from disagg_sim.units import DAY, HOUR, MINUTE
 from docs.computed import quick, table
 

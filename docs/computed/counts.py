@@ -9,7 +9,6 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, load_profile, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.expert_load import lasting_imbalance
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import activation_bytes, decode_bytes
 from disagg_sim.physics.residents import Residents, decode_residents
@@ -17,6 +16,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.techniques.experts.physics import lasting_imbalance
 from disagg_sim.units import GB
 from docs.computed import joined, on_site, power, quick, table
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.physics.kv_tiers import break_even_bandwidth, load_time
-from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.techniques.prefix.physics import break_even_bandwidth, load_time
+from disagg_sim.techniques.prefix.requests_hits import routed
+from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.units import GB, MS
-from disagg_sim.workload.hit_rates import routed
 from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.turns import turn_lengths
 from docs.computed import quick, slow, table

@@ -6,9 +6,9 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.certainty.energy import energy_parts
 from disagg_sim.certainty.pool_parts import split_spent
-from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
-from disagg_sim.search.splits import ffn_mapping
+from disagg_sim.techniques.split.physics import Split
+from disagg_sim.techniques.split.search import ffn_mapping
 
 LENGTHS = ds.lengths(4096, 512)
 

@@ -9,7 +9,7 @@ from disagg_sim.certainty.pool_parts import encode_parts, split_parts
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.physics.passes.attention_ffn import Split, split_step
+from disagg_sim.techniques.split.physics import Split, split_step
 
 LENGTHS = ds.lengths(4096, 512)
 HAND = ("explain", "--model", "deepseek_r1", "--system", "gb200_nvl72", "--precision", "nvfp4_fp8kv")

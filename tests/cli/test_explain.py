@@ -11,7 +11,7 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.parquet import read_parquet
-from disagg_sim.serving.availability import Need, blast_of
+from disagg_sim.techniques.availability.law import Need, blast_of
 
 SWEEP = """
 name: trial

@@ -12,8 +12,8 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.collectives import copies_with_own
-from disagg_sim.physics.passes.attention_ffn import Halves, Split, halves, ping_pong, split_bytes, split_step
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.techniques.split.physics import Halves, Split, halves, ping_pong, split_bytes, split_step
 
 MICRO = 1e-6
 

@@ -1,6 +1,6 @@
 """GPUs that share the tokens of a sequence: bytes and collectives by hand, limits, and what never gets worse.
 
-Formulas: the head of ``physics.context``.
+Formulas: the head of ``techniques.context.physics``.
 """
 
 from dataclasses import replace
@@ -16,7 +16,6 @@ from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.context import shared_decode
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
@@ -30,6 +29,7 @@ from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.search.mappings import enumerate_mappings, mappings_for
+from disagg_sim.techniques.context.physics import shared_decode
 
 R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
 FITTED = ds.setup("deepseek_r1", "h200_sxm", "fp8")

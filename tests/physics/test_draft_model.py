@@ -10,9 +10,6 @@ from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model
-from disagg_sim.facts.speculation import stated_speculation
-from disagg_sim.physics.drafting import handed_bytes
-from disagg_sim.physics.kv_tiers import loaded_bytes
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
@@ -20,6 +17,9 @@ from disagg_sim.physics.passes.engine_time import host_time
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.techniques.prefix.physics import loaded_bytes
+from disagg_sim.techniques.speculation.facts import stated_speculation
+from disagg_sim.techniques.speculation.physics import handed_bytes
 
 SHARES = "0.8 0.6 0.45"
 FOUR = Sharding(tp_attn=4, tp_ffn=4)

@@ -5,7 +5,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.facts.model import EncoderSpec
-from disagg_sim.physics.encoder import encoder_operators
+from disagg_sim.techniques.encode.physics import encoder_operators
 
 KIMI = EncoderSpec(layers=27, hidden=1152, width=4304, patch=14, merge=2)
 

@@ -12,13 +12,13 @@ from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_efficiency, load_profile, load_system
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.cost import expert_cost, kernel_cost
-from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.experts import MoeRate, moe_cost
 from disagg_sim.physics.gemm import GemmRate, gemm_cost
 from disagg_sim.physics.rates import gemm_rate, moe_rate, resolve_rates
 from disagg_sim.physics.roofline import Rate, operator_cost
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import ExpertRows, expert_rows, expert_work, gemm_work
+from disagg_sim.techniques.experts.physics import ExpertRouting
 from disagg_sim.units import US
 
 H100 = load_system("h100_sxm")

@@ -31,7 +31,7 @@ from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.physical_site import kv_blocks
-from disagg_sim.simulation.prefix_cache import Checkpointed
+from disagg_sim.techniques.prefix.play import Checkpointed
 
 BASE = load_model("llama_3_1_8b")
 GDN = GdnAttention(key_heads=16, value_heads=64, key_dim=128, value_dim=128)  # Qwen3.5-397B

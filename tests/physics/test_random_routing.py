@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.expert_load import (
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.setup import setup
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.techniques.experts.physics import (
     MOST_SUMMED,
     ExpertRouting,
     fullest_load,
@@ -20,9 +23,6 @@ from disagg_sim.physics.expert_load import (
     placement,
     popularity,
 )
-from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.setup import setup
-from disagg_sim.search.mappings import enumerate_mappings
 
 
 @pytest.mark.parametrize(

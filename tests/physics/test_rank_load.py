@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 
 from disagg_sim.choices import RANK_ROUTINGS
-from disagg_sim.physics.expert_load import largest_normal
-from disagg_sim.physics.rank_load import RankLoads, even_groups
-from disagg_sim.physics.rank_sums import prompt_sum, request_law
+from disagg_sim.techniques.experts.physics import largest_normal
+from disagg_sim.techniques.ranks.physics import RankLoads, even_groups
+from disagg_sim.techniques.ranks.physics_sums import prompt_sum, request_law
 
 #: Prompts of 1000 or 5000 tokens, answers of 200 or 1000, independent.
 LAW = request_law(np.array([1000.0, 1000.0, 5000.0, 5000.0]), np.array([200.0, 1000.0, 200.0, 1000.0]))

@@ -14,11 +14,8 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.facts.acceptance import measured_speculation
 from disagg_sim.facts.load import load_speculation
-from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -27,6 +24,9 @@ from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import accepted_length
 from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.techniques.speculation.facts import stated_speculation
+from disagg_sim.techniques.speculation.facts_asked import measured_speculation
+from disagg_sim.techniques.speculation.physics import handed_bytes, with_draft_layers
 from disagg_sim.workload.lengths import lengths
 
 CURVES = ds.list_specs("speculation")

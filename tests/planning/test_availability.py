@@ -13,9 +13,9 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_failures, load_system
 from disagg_sim.planning.design import Availability
 from disagg_sim.report.plan_facts import spares_rows
-from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, expected_share, spares_for
-from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, expected_share, spares_for
+from disagg_sim.techniques.availability.play import Failures
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 LLAMA, H100, NVL72 = load_failures("llama_3_405b"), load_system("h100_sxm"), load_system("gb200_nvl72")

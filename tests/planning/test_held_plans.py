@@ -13,10 +13,10 @@ from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import Workers, workers_of
-from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share, waits
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.plan_rows import pool_rows, why_rows
+from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share, waits
 
 
 def asked(hold, **options):

@@ -10,7 +10,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.turns import _alike, plan_turns
-from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.workload.turns import mean_turns, turn_lengths
 
 

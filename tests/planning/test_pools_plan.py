@@ -12,9 +12,7 @@ from disagg_sim.certainty.pool_parts import encode_spent
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.power import power_at
-from disagg_sim.planning.encode_queue import EncodeChoice
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
@@ -23,7 +21,9 @@ from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.schemas import json_schema
 from disagg_sim.serving.pool_names import Images
-from disagg_sim.simulation.encoders import Encoders
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.encode.plan import EncodeChoice
+from disagg_sim.techniques.encode.play import Encoders
 
 FIVE = ("encode", "prefill", "attention", "ffn", "decode")
 IMAGES = Images(images=2, height=1120, width=1120)

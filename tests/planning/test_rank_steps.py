@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.planning.mixed_steps import MixedSteps
-from disagg_sim.planning.rank_steps import prompt_times
+from disagg_sim.techniques.ranks.plan import prompt_times
 
 RANKS, ROOM, DECODES = 8, 1000.0, 0.02
 

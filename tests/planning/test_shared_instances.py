@@ -8,13 +8,13 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import EmpiricalLength, TrafficCase
-from disagg_sim.physics.rank_sums import RequestLaw
 from disagg_sim.planning.evaluate import evaluate
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.queueing import Occupancy
 from disagg_sim.planning.shared_instances import alike, beside, in_company, raised, renewed, sent
 from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.techniques.ranks.physics_sums import RequestLaw
 
 
 def at(number: float) -> Occupancy:

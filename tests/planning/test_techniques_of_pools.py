@@ -16,8 +16,8 @@ from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.proven import play_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
-from disagg_sim.serving.availability import Blast
 from disagg_sim.serving.pool_names import Images
+from disagg_sim.techniques.availability.law import Blast
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.trace import Trace
 

@@ -8,7 +8,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.planning.tiers import tier_uses, tiers_of_designs
+from disagg_sim.techniques.prefix.plan import tier_uses, tiers_of_designs
 
 TIERS = (("dram", 0.25), ("hbm", 0.5), ("remote", 0.25))
 

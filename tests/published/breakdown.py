@@ -5,9 +5,9 @@ from collections import defaultdict
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import elementwise, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
-from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Tokens, all_reduce, embedding, head
+from disagg_sim.techniques.experts.physics import ExpertRouting
 
 
 def seconds_by_operator(

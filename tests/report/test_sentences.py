@@ -12,7 +12,7 @@ from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
 from disagg_sim.planning.prove import Failing, Proof, ProofRun
 from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.plan_rows import change_lines, flip_lines, law_words, proof_lines
-from disagg_sim.search.prefixes import align_to_checkpoints
+from disagg_sim.techniques.prefix.search import align_to_checkpoints
 
 JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
 

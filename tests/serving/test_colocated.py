@@ -20,7 +20,7 @@ from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
-from disagg_sim.serving.prefill_delay import delayed_passes
+from disagg_sim.techniques.prefill_delay.law import delayed_passes
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.search.splits import split_grid
 from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.pairing import best_counts, best_counts_of_pools
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.pool_frontier import pools_front
+from disagg_sim.techniques.split.search import split_grid
 
 pool = st.tuples(st.integers(1, 6), st.floats(0.1, 5))
 

@@ -8,8 +8,8 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.serving.pool_program import MatchOptions
+from disagg_sim.techniques.encode.physics import EncodeStep
 
 WIDE = [Sharding(dp_attn=n, ep=n) for n in (8, 16)]
 

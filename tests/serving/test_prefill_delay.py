@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.serving.prefill_delay import delayed_passes
 from disagg_sim.serving.slot_turnover import refill_passes
+from disagg_sim.techniques.prefill_delay.law import delayed_passes
 
 CHAINS = 50  # drawn side by side
 

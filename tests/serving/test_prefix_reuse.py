@@ -11,7 +11,7 @@ from disagg_sim.certainty.rows import Origin
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse
-from disagg_sim.physics.kv_tiers import break_even_bandwidth
+from disagg_sim.techniques.prefix.physics import break_even_bandwidth
 
 MAPPINGS = [ds.Sharding(tp_attn=8, tp_ffn=8), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_failures, load_power, load_system
-from disagg_sim.serving.availability import Need, blast_of, spares_for
 from disagg_sim.serving.points import THROUGHPUT
-from disagg_sim.serving.spares import SpareRules, with_spares
+from disagg_sim.techniques.availability.law import Need, blast_of, spares_for
+from disagg_sim.techniques.availability.law_columns import SpareRules, with_spares
 
 LLAMA, H100 = load_failures("llama_3_405b"), load_system("h100_sxm")
 OFTEN = replace(LLAMA, gpu_mtbf=3.6e5, node_mtbf=3.6e6)

@@ -12,11 +12,9 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError, InputError, PolicyError
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.passes import attention_ffn
-from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -24,6 +22,8 @@ from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Flip, Limits, Role
+from disagg_sim.techniques.split.physics import Split, split_step
+from disagg_sim.techniques.split.search import ffn_mapping
 
 BOUND, SLO = 0.02, Slo(ttft=100.0, tpot=10.0)
 #: Model, system, recipe; TP and DP of attention, GPUs of the feed-forward part, micro-batches; sequences of one.

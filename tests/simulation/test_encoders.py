@@ -15,8 +15,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.encode.play import Encoders
 
 AT = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8", profile="ideal")
 STEP = ds.encode_step(AT, images=2, height=1120, width=1120)

@@ -12,10 +12,10 @@ from test_conservation import BLOCKS, OPTIONS, REQUESTS, TABLE
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.failures import FailureEvent, Failures, gpus_of_instances
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.records import Outcome
+from disagg_sim.techniques.availability.play import FailureEvent, Failures, gpus_of_instances
 
 EVERYTHING = deployment(prefill=2, decode=2, colocated=4, pairs=4)
 NEVER = math.inf

@@ -11,13 +11,13 @@ import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import MEASURED, summary
 from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.totals import RELATIVE_ERROR, Sketch, Totals, added
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.workload.request_columns import Sessions
 
 SLO = ds.Slo(ttft=0.5, tpot=0.02)

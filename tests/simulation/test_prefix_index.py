@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.prefix_cache import FreeMemory, PrefixCache
+from disagg_sim.techniques.prefix.play import FreeMemory, PrefixCache
 from disagg_sim.workload.request_columns import PrefixBlocks
 
 #: Prompts of two blocks that all share, and of up to six of one of three families.

@@ -19,14 +19,14 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import tier_use
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.prefix_tiers import Stores
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import run, serve
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.hit_rates import hit_curve
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
+from disagg_sim.techniques.prefix.play_tiers import Stores
+from disagg_sim.techniques.prefix.requests_hits import hit_curve
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.synthetic import session_trace

@@ -14,14 +14,14 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import BetaShare, Reuse
-from disagg_sim.physics.rank_load import PieceLoads, RankLoads, RestLoads
-from disagg_sim.physics.rank_sums import request_law
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoads, RestLoads
+from disagg_sim.techniques.ranks.physics_sums import request_law
 from disagg_sim.workload.named import lengths_named
 
 BOUND = 0.02

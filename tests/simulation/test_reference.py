@@ -18,7 +18,6 @@ from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_scheduler
-from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -33,6 +32,7 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
+from disagg_sim.techniques.speculation.facts import stated_speculation
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 

@@ -21,9 +21,9 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import kv_blocks, physical_site
-from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits
+from disagg_sim.techniques.prefix.play import Checkpoints, prefix_memory
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 

@@ -10,9 +10,9 @@ import disagg_sim as ds
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.simulation.classes import MODEL, ServiceClass
 from disagg_sim.simulation.engine import Engine, SideBySide
-from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.request_columns import Labels, Sessions
 from disagg_sim.workload.trace import Trace

@@ -11,14 +11,14 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
-from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
+from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.synthetic import drawn_pasts
 
 BOUND = 0.02

@@ -6,11 +6,11 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_failures, load_system
-from disagg_sim.serving.availability import Need, blast_of, spares_for
-from disagg_sim.serving.spares import SpareRules
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.serving_options import ServedKeys
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.techniques.availability.law import Need, blast_of, spares_for
+from disagg_sim.techniques.availability.law_columns import SpareRules
 
 SWEEP = """
 name: {name}

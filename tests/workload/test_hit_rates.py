@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.hit_rates import hit_curve, routed
+from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions

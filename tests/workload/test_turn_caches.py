@@ -7,7 +7,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.hit_rates import hit_curve, routed
+from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
 from disagg_sim.workload.lengths import observed_lengths
 from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.synthetic import session_trace

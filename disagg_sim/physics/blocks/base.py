@@ -23,8 +23,8 @@ from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, LayerCache
 from disagg_sim.facts.layers import NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
-from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, Work
+from disagg_sim.techniques.experts.physics import ExpertRouting
 
 A = TypeVar("A", bound=AttentionSpec)
 F = TypeVar("F", bound=FfnSpec)

@@ -9,7 +9,6 @@ from disagg_sim.facts.ffn import DenseFfn, MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
-from disagg_sim.physics.expert_load import ExpertRouting, fullest_load, lasting_imbalance
 from disagg_sim.physics.work import (
     ACTIVATION_BYTES,
     ExpertRows,
@@ -21,6 +20,7 @@ from disagg_sim.physics.work import (
     fullest_rank,
     gemm,
 )
+from disagg_sim.techniques.experts.physics import ExpertRouting, fullest_load, lasting_imbalance
 
 
 @ffn("dense")

@@ -20,7 +20,6 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.blocks.base import AttentionBlock, Layer
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
@@ -39,11 +38,12 @@ from disagg_sim.physics.passes.layers import (
     with_ends,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, distinct, is_one, tabulate
 from disagg_sim.physics.work import Numeric, Tokens, head
+from disagg_sim.techniques.ranks.physics import ChunkLoad
+from disagg_sim.techniques.speculation.physics import draft_model_of, with_draft_layers
 
 
 def chunked_prefill_pass(

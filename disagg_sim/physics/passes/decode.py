@@ -13,13 +13,13 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages, host_time, slowest_stage, step_time
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_ends
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
+from disagg_sim.techniques.speculation.physics import drafts_of, joining, of_drafter
 
 
 class DecodeStep(NamedTuple):
@@ -85,7 +85,7 @@ def decode_step(
     Each draft token of DeepSeek-R1 adds a query to 61 layers and a pass of one more layer. With ideal kernels and 64
     sequences per GPU it doubles the arithmetic, but reads few more weights: 1.3 times as long for 1.8 tokens:
 
-    >>> from disagg_sim.facts.speculation import stated_speculation
+    >>> from disagg_sim.techniques.speculation.facts import stated_speculation
     >>> mtp = stated_speculation("mtp", (0.8, 0.6))
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal", speculation=mtp)
     >>> shardings = [Sharding(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]

@@ -21,10 +21,10 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.drafting import draft_model_of
 from disagg_sim.physics.roofline import AnySums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.techniques.speculation.physics import draft_model_of
 
 
 class Stage(NamedTuple):

@@ -16,7 +16,6 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import elementwise, layers_of
 from disagg_sim.physics.blocks.base import OUTWARD, AttentionBlock, FfnBlock
-from disagg_sim.physics.context import shared_decode, shared_prefill
 from disagg_sim.physics.cost import (
     adjusted,
     all_reduce_cost,
@@ -26,12 +25,13 @@ from disagg_sim.physics.cost import (
     kernel_cost,
     total_cost,
 )
-from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages
 from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, is_one, tabulate
 from disagg_sim.physics.work import Numeric, Operator, Tokens, all_reduce, embedding, head
+from disagg_sim.techniques.context.physics import shared_decode, shared_prefill
+from disagg_sim.techniques.experts.physics import ExpertRouting
 
 
 class AttentionSide(NamedTuple):
@@ -48,7 +48,7 @@ class AttentionSide(NamedTuple):
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of one layer, prompts and decodes one after the other (serial kernels).
 
-    Where GPUs share the tokens of a sequence (DCP, PCP), their exchange is included (``physics.context``). Takes
+    Where GPUs share the tokens of a sequence (DCP, PCP), their exchange is included (``techniques.context``). Takes
     ``tokens`` (prompts and decodes of one rank [token]) and ``form`` (of MLA; ``auto`` = the fastest at each point).
     Returns arrays of the broadcast shape of ``tp`` and ``tokens`` [s].
 

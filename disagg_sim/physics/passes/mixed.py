@@ -16,7 +16,6 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
@@ -38,6 +37,7 @@ from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
+from disagg_sim.techniques.speculation.physics import drafts_of, joining, of_drafter
 
 
 @dataclass(frozen=True, slots=True)

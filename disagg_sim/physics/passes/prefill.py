@@ -14,7 +14,6 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
@@ -27,11 +26,12 @@ from disagg_sim.physics.passes.engine_time import (
 )
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, followed, join_experts, stretched, with_ends
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
-from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
+from disagg_sim.techniques.ranks.physics import PromptLoad
+from disagg_sim.techniques.speculation.physics import draft_model_of, with_draft_layers
 
 
 class PrefillPass(NamedTuple):

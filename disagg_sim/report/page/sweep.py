@@ -18,12 +18,12 @@ from disagg_sim.report.page.assemble import Content, as_content_faults, read_blo
 from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, parts_of_designs, shown_points, shown_pools
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
 from disagg_sim.sweep.written import POOLS_FILE
+from disagg_sim.techniques.availability.law_columns import WITH_SPARES
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000

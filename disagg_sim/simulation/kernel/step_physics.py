@@ -10,8 +10,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import draft_model_of, joining, of_drafter, with_draft_layers
-from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
@@ -37,6 +35,8 @@ from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
 from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
 from disagg_sim.simulation.kernel import times as k
+from disagg_sim.techniques.speculation.physics import draft_model_of, joining, of_drafter, with_draft_layers
+from disagg_sim.techniques.split.physics import Split, split_step
 
 
 class StepPhysics:
@@ -274,7 +274,7 @@ class SplitPhysics(StepPhysics):
     r"""As ``StepPhysics``, of attention ranks whose feed-forward part stands on GPUs of its own.
 
     An attention rank deals its q sequences out to :math:`\min(m, q)` micro-batches. The step is that of
-    ``physics.passes.attention_ffn``, linear in q between numbers that all micro-batches share evenly: each half takes
+    ``techniques.split.physics``, linear in q between numbers that all micro-batches share evenly: each half takes
     them one after the other. Tokens of a prompt that is computed again after a preemption pass both halves as those of
     decodes do, and their scores come on top.
     """

@@ -27,7 +27,6 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.counts import prefill_work
-from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.kernel import entry as kernel
@@ -42,6 +41,7 @@ from disagg_sim.simulation.kernel.step_physics import (
     stair_axis,
     token_axis,
 )
+from disagg_sim.techniques.speculation.physics import drafts_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))

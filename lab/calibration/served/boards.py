@@ -21,8 +21,6 @@ from pathlib import Path
 import pandas as pd
 
 from disagg_sim.domain import ServingMode
-from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs, read_mapping
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
@@ -31,6 +29,8 @@ from disagg_sim.planning.plan import plan
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import why_unserved
+from disagg_sim.techniques.speculation.facts import Speculation
+from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.served.forms import MLPERF_TRAFFIC

@@ -1,6 +1,6 @@
 """Describe sums over the requests of an attention rank, and find the largest of several.
 
-The equations stand in the head of ``rank_load``.
+The equations stand in the head of ``techniques.ranks.physics``.
 """
 
 from __future__ import annotations

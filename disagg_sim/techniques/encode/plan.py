@@ -1,6 +1,6 @@
 """Queue requests for the GPUs that encode their images, before prefill.
 
-The GPUs of an encode pool have one queue (``simulation.encoders``), and TTFT is the sum of the time to leave them and
+The GPUs of an encode pool have one queue (``encode.play``), and TTFT is the sum of the time to leave them and
 of the time from there to the first token, the two taken as independent.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
+from disagg_sim.techniques.encode.physics import EncodeStep
 
 #: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]
 WAITS = -np.log(1.0 - (np.arange(12) + 0.5) / 12)

@@ -19,9 +19,9 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
-from disagg_sim.facts.speculation import JOINED, Speculation
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, gemm
+from disagg_sim.techniques.speculation.facts import JOINED, Speculation
 
 
 @lru_cache(maxsize=64)

@@ -14,10 +14,10 @@ from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.prefix_cache import PrefixMemory
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Transfers
 from disagg_sim.simulation.view import ClusterView
+from disagg_sim.techniques.prefix.play import PrefixMemory
 
 #: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],
 #: instance of the rest, or ``LATER``, and whether the request goes on after it. Plain tuples are made fastest.

@@ -2,7 +2,7 @@ r"""An encode pool before prefill: each GPU encodes one request at a time, and r
 
 With c GPUs that take the same time s for every request, a request begins when it has come and the one that began c
 before it has ended: :math:`b_i = \max(a_i, b_{i-c} + s)`. Its embeddings are with prefill at :math:`b_i + s` and the
-transfer, where its life in the simulated instances begins. Source: physics page, section 8; ``physics.encoder``.
+transfer, where its life in the simulated instances begins. Source: physics page, section 8.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, check_kinds, whole_number
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.options import FULL
 from disagg_sim.simulation.records import EncodeUse
+from disagg_sim.techniques.encode.physics import EncodeStep
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 What ``facts.traffic.Reuse`` says of traffic is played request by request: each finds its share in whole blocks, all of
 it in one tier, drawn by the shares of the tiers. Every instance finds the same, the first prompt as the last; nothing
 is remembered, and nothing forgotten. Loads take their time on the links of tiers, and are made where they bring the
-first token sooner, as in ``prefix_tiers``. Of what decode holds already nothing is handed over.
+first token sooner, as in ``techniques.prefix.play_tiers``. Of what decode holds already nothing is handed over.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.workload.prefixes import whole_blocks
+from disagg_sim.techniques.prefix.requests import whole_blocks
 from disagg_sim.workload.synthetic import drawn_pasts
 from disagg_sim.workload.trace import Trace
 
 
 class StatedPasts:
-    """What every instance finds of each prompt, as ``prefix_cache.PrefixMemory`` says it."""
+    """What every instance finds of each prompt, as ``techniques.prefix.play.PrefixMemory`` says it."""
 
     def __init__(
         self, trace: Trace, reuse: Reuse, tiers: Sequence[str], *, fleet: Fleet, step: int, rng: np.random.Generator
@@ -75,7 +75,7 @@ class StatedStores:
         self.count = count
 
     def tier_of(self, instance: int, block: int) -> int:  # noqa: ARG002  all instances find the same
-        """See ``prefix_tiers.Stores``."""
+        """See ``techniques.prefix.play_tiers.Stores``."""
         return block
 
     def used(self, instance: int, blocks: Sequence[int]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pools import DecodeChoice
-from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.pool_options import SplitSide
 from disagg_sim.simulation.instance_variants import FfnPool, placed
+from disagg_sim.techniques.split.search import SplitGrid
 
 
 def split_choices(grid: SplitGrid, work: Demand) -> list[DecodeChoice]:

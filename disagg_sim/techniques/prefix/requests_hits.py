@@ -3,7 +3,7 @@ r"""How much of prompts a prefix cache of a size finds: exact LRU over the block
 A cache that evicts the least recently used block holds the first c blocks of one stack, whatever c is (R. L. Mattson
 et al., IBM Systems Journal 9(2), 1970): a block is found if fewer than c distinct blocks were used since its last use.
 Of a prompt the longest start of which every block is found counts. The blocks of a prompt are used at once, the first
-of them last to be evicted, as ``simulation.prefix_cache`` does.
+of them last to be evicted, as ``techniques.prefix.play`` does.
 
 Distinct blocks since a last use are counted for all uses together: with p_i the last use of the block of use i, they
 are :math:`s - p_i - 1 - \#\{j < s : p_j > p_i\}` at the start s of the prompt, an inversion count.

@@ -1,4 +1,4 @@
-r"""Add spare instances to points, for a stated availability, by the law of ``serving.availability``.
+r"""Add spare instances to points, for a stated availability, by the law of ``techniques.availability.law``.
 
 A point says how many instances of each pool serve together. Deployments side by side share spares, so a point stands
 for as many of them as the cap on GPUs allows, k, a site of that size:
@@ -24,13 +24,13 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.choices import FAILURES
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, check_kinds
-from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.physics.power import power_of
-from disagg_sim.serving.availability import MOST_SPARES, NEVER, Blast, blast_of, check_target
 from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE, Per, check_per, costs_of_gpus, throughput_of
 from disagg_sim.serving.points import THROUGHPUT, Column
+from disagg_sim.techniques.availability.facts import FailureSpec
+from disagg_sim.techniques.availability.law import MOST_SPARES, NEVER, Blast, blast_of, check_target
 
 #: Most GPUs that serve in a site whose spares are counted: shares of time are kept for each pair of counts. [1]
 MOST_GPUS = 4096

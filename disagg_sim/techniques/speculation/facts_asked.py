@@ -5,8 +5,8 @@ from __future__ import annotations
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import load_speculation
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
+from disagg_sim.techniques.speculation.facts import Speculation
 
 
 def measured_speculation(model: str) -> Speculation:

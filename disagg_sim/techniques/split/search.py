@@ -12,16 +12,16 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, UNSAID, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.passes.attention_ffn import Split, split_bytes, split_step
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.axes import MAX_BATCH, batch_sizes
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import degrees, least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.search.prefixes import align_to_checkpoints
+from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.prefix.search import align_to_checkpoints
+from disagg_sim.techniques.split.physics import Split, split_bytes, split_step
 from disagg_sim.workload.lengths import Lengths
 
 #: Micro-batches in the ping-pong that are tried. [1]

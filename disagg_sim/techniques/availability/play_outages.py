@@ -12,10 +12,17 @@ from disagg_sim.errors import InputError, quoted
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
-from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, GpuOutage, gpus_of_instances
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
+from disagg_sim.techniques.availability.play import (
+    RANDOM,
+    Failure,
+    FailureEvent,
+    Failures,
+    GpuOutage,
+    gpus_of_instances,
+)
 
 #: States of an instance that can fail.
 ALIVE = (State.STARTING, State.READY, State.DRAINING, State.FLIPPING)

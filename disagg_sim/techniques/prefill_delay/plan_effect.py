@@ -10,7 +10,7 @@ from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.prefill_delay import delayed_passes
+from disagg_sim.techniques.prefill_delay.law import delayed_passes
 
 #: FTL that no design exceeds. [s]
 NO_LIMIT = 1e9

@@ -31,9 +31,17 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.physics.expert_load import fullest_of_random
-from disagg_sim.physics.rank_sums import RANDOM, RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
 from disagg_sim.physics.work import Numeric, at_least_one
+from disagg_sim.techniques.experts.physics import fullest_of_random
+from disagg_sim.techniques.ranks.physics_sums import (
+    RANDOM,
+    RankSum,
+    RequestLaw,
+    cache_sum,
+    prompt_sum,
+    share_at_random,
+    sum_of,
+)
 
 #: A prompt that exceeds a chunk by less than this share of it is rounding. [1]
 NO_TOKEN = 1e-9

@@ -1,0 +1,1 @@
+"""Encode pools: images become embeddings on GPUs of their own."""

@@ -1,0 +1,1 @@
+"""Popularity of experts and redundant copies: the load of the fullest expert rank."""

@@ -1,0 +1,1 @@
+"""Prefill delay: ranks wait until each has a prompt."""

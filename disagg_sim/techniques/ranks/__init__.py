@@ -1,0 +1,1 @@
+"""Rank imbalance: attention-DP ranks that are not equally full, and wait for the fullest."""

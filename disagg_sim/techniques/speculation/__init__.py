@@ -1,0 +1,1 @@
+"""Speculative decoding: a drafter, its acceptance, and steps that verify drafts."""

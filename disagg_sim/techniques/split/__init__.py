@@ -1,0 +1,1 @@
+"""Attention and feed-forward layers on pools of their own."""
