@@ -4,7 +4,7 @@
     python benchmarks/house.py --quick    # without the traces of a decode step and of a plan
 
 Counts are over syntax trees. The row ``lab`` is the laboratory beside the package, which all other counts leave out. A
-file knows a technique where its code, without docstrings and comments, has one of the technique's words. A use of a
+file has a word of a technique in its code, without docstrings and comments. A use of a
 function is its name in an expression or as an attribute anywhere in the package, so functions whose name has several
 homes are left out. Traces are of a second call: what caches keep is read by the first. Words of pages have a letter or
 a digit; the bars of tables and comments are none.
@@ -25,7 +25,7 @@ from typing import Any
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
-from test_architecture import BESIDE, MODULES, ROOT, source_of, where_of  # noqa: E402
+from test_architecture import BESIDE, MODULES, MOST_IMPORTERS, ROOT, importers_of, source_of, where_of  # noqa: E402
 
 #: Technique -> words by which code names it.
 TECHNIQUES = {
@@ -181,6 +181,7 @@ def measured(*, quick: bool) -> dict[str, Any]:
         "classes": several,
         "small": small,
         "traces": {} if quick else traces(),
+        "importers": {name: importers_of(name) for name in MOST_IMPORTERS},
         "techniques": {
             name: [path for path, text in code.items() if re.search(words, text)] for name, words in TECHNIQUES.items()
         },
@@ -211,10 +212,14 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
     yield "\nfiles of which a call runs something"
     for name, files in found["traces"].items():
         yield f"  {name}: {len(files)} ({shown(by_room(files))})"
-    yield "\nfiles that know a technique"
-    for name, files in found["techniques"].items():
-        counts = by_room(files)
-        yield f"  {name:<20}{len(files):>4} in {len(counts):>2}: {shown(counts)}"
+    for title, key in (
+        ("import a technique from its folder", "importers"),
+        ("have a word of a technique", "techniques"),
+    ):
+        yield f"\nfiles that {title}"
+        for name, files in found[key].items():
+            counts = by_room(files)
+            yield f"  {name:<20}{len(files):>4} in {len(counts):>2}: {shown(counts)}"
 
 
 def main() -> None:

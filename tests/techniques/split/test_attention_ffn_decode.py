@@ -11,7 +11,6 @@ from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError, InputError, PolicyError
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.passes import attention_ffn
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
@@ -22,6 +21,7 @@ from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Flip, Limits, Role
+from disagg_sim.techniques.split import physics as split_physics
 from disagg_sim.techniques.split.physics import Split, split_step
 from disagg_sim.techniques.split.search import ffn_mapping
 
@@ -101,7 +101,7 @@ def test_a_full_queue_is_served_at_the_analytic_rate(name, senders, lengths):
 
 def test_one_micro_batch_over_free_links_is_plain_decode(monkeypatch):
     """A dense model whose halves wait for each other, its crossings free: the steps of one GPU that does both."""
-    monkeypatch.setattr(attention_ffn, "crossing_time", lambda *_: 0.0)
+    monkeypatch.setattr(split_physics, "crossing_time", lambda *_: 0.0)
     at, one = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal"), ds.Sharding()
     ffn = FfnPool(mapping=ffn_mapping(at, 1), microbatches=1)
     plain, split = (StepTable.build(at, each, max_sequences=64) for each in (one, placed(one, None, ffn)))
