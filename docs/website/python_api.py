@@ -16,6 +16,7 @@ GROUPS = {
     "Search configurations": ("domain", "search", "physics"),
     "Compare serving modes and match pools": ("serving",),
     "Simulate": ("simulation", "scenario"),
+    "Count optional techniques": ("techniques",),
     "Explain, and say how sure": ("certainty", "report"),
 }
 HEAD = """# Python
