@@ -7,7 +7,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,87 +21,38 @@ class NextRequest(NamedTuple):
     wait_s: float  # from that end to its arrival [s]
 
 
-class Clients(Protocol):
-    """Where the requests of a run come from."""
+class Clients:
+    """Where the requests of a run come from: so many are always there, or all come at the times of the trace.
 
-    timed: Sequence[int]  # requests whose arrival the trace says, in the order of arrival
-    at_once: Sequence[int]  # requests that come at the start of the run
-    hears: bool  # whether the end of a request may bring another
+    With sessions it is their first turns that come so. A later turn comes a think time after the turn before has ended.
+    """
 
-    def following(self, request: int) -> NextRequest | None:
-        """What comes because a request has ended, with its last token or without; asked once a request."""
-        ...
-
-    def dropped(self, request: int) -> Sequence[int]:
-        """Requests that will never come, since this one ended without its last token; asked before ``following``."""
-        ...
-
-
-class OpenLoop:
-    """All requests come at the times of the trace, whatever becomes of those before them."""
-
-    def __init__(self, requests: int) -> None:
-        self.timed: Sequence[int] = range(requests)
-        self.at_once: Sequence[int] = ()
-        self.hears = False
-
-    def following(self, request: int) -> NextRequest | None:  # noqa: ARG002 - nothing follows
-        """See ``Clients``."""
-        return None
-
-    def dropped(self, request: int) -> Sequence[int]:  # noqa: ARG002 - all come
-        """See ``Clients``."""
-        return ()
-
-
-class ClosedLoop:
-    """So many requests are always there: when one ends, the next of the trace comes."""
-
-    def __init__(self, requests: int, concurrency: int) -> None:
-        self.timed: Sequence[int] = ()
-        self.at_once: Sequence[int] = range(min(concurrency, requests))
-        self.hears = True
-        self._rest = iter(range(len(self.at_once), requests))
-
-    def following(self, request: int) -> NextRequest | None:  # noqa: ARG002 - any end calls the next
-        """See ``Clients``."""
-        after = next(self._rest, None)
-        return None if after is None else NextRequest(after, 0.0)
-
-    def dropped(self, request: int) -> Sequence[int]:  # noqa: ARG002 - all come
-        """See ``Clients``."""
-        return ()
-
-
-class SessionLoop:
-    """Later turns come a think time after the turn before has ended, first ones at the times of the trace."""
-
-    def __init__(self, sessions: Sessions, concurrency: int = 0) -> None:
-        previous = sessions.previous()
-        later = np.flatnonzero(previous >= 0)
-        after = np.full(previous.size, -1)
-        after[previous[later]] = later
-        self._after: list[int] = after.tolist()
-        self._think: list[float] = sessions.think_s.tolist()
-        first: list[int] = np.flatnonzero(previous < 0).tolist()
-        self.timed: Sequence[int] = () if concurrency else first
-        self.at_once: Sequence[int] = first[:concurrency]
-        self.hears = True
+    def __init__(self, requests: int, concurrency: int = 0, sessions: Sessions | None = None) -> None:
+        first: Sequence[int] = range(requests)
+        self._after: dict[int, int] = {}  # of a turn, the one after it
+        self._think: list[float] = []  # before each turn [s]
+        if sessions is not None:
+            previous = sessions.previous()
+            first, later = (np.flatnonzero(each).tolist() for each in (previous < 0, previous >= 0))
+            self._after = dict(zip(previous[later].tolist(), later, strict=True))
+            self._think = sessions.think_s.tolist()
+        #: Requests whose arrival the trace says, in the order of arrival; those that come at the start of the run.
+        self.timed, self.at_once = (first[:0], first[:concurrency]) if concurrency else (first, first[:0])
+        self.hears = concurrency > 0 or sessions is not None  # whether the end of a request may bring another
         self._rest = iter(first[concurrency:] if concurrency else ())
 
     def following(self, request: int) -> NextRequest | None:
-        """See ``Clients``."""
-        turn = self._after[request]
-        if turn >= 0:
+        """What comes because a request has ended, with its last token or without; asked once a request."""
+        turn = self._after.get(request)
+        if turn is not None:
             return NextRequest(turn, self._think[turn])
         begins = next(self._rest, None)
         return None if begins is None else NextRequest(begins, 0.0)
 
     def dropped(self, request: int) -> Sequence[int]:
-        """See ``Clients``."""
-        turns, turn = [], self._after[request]
-        while turn >= 0:
+        """Requests that will never come, since this one ended without its last token; asked before ``following``."""
+        turns, turn = [], self._after.pop(request, None)
+        while turn is not None:
             turns.append(turn)
-            turn = self._after[turn]
-        self._after[request] = -1
+            turn = self._after.get(turn)
         return turns

@@ -24,7 +24,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import Both
 from disagg_sim.simulation.classes import limits_of
-from disagg_sim.simulation.clients import Clients, ClosedLoop, OpenLoop, SessionLoop
+from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import OBSERVE, Engine
@@ -224,12 +224,7 @@ def _opened(
             f"trace {trace.name} comes in windows, and policy {name!r} keeps all that it has seen; allowed: window 0, "
             "or another policy"
         )
-    clients: Clients
-    if trace.sessions is not None:
-        clients = SessionLoop(trace.sessions, options.concurrency)
-    else:
-        count, at_once = len(trace), options.concurrency
-        clients = ClosedLoop(count, at_once) if at_once else OpenLoop(count)
+    clients = Clients(len(trace), options.concurrency, trace.sessions)
     arrival, *lengths = _columns(trace, clients, coming)
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))

@@ -26,7 +26,7 @@ def view(**columns):
     def least(load, among, served, own=0, arrays=arrays):  # which lie where home says
         return rankings.least(load, among, served, own, 0.0)
 
-    return SimpleNamespace(refresh=lambda: None, least=least, **served)  # they are the present ones
+    return SimpleNamespace(refresh=lambda: None, least=least, input_tokens=(1,), **served)  # they are the present ones
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_instance_that_serves_eight_times_as_much_gets_eight_times_as_much(ch
     columns = {queued: [0] * 5, served: [1, 1, 1, 8, 1], "running_requests": [0] * 5}
     given = []
     for _ in range(10):
-        given.append(choice(view(**columns), AMONG, 1))
+        given.append(choice(view(**columns), AMONG, 0))
         columns[queued][given[-1]] += 1
     assert given == [3] * 7 + [1, 3, 4]
 

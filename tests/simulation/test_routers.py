@@ -12,7 +12,7 @@ from sites import SIMPLE, deployment, served
 from disagg_sim.simulation.kernel.fleet import INSTANCE
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD, ScorerWeights
+from disagg_sim.simulation.policies.routers import choices_of
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.view import locked
 from disagg_sim.workload.readers.load import load_trace
@@ -53,19 +53,19 @@ def here(seed=0):
     return SimpleNamespace(rng=lambda name: np.random.default_rng(seed))
 
 
-def dynamo(**options):
-    return DynamoKv(policy_named("vllm", router="dynamo_kv", **options), here())
+def choices(router, **options):
+    return choices_of(policy_named("vllm", router=router, **options), here())
 
 
-def llm_d():
-    return LlmD(here(), whole=ScorerWeights(3.0, 2.0, 2.0), split=ScorerWeights(2.0, 1.0, 0.0))
+def chosen(choice, view):
+    return choice(view, view.prefill, 0)
 
 
 def test_prefix_goes_where_least_is_left_to_compute():
     """Instance 0 has 300 tokens queued and 640 of the prompt: 300 + 360 = 660; instance 1 is idle: 1,000."""
-    assert LeastNew().prefill(cluster(queued_prompt_tokens=(300, 0), cached=(640, 0)), 0) == 0
-    assert LeastNew().prefill(cluster(queued_prompt_tokens=(700, 0), cached=(640, 0)), 0) == 1  # 1,060
-    assert LeastNew().prefill(cluster(running_requests=(2, 1)), 0) == 1  # as much to compute
+    assert chosen(choices("prefix").prefill, cluster(queued_prompt_tokens=(300, 0), cached=(640, 0))) == 0
+    assert chosen(choices("prefix").prefill, cluster(queued_prompt_tokens=(700, 0), cached=(640, 0))) == 1  # 1,060
+    assert chosen(choices("prefix").prefill, cluster(running_requests=(2, 1))) == 1  # as much to compute
 
 
 def test_dynamo_adds_what_is_to_compute_and_what_is_active():
@@ -75,22 +75,25 @@ def test_dynamo_adds_what_is_to_compute_and_what_is_active():
     without what is active, a decode worker by that alone.
     """
     view = cluster(cached=(640, 0), running_tokens=(500, 0))
-    assert dynamo().whole(view, 0) == 0
-    assert dynamo(overlap_credit=0.5).whole(view, 0) == 1
-    assert dynamo().prefill(cluster(cached=(640, 0), running_tokens=(5000, 0)), 0) == 0
-    assert dynamo().decode(view, 0) == 1
+    assert chosen(choices("dynamo_kv").whole, view) == 0
+    assert chosen(choices("dynamo_kv", overlap_credit=0.5).whole, view) == 1
+    assert chosen(choices("dynamo_kv").prefill, cluster(cached=(640, 0), running_tokens=(5000, 0))) == 0
+    assert chosen(choices("dynamo_kv").decode, view) == 1
 
 
 def test_a_queued_prompt_counts_for_dynamo_as_work_and_as_cache():
     """200 queued tokens are 400 of cost: as much as 400 in decode, which a 401st outweighs."""
     for running, wanted in ((399, 1), (401, 0)):
-        assert dynamo().whole(cluster(queued_prompt_tokens=(200, 0), running_tokens=(0, running)), 0) == wanted
+        assert (
+            chosen(choices("dynamo_kv").whole, cluster(queued_prompt_tokens=(200, 0), running_tokens=(0, running)))
+            == wanted
+        )
 
 
 def test_dynamo_draws_by_a_softmax_over_the_range_of_costs():
     """Two costs are 0 and 1 of their range: at temperature 0.5 the dearer one has e^-2 of the weight, 11.9 %."""
-    router, view = dynamo(router_temperature=0.5), cluster(running_tokens=(500, 0))
-    dearer = sum(router.whole(view, 0) == 0 for _ in range(4000)) / 4000
+    router, view = choices("dynamo_kv", router_temperature=0.5), cluster(running_tokens=(500, 0))
+    dearer = sum(chosen(router.whole, view) == 0 for _ in range(4000)) / 4000
     assert dearer == pytest.approx(np.exp(-2) / (1 + np.exp(-2)), abs=3 * np.sqrt(0.119 * 0.881 / 4000))
 
 
@@ -100,24 +103,27 @@ def test_llm_d_weighs_prefix_queue_and_memory():
     1.92 + 0 + 1.4 = 3.32 against 0 + 2 + 2 = 4. With 700 tokens and 5 % in use: 2.1 + 0 + 1.9 = 4. With equal queues
     instance 0 wins by 5.32 to 4: a request that is in prefill does not wait.
     """
-    assert llm_d().whole(cluster(cached=(640, 0), queued_requests=(1, 0), free=(70, 100)), 0) == 1
+    assert chosen(choices("llm_d").whole, cluster(cached=(640, 0), queued_requests=(1, 0), free=(70, 100))) == 1
     for tokens, wanted in ((690, 1), (710, 0)):
-        assert llm_d().whole(cluster(cached=(tokens, 0), queued_requests=(1, 0), free=(95, 100)), 0) == wanted
+        assert (
+            chosen(choices("llm_d").whole, cluster(cached=(tokens, 0), queued_requests=(1, 0), free=(95, 100)))
+            == wanted
+        )
     view = cluster(cached=(640, 0), queued_requests=(1, 0), admitted=(1, 0), free=(70, 100))
-    assert llm_d().whole(view, 0) == 0
+    assert chosen(choices("llm_d").whole, view) == 0
 
 
 def test_llm_d_reads_queues_and_memory_every_50_ms():
-    router = llm_d()
-    assert router.whole(cluster(free=(90, 80)), 0) == 0
-    assert router.whole(cluster(free=(10, 80), now=0.049), 0) == 0
-    assert router.whole(cluster(free=(10, 80), now=0.051), 0) == 1
+    router = choices("llm_d")
+    assert chosen(router.whole, cluster(free=(90, 80))) == 0
+    assert chosen(router.whole, cluster(free=(10, 80), now=0.049)) == 0
+    assert chosen(router.whole, cluster(free=(10, 80), now=0.051)) == 1
 
 
 def test_llm_d_chooses_the_decode_instance_at_arrival():
-    router = llm_d()
-    assert router.prefill(cluster(cached=(0, 640), queued_requests=(3, 2)), 0) == 1
-    assert router.decode(cluster(queued_requests=(0, 9), now=9.0), 0) == 1  # chosen when 1 had the shorter queue
+    router = choices("llm_d", prefix_weight=2.0)
+    assert chosen(router.prefill, cluster(cached=(0, 640), queued_requests=(3, 2))) == 1
+    assert chosen(router.decode, cluster(queued_requests=(0, 9), now=9.0)) == 1  # chosen when 1 had the shorter queue
 
 
 @given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(1, 3000))
@@ -126,13 +132,13 @@ def test_without_caches_every_router_goes_by_its_load_alone(loads, prompt):
     queued, running, waiting = loads[:2], loads[2:4], loads[4:]
     view = cluster(prompt, queued_prompt_tokens=queued, running_tokens=running, queued_requests=waiting)
     for router, load in (
-        (LeastNew().whole, queued),
-        (dynamo().whole, [2 * q + r for q, r in zip(queued, running, strict=True)]),
-        (dynamo().prefill, queued),
-        (dynamo().decode, [q + r for q, r in zip(queued, running, strict=True)]),
-        (llm_d().whole, waiting),
+        (choices("prefix").whole, queued),
+        (choices("dynamo_kv").whole, [2 * q + r for q, r in zip(queued, running, strict=True)]),
+        (choices("dynamo_kv").prefill, queued),
+        (choices("dynamo_kv").decode, [q + r for q, r in zip(queued, running, strict=True)]),
+        (choices("llm_d").whole, waiting),
     ):
-        assert load[router(view, 0)] == min(load)
+        assert load[chosen(router, view)] == min(load)
 
 
 @pytest.mark.parametrize("router", ["least", "prefix", "dynamo_kv", "llm_d"])

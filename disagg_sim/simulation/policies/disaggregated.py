@@ -12,11 +12,11 @@ from typing import ClassVar
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
-from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policies.loads import ByRole, Handover
 from disagg_sim.simulation.policies.routers import (
     ROUTERS,
+    choices_of,
     credit_option,
-    handover_routing,
     prefix_weight_option,
     router_option,
     temperature_option,
@@ -61,9 +61,10 @@ class Disaggregated:
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
+        choices = choices_of(self, site)
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
-            routing=handover_routing(self, site, early=self.early_push),
+            routing=Handover(choices.prefill, choices.decode, early=self.early_push),
             steps=AsPlanned(
                 site=site,
                 parts=self.needs,

@@ -6,7 +6,7 @@ prefills in a second, sequences over its seats. Among equal instances these canc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,12 +34,25 @@ def least(among: Any, first: Any, second: Any, served: Any, own: int) -> Any:
     return best
 
 
+#: In place of a request, where an instance is chosen for none, as one that stops.
+NOBODY = -1
+
+
 class Choice(Protocol):
     """Picks one of some instances."""
 
-    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
-        """An instance of ``among``, which is not empty, for a request of ``tokens`` prompt tokens."""
+    def __call__(self, view: ClusterView, among: Index, request: int = NOBODY) -> int:
+        """An instance of ``among``, which is not empty, for a request, or as they are."""
         ...
+
+
+#: An instance of some for a request, as routers choose it.
+RequestChoice = Callable[[ClusterView, Index, int], int]
+
+
+def tokens_of(view: ClusterView, request: int) -> int:
+    """Tokens of the prompt of a request; 0 of none. [token]"""
+    return 0 if request == NOBODY else view.input_tokens[request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +63,10 @@ class Least:
     served: str  # column of the view
     own_tokens: bool = False  # whether the request counts by its prompt tokens; else as one request
 
-    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+    def __call__(self, view: ClusterView, among: Index, request: int = NOBODY) -> int:
         """See ``Choice``."""
-        return view.least(self.load, among, getattr(view, self.served), tokens if self.own_tokens else 1)
+        own = tokens_of(view, request) if self.own_tokens else 1
+        return view.least(self.load, among, getattr(view, self.served), own)
 
 
 #: The one with the fewest requests, waiting or running, for its seats.
@@ -72,7 +86,7 @@ def least_uncached(view: ClusterView, request: int, promised: Mapping[int, int] 
     """
     tokens, among = view.input_tokens[request], view.decode
     if not view.remembers and promised is None:
-        return least_decode(view, among, tokens)
+        return least_decode(view, among, request)
     view.refresh()
     cached = view.cached_everywhere(request)[among] if view.remembers else 0
     running, requests = view.running_tokens[among], np.maximum(view.running_requests[among], 1)
@@ -88,7 +102,7 @@ class InTurn:
     def __init__(self) -> None:
         self._turn = -1
 
-    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG002  looks at nothing
+    def __call__(self, view: ClusterView, among: Index, request: int = NOBODY) -> int:  # noqa: ARG002  looks at nothing
         """See ``Choice``."""
         self._turn += 1
         return int(among[self._turn % among.size])
@@ -106,7 +120,7 @@ class ByRole:
         return self.prefill if role == Role.PREFILL else self.decode
 
 
-def placing_of(first: Choice, then: Choice | None = None) -> Placing | None:
+def placing_of(first: RequestChoice, then: RequestChoice | None = None) -> Placing | None:
     """How the kernel makes choices by itself, of the instance and of the one after it; None: it cannot."""
     chosen = [
         Choosing(each.load, each.served, each.own_tokens) if isinstance(each, Least) else None for each in (first, then)
@@ -117,13 +131,13 @@ def placing_of(first: Choice, then: Choice | None = None) -> Placing | None:
 class Whole:
     """Routing of co-located policies: a request stays where it was placed."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: RequestChoice) -> None:
         self._choice = choice
         self.placing = placing_of(choice) if type(self) is Whole else None
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
-        return Leg(self._choice(view, view.prefill, view.input_tokens[request]))
+        return Leg(self._choice(view, view.prefill, request))
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  never asked
         """See ``Routing``; a whole request has no second leg."""
@@ -133,16 +147,15 @@ class Whole:
 class Handover:
     """Plain disaggregation: prefill here, decode there; ``early``: chosen at arrival, so that the cache is pushed."""
 
-    def __init__(self, prefill: Choice, decode: Choice, *, early: bool = False) -> None:
+    def __init__(self, prefill: RequestChoice, decode: RequestChoice, *, early: bool = False) -> None:
         self._prefill, self._decode, self._early = prefill, decode, early
         self.placing = None if early or type(self) is not Handover else placing_of(prefill, decode)
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``; the prefill instance emits the first token."""
-        tokens = view.input_tokens[request]
-        instance, first = self._prefill(view, view.prefill, tokens), tokens + 1
-        return Leg(instance, first, self._decode(view, view.decode, tokens)) if self._early else Leg(instance, first)
+        instance, first = self._prefill(view, view.prefill, request), view.input_tokens[request] + 1
+        return Leg(instance, first, self._decode(view, view.decode, request)) if self._early else Leg(instance, first)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
         """See ``Routing``."""
-        return Leg(self._decode(view, view.decode, view.input_tokens[request]))
+        return Leg(self._decode(view, view.decode, request))

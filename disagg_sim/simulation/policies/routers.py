@@ -38,18 +38,15 @@ from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.options import option
 from disagg_sim.simulation.policies.loads import (
-    Choice,
-    Handover,
+    NOBODY,
     InTurn,
-    Whole,
+    RequestChoice,
     fewest_requests,
     least_decode,
     shortest_queue,
 )
-from disagg_sim.simulation.policy import Routing
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import Leg
 
 #: Draws that are made at once.
 DRAWS = 1024
@@ -158,7 +155,6 @@ ROUTERS = ("least", "prefix", "dynamo_kv", "llm_d")
 WHOLE_ROUTERS = (*ROUTERS, "round_robin")
 #: Time between two looks of llm-d's router at the metrics of an instance. [s]
 LOOK_S = 0.05
-NOBODY = -1  # no instance was chosen
 
 
 def router_option(choices: tuple[str, ...]) -> str:
@@ -211,66 +207,33 @@ class Routed(Protocol):
         ...
 
 
-class Router(Protocol):
-    """Chooses instances by what they remember."""
+class RouterChoices(NamedTuple):
+    """Choices of a router."""
 
-    def whole(self, view: ClusterView, request: int) -> int:
-        """For all of a request."""
-        ...
-
-    def prefill(self, view: ClusterView, request: int) -> int:
-        """For its prompt."""
-        ...
-
-    def decode(self, view: ClusterView, request: int) -> int:
-        """For the rest, when its prompt is computed."""
-        ...
+    whole: RequestChoice  # for all of a request
+    prefill: RequestChoice  # for its prompt
+    decode: RequestChoice  # for the rest, when its prompt is computed
 
 
-class LeastNew:
-    """The least to compute: ``prefix``."""
+def least_to_compute(view: ClusterView, among: Index, request: int) -> int:
+    """See ``Choice``: the least to compute (``prefix``), the first of several."""
+    cached, prompt = view.cached_everywhere(request), view.input_tokens[request]
+    instance: int = least_new(view.inst, among, cached, prompt, view.prefill_rate, view.seats)
+    return instance
 
-    def prefill(self, view: ClusterView, request: int) -> int:
-        """See ``Router``; the first of several."""
-        among, prompt = view.prefill, view.input_tokens[request]
+
+class DynamoChoice(NamedTuple):
+    """Choice of Dynamo's router."""
+
+    weights: CostWeights
+    draws: Draws
+
+    def __call__(self, view: ClusterView, among: Index, request: int) -> int:
+        """See ``Choice``."""
+        if self.weights.decode:
+            view.refresh()
         cached = view.cached_everywhere(request)
-        instance: int = least_new(view.inst, among, cached, prompt, view.prefill_rate, view.seats)
-        return instance
-
-    whole = prefill
-
-    def decode(self, view: ClusterView, request: int) -> int:
-        """See ``Router``: nothing of it is computed there."""
-        return least_decode(view, view.decode, view.input_tokens[request])
-
-
-class DynamoKv:
-    """Router of Dynamo."""
-
-    def __init__(self, options: Routed, site: Site) -> None:
-        temperature = options.router_temperature
-        self._whole = CostWeights(1.0, 1.0, options.overlap_credit, temperature)
-        self._prefill = CostWeights(1.0, 0.0, options.overlap_credit, temperature)
-        self._decode = CostWeights(0.0, 1.0, 0.0, temperature)
-        self._draws = Draws(site)
-
-    def whole(self, view: ClusterView, request: int) -> int:
-        """See ``Router``."""
-        view.refresh()
-        return self._least(view, view.prefill, request, self._whole)
-
-    def prefill(self, view: ClusterView, request: int) -> int:
-        """See ``Router``."""
-        return self._least(view, view.prefill, request, self._prefill)
-
-    def decode(self, view: ClusterView, request: int) -> int:
-        """See ``Router``."""
-        view.refresh()
-        return self._least(view, view.decode, request, self._decode)
-
-    def _least(self, view: ClusterView, among: Index, request: int, weights: CostWeights) -> int:
-        cached = view.cached_everywhere(request)
-        instance: int = dynamo(view.inst, among, cached, view.input_tokens[request], weights, self._draws())
+        instance: int = dynamo(view.inst, among, cached, view.input_tokens[request], self.weights, self.draws())
         return instance
 
 
@@ -285,19 +248,19 @@ class LlmD:
         self._used: Floats = np.zeros(0)
         self._chosen: dict[int, int] = {}  # decode instances of requests in prefill
 
-    def whole(self, view: ClusterView, request: int) -> int:
-        """See ``Router``."""
-        return self._best(view, view.prefill, request, self._whole)
+    def whole(self, view: ClusterView, among: Index, request: int) -> int:
+        """See ``Choice``."""
+        return self._best(view, among, request, self._whole)
 
-    def prefill(self, view: ClusterView, request: int) -> int:
-        """See ``Router``; the decode instance is chosen first."""
+    def prefill(self, view: ClusterView, among: Index, request: int) -> int:
+        """See ``Choice``; the decode instance is chosen first."""
         self._chosen[request] = self._best(view, view.decode, request, self._split)
-        return self._best(view, view.prefill, request, self._split)
+        return self._best(view, among, request, self._split)
 
-    def decode(self, view: ClusterView, request: int) -> int:
-        """See ``Router``; chosen anew only where the instance no longer serves."""
+    def decode(self, view: ClusterView, among: Index, request: int) -> int:
+        """See ``Choice``; chosen anew only where the instance no longer serves."""
         instance = self._chosen.pop(request, NOBODY)
-        return instance if instance in view.decode else self._best(view, view.decode, request, self._split)
+        return instance if instance in among else self._best(view, among, request, self._split)
 
     def _best(self, view: ClusterView, among: Index, request: int, scores: ScorerWeights) -> int:
         if view.now >= self._until or self._seen < len(view.states):
@@ -317,66 +280,24 @@ class LlmD:
         self._until, self._seen = view.now + LOOK_S, len(view.states)
 
 
-class WholeBy:
-    """Routing of co-located instances by a router."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    def place(self, view: ClusterView, request: int) -> Leg:
-        """See ``Routing``."""
-        return Leg(self._router.whole(view, request))
-
-    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  never asked
-        """See ``Routing``; a whole request has no second leg."""
-        return Leg(origin)
-
-
-class HandoverBy:
-    """Routing of plain disaggregation by a router."""
-
-    def __init__(self, router: Router, *, early: bool) -> None:
-        self._router, self._early = router, early
-
-    def place(self, view: ClusterView, request: int) -> Leg:
-        """See ``Routing``; the cache is pushed early to the decode instance, if asked for."""
-        instance, until = self._router.prefill(view, request), view.input_tokens[request] + 1
-        return Leg(instance, until, self._router.decode(view, request)) if self._early else Leg(instance, until)
-
-    def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was
-        """See ``Routing``."""
-        return Leg(self._router.decode(view, request))
-
-
-def whole_routing(options: Routed, site: Site) -> Routing:
-    """Make the routing of co-located instances that a policy asks for.
+def choices_of(options: Routed, site: Site) -> RouterChoices:
+    """Make the choices of the router that a policy asks for.
 
     >>> from disagg_sim.simulation.policies.registry import policy_named
-    >>> type(whole_routing(policy_named("vllm", router="prefix"), site=None)).__name__
-    'WholeBy'
-    """
-    plain: dict[str, Choice] = {"least": fewest_requests, "round_robin": InTurn()}
-    if options.router in plain:
-        return Whole(plain[options.router])
-    return WholeBy(_router(options, site))
-
-
-def handover_routing(options: Routed, site: Site, *, early: bool) -> Routing:
-    """Make the routing of prefill and decode instances that a policy asks for.
-
-    >>> from disagg_sim.simulation.policies.registry import policy_named
-    >>> type(handover_routing(policy_named("disaggregated", router="prefix"), site=None, early=False)).__name__
-    'HandoverBy'
+    >>> choices_of(policy_named("vllm", router="prefix"), site=None).whole.__name__
+    'least_to_compute'
     """
     if options.router == "least":
-        return Handover(shortest_queue, least_decode, early=early)
-    return HandoverBy(_router(options, site), early=early)
-
-
-def _router(options: Routed, site: Site) -> Router:
+        return RouterChoices(fewest_requests, shortest_queue, least_decode)
+    if options.router == "round_robin":
+        return RouterChoices(InTurn(), InTurn(), InTurn())
     if options.router == "prefix":
-        return LeastNew()
+        return RouterChoices(least_to_compute, least_to_compute, least_decode)
     if options.router == "dynamo_kv":
-        return DynamoKv(options, site)
+        draws, credit, temperature = Draws(site), options.overlap_credit, options.router_temperature
+        weights = (1.0, 1.0, credit), (1.0, 0.0, credit), (0.0, 1.0, 0.0)
+        whole, prefill, decode = (DynamoChoice(CostWeights(*each, temperature), draws) for each in weights)
+        return RouterChoices(whole, prefill, decode)
     weight = options.prefix_weight
-    return LlmD(site, whole=ScorerWeights(weight, 2.0, 2.0), split=ScorerWeights(weight, 1.0, 0.0))
+    router = LlmD(site, whole=ScorerWeights(weight, 2.0, 2.0), split=ScorerWeights(weight, 1.0, 0.0))
+    return RouterChoices(router.whole, router.prefill, router.decode)

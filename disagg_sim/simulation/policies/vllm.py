@@ -12,14 +12,14 @@ from typing import ClassVar
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
-from disagg_sim.simulation.policies.loads import ByRole
+from disagg_sim.simulation.policies.loads import ByRole, Whole
 from disagg_sim.simulation.policies.routers import (
     WHOLE_ROUTERS,
+    choices_of,
     credit_option,
     prefix_weight_option,
     router_option,
     temperature_option,
-    whole_routing,
 )
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
@@ -59,6 +59,6 @@ class Vllm:
         )
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
-            routing=whole_routing(self, site),
+            routing=Whole(choices_of(self, site).whole),
             steps=AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits)),
         )

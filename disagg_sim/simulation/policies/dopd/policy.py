@@ -49,7 +49,7 @@ from disagg_sim.simulation.policies.common_options import (
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
 from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, NEWEST, SIZINGS, Profile, chosen
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
-from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
+from disagg_sim.simulation.policies.loads import NOBODY, ByRole, least, least_uncached, tokens_of
 from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
@@ -159,10 +159,11 @@ class DopdRouter:
         self._chosen: dict[int, int] = {}  # by request whose prefill is not done
         self._promised: dict[int, int] | None = {} if at_arrival else None  # prompt tokens of these, by instance
 
-    def idlest(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+    def idlest(self, view: ClusterView, among: Index, request: int = NOBODY) -> int:
         """The prefill instance that has prefilled its tokens first, those that wait for a batch included."""
         waiting = self.forming.waiting_tokens(view)
-        instance: int = least(among, view.queued_prompt_tokens, waiting, view.prefill_rate, tokens)
+        own = tokens_of(view, request)
+        instance: int = least(among, view.queued_prompt_tokens, waiting, view.prefill_rate, own)
         return instance
 
     def place(self, view: ClusterView, request: int) -> Leg:
@@ -178,7 +179,7 @@ class DopdRouter:
                 self._promised[instance] = self._promised.get(instance, 0) + tokens
         if self.forming.shared:
             return Leg(SHARED, tokens + 1)
-        instance = self.idlest(view, view.prefill, tokens)
+        instance = self.idlest(view, view.prefill, request)
         if tokens < view.rank_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
             self.forming.arrived(instance, tokens)
         return Leg(instance, tokens + 1)
