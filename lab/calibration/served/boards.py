@@ -96,8 +96,9 @@ class Board:
 
 
 def tokens_per_gpu(row: ServingRow) -> float:
-    """Output tokens of a submission. [token/s/GPU]"""
-    return row.rate * row.osl / row.gpus
+    """Output tokens of the requests that a submission completes. [token/s/GPU]"""
+    completed = next((each.measured for each in row.quantities if each.name == "throughput"), row.rate)
+    return completed * row.osl / row.gpus
 
 
 def boards(rows: Iterable[ServingRow]) -> list[Board]:

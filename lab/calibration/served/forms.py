@@ -262,7 +262,8 @@ def trtllm_docs(line: Any) -> ServingRow:
 def mlperf(line: Any) -> ServingRow:
     """An MLPerf result: Offline has everything queued, Server and Interactive a Poisson stream.
 
-    A blank precision is read as what nearly all others of the chip use.
+    Requests come at the scheduled rate; what is completed a second is less, as the last answers end after it. A blank
+    precision is read as what nearly all others of the chip use.
     """
     weights = text(line, "precision_weights")
     if weights in ("", "UNSET"):
@@ -270,12 +271,13 @@ def mlperf(line: Any) -> ServingRow:
     engine = engine_named(text(line, "framework")) or "trtllm"
     names = names_of(line, weights=weights, engine=engine, cache=text(line, "precision_kv"))
     samples, tokens = value(line, "samples_per_s"), value(line, "tokens_per_sample_out")
+    scheduled = value(line, "scheduled_samples_per_s")
     gpus, pp = count(line, "gpus_total"), max(count(line, "pp"), 1)
     if not stated(tokens):
         tokens = value(line, "value") / samples if samples else math.nan
     own = (count(line, "tp") or _least_tp(names.model, names.system, weights, gpus)) * pp
     offline = text(line, "scenario") == "Offline"
-    known = "" if offline else "the offered rate, which is the input of this row"
+    known = "" if offline else "what an offered rate completes follows from it, the input of this row"
     throughput = (Measurement(name="throughput", measured=samples, basis="request", reason=known),)
     latencies = mean_or_median(line, "tpot", "ttft")
     if not any(each.name == "tpot" for each in latencies):
@@ -292,7 +294,7 @@ def mlperf(line: Any) -> ServingRow:
         ),
         isl=_mlperf_input(names.model),
         osl=tokens,
-        rate=samples,
+        rate=scheduled if stated(scheduled) and not offline else samples,
         batch=value(line, "batch"),
         assumed_layout=not count(line, "tp"),
         submitter=text(line, "submitter"),

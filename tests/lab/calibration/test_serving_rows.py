@@ -19,6 +19,7 @@ from lab.calibration.kernels.tables import TableError
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from lab.calibration.scatter import scatter_plots
 from lab.calibration.served.bars import judged
+from lab.calibration.served.boards import tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.read import read_files, read_rows
@@ -241,6 +242,18 @@ def test_a_length_that_no_source_states_is_not_assumed(tmp_path):
     table = evaluate(rows)
     assert table["evaluated"].tolist() == [True, True, False]
     assert table["reason"].tolist()[2] == "lengths are not stated"
+
+
+def test_requests_of_mlperf_come_as_scheduled_and_results_count_what_was_completed(tmp_path):
+    """110 a second come and 100 are completed while the last answers end: 100 x 3750 / 72 tokens/s/GPU."""
+    lines = [
+        MLPERF | {"scheduled_samples_per_s": 110.0},
+        MLPERF | {"scheduled_samples_per_s": ""},
+        MLPERF | {"scheduled_samples_per_s": "", "scenario": "Offline", "slo_tpot_ms": ""},
+    ]
+    rows = read_rows(write(tmp_path / "mlperf.csv", *lines))
+    assert [row.rate for row in rows] == [110.0, 100.0, 100.0]
+    assert [tokens_per_gpu(row) for row in rows] == pytest.approx([100.0 * 3750.0 / 72] * 3)
 
 
 def test_the_traffic_of_mlperf_is_as_published():
