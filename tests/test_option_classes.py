@@ -10,7 +10,6 @@ import disagg_sim as ds
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.traffic import ConstantShare
 from disagg_sim.launch.workers import Workers
-from disagg_sim.planning.pools_plan import PoolsQuestion
 from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.admission import Busy, PredictedTtft
@@ -41,7 +40,6 @@ CLASSES = {
     ServiceClass: {"name": "chat", "slo": ds.Slo(ttft=1.0, tpot=0.05)},
     Encoders: {"step": ds.encode_step(SEES, images=1, height=448, width=448), "instances": 1},
     Size: {"rate": 1.0},
-    PoolsQuestion: {"pools": ("prefill", "attention", "ffn"), "size": Size(rate=1.0)},
     Images: {"images": 1, "height": 448, "width": 448},
 }
 #: Of a kind that no field has.
@@ -99,8 +97,7 @@ def test_no_value_ends_in_an_error_of_python():
         (PredictedTtft, "share", 0.0, "share 0.0 is out of range"),
         (ds.Slo, "tpot", -0.05, "tpot must be above 0 s"),
         (ServiceClass, "of", "team", "of 'team' is unknown; allowed: class, model"),
-        (PoolsQuestion, "tpot", 0, "tpot 0 is no limit of latency"),
-        (PoolsQuestion, "pools", ("prefil", "decode"), "did you mean 'prefill'"),
+        (ds.PlanOptions, "pools", ("prefil", "decode"), "did you mean 'prefill'"),
     ],
 )
 def test_the_line_says_what_is_allowed(owner, name, value, said):

@@ -99,6 +99,8 @@ def pools_of_plan(path: Path) -> dict[str, Replicas]:
     best = document.get("best") if isinstance(document, dict) and document.get("schema") == PLAN else None
     if not best:
         raise InputError(f"--plan {file}: has no design of schema {PLAN}; allowed: what disagg-sim plan --out wrote")
+    if others := [pool["role"] for pool in best["pools"] if pool["role"] not in _ROLES]:
+        raise InputError(f"--plan {file}: has pools of {', '.join(others)}; allowed: {', '.join(_ROLES)}")
     degrees = {*_DEGREES.values(), "tp_ffn", "draft_tokens"}
     return {
         pool["role"]: _replicas(f"--plan {file}", {name: pool[name] for name in degrees}, pool)

@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.certainty.pool_parts import encode_parts, encode_spent, split_parts, split_spent
 from disagg_sim.choices import ENCODE
-from disagg_sim.cli.plan import images_of
+from disagg_sim.cli.plan_inputs import images_of
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError

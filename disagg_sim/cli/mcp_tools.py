@@ -16,25 +16,17 @@ from typing_extensions import TypedDict
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.evaluate import evaluation_of
 from disagg_sim.cli.explain import explained, mapping_by_hand
-from disagg_sim.cli.plan import of_more_pools, plan_answer, pools_answer
+from disagg_sim.cli.plan import plan_answer
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.errors import InputError, check_word, quoted
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import setup
 from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField, fields_of
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
 from disagg_sim.report.evaluate import evaluate_json
-from disagg_sim.report.schemas import (
-    CompareJson,
-    EvaluateJson,
-    ExplainJson,
-    PlanJson,
-    PoolsJson,
-    SimulateJson,
-    SweepJson,
-)
+from disagg_sim.report.schemas import CompareJson, EvaluateJson, ExplainJson, PlanJson, SimulateJson, SweepJson
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
@@ -104,61 +96,42 @@ def list_names(kind: Annotated[str, Field(description=f"one of {', '.join(_KINDS
     return {"kind": kind, "names": {name: _KINDS[kind](name).title for name in list_specs(kind)}}
 
 
-def of_question(*without: str, needs: str = "") -> Callable[[Callable[[Any], Any]], Callable[..., Any]]:
-    """Make a tool of a function of a question, with an argument for each field that agents may say.
+def of_question(answer: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Make a tool of a function of a question, with an argument for each field that agents may say."""
+    question, result = get_type_hints(answer).values()
+    taken = {each.ask.agents or each.name: each for each in fields_of(question) if each.ask.agents is not None}
 
-    Takes fields to leave out, and one that has to be given although it has a default.
-    """
+    @wraps(answer)
+    def tool(**given: Any) -> Any:
+        return answer(question(**{taken[name].name: value for name, value in given.items()}))
 
-    def made(answer: Callable[[Any], Any]) -> Callable[..., Any]:
-        question, result = get_type_hints(answer).values()
-        taken = {
-            each.ask.agents or each.name: each
-            for each in fields_of(question)
-            if each.ask.agents is not None and each.name not in without
-        }
-
-        @wraps(answer)
-        def tool(**given: Any) -> Any:
-            return answer(question(**{taken[name].name: value for name, value in given.items()}))
-
-        parameters = [_argument(name, each, required=each.name == needs) for name, each in taken.items()]
-        tool.__signature__ = Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
-        return tool
-
-    return made
+    parameters = [_argument(name, each) for name, each in taken.items()]
+    tool.__signature__ = Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+    return tool
 
 
-def _argument(name: str, field: QuestionField, *, required: bool) -> Parameter:
+def _argument(name: str, field: QuestionField) -> Parameter:
     option = field.ask
     said = f"{option.help} ({option.value})" if option.value else option.help
     marks = (Field(description=said, ge=option.low, le=option.high), *([_as(option)] if option.unit else []))
-    default = Parameter.empty if required or field.default is MISSING else field.default
+    default = Parameter.empty if field.default is MISSING else field.default
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[field.kind, *marks])
 
 
-@of_question("pools", "images", "ffn_system")
+@of_question
 def plan(asked: PlanQuestion) -> PlanJson:
     """Answer what to deploy: disaggregated or co-located, pools, mappings, counts, latencies, price, bands, flips."""
     return plan_answer(asked).flipped()[0].json()
 
 
-@of_question(needs="pools")
-def plan_pools(asked: PlanQuestion) -> PoolsJson:
-    """Plan encode, attention and feed-forward pools beside prefill and decode: counts, rates, what binds each pool."""
-    if not of_more_pools(asked):
-        raise InputError(f"pools {quoted(asked.pools)}: prefill and decode alone are of the tool plan")
-    return pools_answer(asked).json()
-
-
-@of_question()
+@of_question
 def evaluate(asked: EvaluateQuestion) -> EvaluateJson:
     """Say what a deployment does under a load: latencies, what it could serve, and the plan for the same load."""
     found = evaluation_of(asked)
     return evaluate_json(found, None if asked.alone else found.planned)
 
 
-@of_question()
+@of_question
 def explain(asked: ExplainQuestion) -> ExplainJson:
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
     return explained(asked).json()
@@ -230,4 +203,4 @@ def simulate(
     return simulate_json("asked", Path("-"), pd.DataFrame([run.summary()]), pd.DataFrame())
 
 
-TOOLS = (list_names, plan, plan_pools, evaluate, explain, sweep, sweep_summary, compare, simulate)
+TOOLS = (list_names, plan, evaluate, explain, sweep, sweep_summary, compare, simulate)

@@ -1,19 +1,15 @@
-"""``disagg-sim plan``: answer on one screen what to deploy, with encode, attention and feed-forward pools, too."""
+"""``disagg-sim plan``: answer on one screen what to deploy."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from disagg_sim.choices import TWO
 from disagg_sim.cli.plan_inputs import plan_inputs
 from disagg_sim.cli.tables import INFEASIBLE, blocks_text
-from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
@@ -23,117 +19,14 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.energy import Drawn, drawn, planned_prices
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
-from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.question import PlanQuestion
-from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan
-from disagg_sim.report.schemas import PlanJson, PoolsJson
+from disagg_sim.report.schemas import PlanJson
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.pool_names import Images
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.planning.prove import ProofRun
-
-_IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
-
-
-def of_more_pools(asked: PlanQuestion) -> bool:
-    """Whether pools beside prefill and decode are asked for; those two are every plan's."""
-    names = _names(asked.pools)
-    return bool(asked.images or asked.ffn_system or {*names} - {*TWO}) or len(names) == 1
-
-
-def _names(pools: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in pools.split(",") if part.strip()))
-
-
-def images_of(text: str) -> Images:
-    """Images of a request, from ``2x1120x1120`` or ``2x1120x1120@0.5``."""
-    found = _IMAGES.fullmatch(text.strip())
-    share = float(found[4] or 0.0) if found and (found[4] or "0").count(".") <= 1 and found[4] != "." else 1.0
-    if found is None or not share < 1.0 or not all(1 <= int(found[i]) <= 10**5 for i in (1, 2, 3)):
-        raise InputError(
-            f"--images {quoted(text)}; allowed: COUNTxHEIGHTxWIDTH in pixels, 2x1120x1120, and @SHARE below 1 of them "
-            "whose encoding is kept"
-        )
-    return Images(images=int(found[1]), height=int(found[2]), width=int(found[3]), cached=share)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolsAnswer:
-    """A plan of further pools, and what was asked for beside it."""
-
-    found: PlannedPools
-    run: ProofRun | None = None  # None where nothing was simulated
-    extras: PlanExtras = NOTHING
-
-    @property
-    def feasible(self) -> bool:
-        """Whether pools keep the limits."""
-        return bool(self.found.plan.members)
-
-    def screen(self) -> list[ScreenPart]:
-        """Write it for people."""
-        played = [] if self.run is None else [played_screen(self.found, self.run)]
-        return [*pools_screen(self.found, self.extras), *played]
-
-    def flipped(self) -> tuple[PoolsAnswer, list[ScreenPart]]:
-        """Add what would change the answer: nothing is known of further pools."""
-        return self, []
-
-    def json(self) -> PoolsJson:
-        """Write it for programs."""
-        return pools_json(self.found, self.run, self.extras)
-
-    def write(self, text: str, out: Path) -> None:
-        """Write it as files."""
-        write_pools(self.found, text, out, self.run, self.extras)
-
-    def start(self, engine: str) -> Launch:
-        """Make the files that start it."""
-        return launch(self.found, engine=engine)
-
-
-def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
-    """Plan encode, attention and feed-forward pools beside prefill and decode."""
-    work, memory, limits, options = plan_inputs(asked)
-    if not _names(asked.pools):
-        raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
-    question = PoolsQuestion(
-        pools=_names(asked.pools),
-        size=Size(rate=rate_of(asked, options), gpus=asked.gpus, users=asked.users),
-        images=images_of(asked.images) if asked.images else None,
-        **limits,
-        ffn_system=asked.ffn_system or None,
-        confidence=asked.confidence,
-    )
-    made: list[PlannedPools] = []
-
-    def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
-        pools = plan_more_pools(asked.model, asked.system, lengths, question, options)
-        assert isinstance(pools, PlannedPools)  # of prefill and decode alone the command plans as without --pools
-        made.append(pools)
-        return pools.answer
-
-    if memory is None:
-        of(work)
-    else:
-        plan_turns(options.trace or asked.traffic, memory, of)
-    found = made[-1]
-    if not found.plan.members:
-        return PoolsAnswer(found=found)
-    assert found.design is not None
-    used = asked.utilisation
-    prices = None if used is None else planned_prices(found.design, options.prices, used)
-    return PoolsAnswer(
-        found=found,
-        run=_played(found, asked.seed) if asked.proof else None,
-        extras=PlanExtras(drawn=_power(asked, found.design), prices=prices),
-    )
 
 
 def _power(asked: PlanQuestion, design: Design) -> Drawn | None:
@@ -148,18 +41,9 @@ def rate_of(asked: PlanQuestion, options: PlanOptions) -> float | None:
     return options.trace.rate
 
 
-def _played(found: PlannedPools, seed: int) -> ProofRun:
-    """Simulate the pools; say on standard error if the simulator has to be compiled first."""
-    from disagg_sim.planning.proven import play_pools  # the simulator takes a second to load
-    from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
-
-    with on_compilation(lambda: typer.echo(COMPILING, err=True)):
-        return play_pools(found, seed=seed)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan of prefill and decode, and what was asked for beside it."""
+    """A plan, and what was asked for beside it."""
 
     found: Plan
     extras: PlanExtras = NOTHING
@@ -201,7 +85,7 @@ class PlanAnswer:
 
 
 def plan_answer(asked: PlanQuestion) -> PlanAnswer:
-    """Plan pools of prefill and decode, or instances of both."""
+    """Plan the pools that are asked for, or prefill and decode beside instances of both."""
     work, memory, limits, options = plan_inputs(asked)
     rate = rate_of(asked, options)
 
@@ -232,7 +116,7 @@ def plan_answer(asked: PlanQuestion) -> PlanAnswer:
 
 def plan(asked: PlanQuestion) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
-    found = pools_answer(asked) if of_more_pools(asked) else plan_answer(asked)
+    found = plan_answer(asked)
     made = found.start(asked.emit) if asked.emit and found.feasible else None
     text, shown = blocks_text(found.screen()), _Shown()
     if not asked.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from disagg_sim.launch.expressible import engines_of
 from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.question import OWN, PlanOptions
 from disagg_sim.question import PlanQuestion, prices_of
+from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.units import asked_quantity, parse_quantity
@@ -25,6 +27,10 @@ from disagg_sim.workload.trace import Trace
 
 #: Of the sum of the shares of tiers.
 SHARES_ROUNDING = 1e-9
+
+
+#: Images of a request: ``2x1120x1120@0.5``.
+_IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
 
 
 class PlanInputs(NamedTuple):
@@ -57,6 +63,8 @@ def plan_inputs(asked: PlanQuestion) -> PlanInputs:
         "engine": asked.engine or (starts[0] if len(starts) == 1 else None),
         "within": OWN if asked.emit else None,
         "prices": prices,
+        "pools": tuple(dict.fromkeys(part.strip() for part in asked.pools.split(",") if part.strip())),
+        "images": images_of(asked.images) if asked.images else None,
         "speculation": asked_speculation(load_model(asked.model).name, asked.speculate, asked.acceptance),
         "set_aside": 0.0 if memory is None else memory.hbm,
     }
@@ -70,6 +78,18 @@ def plan_inputs(asked: PlanQuestion) -> PlanInputs:
     limits: dict[str, Any] = {"ttft": TTFT, "tpot": TPOT}
     limits |= {name: limit for name in limits if (limit := getattr(asked, name)) not in (None, "")}
     return PlanInputs(work, memory, limits, options)
+
+
+def images_of(text: str) -> Images:
+    """Images of a request, from ``2x1120x1120`` or ``2x1120x1120@0.5``."""
+    found = _IMAGES.fullmatch(text.strip())
+    share = float(found[4] or 0.0) if found and (found[4] or "0").count(".") <= 1 and found[4] != "." else 1.0
+    if found is None or not share < 1.0 or not all(1 <= int(found[i]) <= 10**5 for i in (1, 2, 3)):
+        raise InputError(
+            f"--images {quoted(text)}; allowed: COUNTxHEIGHTxWIDTH in pixels, 2x1120x1120, and @SHARE below 1 of them "
+            "whose encoding is kept"
+        )
+    return Images(images=int(found[1]), height=int(found[2]), width=int(found[3]), cached=share)
 
 
 def _work(asked: PlanQuestion) -> Lengths | Trace | TrafficCase:

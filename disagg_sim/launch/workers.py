@@ -14,7 +14,6 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, check_kinds, check_word, quoted, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.pools_plan import PlannedPools
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.instance_variants import ffn_of
@@ -141,15 +140,14 @@ class Workers:
 
 
 def workers_of(
-    deployment: Design | PlannedPools | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
+    deployment: Design | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
 ) -> tuple[Workers, ...]:
     """Read the workers of a deployment."""
     lengths = None
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
-    elif isinstance(deployment, Design | PlannedPools):
-        design = deployment if isinstance(deployment, Design) else deployment.design
-        found, lengths = ([], None) if design is None else (list(_of_design(design)), design.work.lengths)
+    elif isinstance(deployment, Design):
+        found, lengths = list(_of_design(deployment)), deployment.work.lengths
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
         lengths = deployment.lengths if isinstance(deployment, Deployment) else None

@@ -25,6 +25,7 @@ from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
+from disagg_sim.techniques.split.search import SplitGrid
 from disagg_sim.units import GB
 
 #: Designs that are told beside the best. [1]
@@ -189,7 +190,8 @@ def rebuilt(options: PlanOptions) -> Rebuild:
     def rebuild(case: Candidates, work: Demand) -> Candidates:
         mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
         whole = mappings[0][mappings[0].chunk_tokens == 0]
-        found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
+        setups = (case.at, case.prefill_at)
+        found = candidates(setups, work, (whole, mappings[1]), case.costs, options.max_nic, case.further)
         return found.with_costs_of(case)
 
     return rebuild
@@ -198,13 +200,16 @@ def rebuilt(options: PlanOptions) -> Rebuild:
 def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
     """Name the limit that nothing keeps, and values that something does."""
     where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}"
-    if said := _of_memory(case.grids.decode) or _of_memory(case.grids.prefill):
+    further, prefill = case.further, case.grids.prefill
+    decode: list[PhaseGrid | SplitGrid] = [case.grids.decode] if further is None or further.whole else []
+    decode += [] if further is None or further.split is None else [further.split]
+    if said := min(map(_of_memory, decode), key=len) or _of_memory(prefill):
         return f"{where}: {said}"
     work, told = case.work, []
-    fastest = least(case.grids.decode.latency, case.grids.decode.feasible)
+    fastest = min(least(grid.latency, grid.feasible) for grid in decode)
     if fastest > work.tpot.seconds:
         told.append(f"no mapping decodes in the TPOT limit of {_ms(work.tpot)}; the best step is {_ms(fastest)}")
-    first = host_of(case.prefill_at) + least(case.grids.prefill.latency, case.grids.prefill.feasible)
+    first = host_of(case.prefill_at) + least(prefill.latency, prefill.feasible)
     if first > work.ttft.seconds:
         told.append(
             f"no mapping prefills a prompt in the TTFT limit of {_ms(work.ttft)}; the best pass with the host's share "
@@ -224,7 +229,10 @@ def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
     return f"{where}: no number of instances keeps both limits with queueing{nearest}"
 
 
-def _of_memory(grid: PhaseGrid) -> str:
+def _of_memory(grid: PhaseGrid | SplitGrid) -> str:
+    """Say that nothing of a grid fits in memory; nothing where something does."""
+    if isinstance(grid, SplitGrid):
+        return "" if grid.feasible.any() else "no attention and feed-forward ranks fit in memory"
     if not len(grid.mappings):
         return f"no {grid.phase} layout that an engine can start"
     if grid.feasible.any():

@@ -42,20 +42,21 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
 from disagg_sim.certainty.rows import Origin
-from disagg_sim.certainty.trust import Shares, added, trust_shares
+from disagg_sim.certainty.trust import Shares, added
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.candidates import Candidates
-from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import NO_LIMIT
+from disagg_sim.planning.pool_evidence import PoolEvidence, evidence_of
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.layouts import checked_kind, evidence
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.techniques.split.plan import SplitChoice
 
 #: Samples of the factors. [1]
 SAMPLES = 400
@@ -88,21 +89,6 @@ ROUNDS, NARROW = 5, 1e-3
 GROUPS = 20
 
 Band = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolEvidence:
-    """How far the forecast of one pool has been checked."""
-
-    role: str
-    layout: str  # words that start with one of ``search.layouts.EVIDENCE``
-    points: int  # measured operating points of this kind of layout [1]
-    error: float | None  # relative error that three quarters of them stay below; None = not compared [1]
-    sequences: float  # that decode on a GPU, as planned; 0 of prefill [1]
-    most_sequences: float | None  # in flight on a GPU in these runs; None = none states it [1]
-    ttft: Shares  # time to the first token, by trust label; empty for decode [1]
-    tpot: Shares  # time of a step, by trust label; empty for prefill [1]
-    rests_on: Shares  # time that the pool spends on a request, by trust label [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +247,8 @@ def _own(plan: Plan) -> OwnTimes:
     """Sample the frontier point that has the layouts of the best design and the step time nearest to its own."""
     best = plan.best
     assert best is not None
+    if isinstance(best.pools[-1].choice, SplitChoice):  # which no frontier has
+        return OwnTimes(*np.zeros((4, 0)))
     sides: list[Any] = [[pool.choice] for pool in (best.first, best.pools[-1])]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[1]))
     work = best.work  # a limit that the design misses does not bound its own times
@@ -293,7 +281,7 @@ def _spread(values: Floats, error: Error) -> Floats:
 def surer(plan: Plan, confidence: float | None) -> Plan:
     """Give a plan the headroom with which its limits hold at its rate with a probability of at least ``confidence``.
 
-    Takes ``confidence`` (None = return the plan unchanged [1]).
+    Takes ``confidence`` (None = return the plan unchanged [1]). Encoding is taken to err as prefill does.
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)
@@ -303,6 +291,8 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
     """
     if confidence is None:
         return plan
+    if any(case.further is not None and case.further.split is not None for case in plan.cases):
+        raise InputError("confidence: attention and ffn pools have no error bars, as nobody has measured them")
     if plan.size.gpus is not None:
         raise InputError("confidence needs a rate or users; with gpus, --headroom leaves spare capacity")
     for _ in range(ROUNDS):
@@ -337,12 +327,6 @@ def _counts(plan: Plan) -> list[tuple[Sharding, int, int]]:
     return [] if plan.best is None else [(pool.mapping, pool.batch, pool.instances) for pool in plan.best.pools]
 
 
-def holding(plan: Plan) -> float:
-    """Probability that both limits hold at the planned rate; encoding is taken to err as prefill does. [1]"""
-    assert plan.best is not None, "a design holds its limits"
-    return _chance(np.minimum(*_own(plan).kept(plan.best)), RATE_ERROR)
-
-
 def _reach(kept: Floats) -> float:
     """Find the share of samples in which requests that meet no other keep both limits; NaN without samples. [1]"""
     return float(np.mean(kept > 0)) if kept.size else math.nan
@@ -353,47 +337,3 @@ def _band(values: Floats) -> Band:
         return math.nan, math.nan
     low, high = np.quantile(values, ENDS, method="inverted_cdf")
     return float(low), float(high)
-
-
-def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
-    """Find how far the forecast of a pool has been checked, and how much of its times has which trust label.
-
-    Returns measured operating points of such layouts, and shares of time by label [1].
-
-    >>> import disagg_sim as ds
-    >>> plan = ds.plan("llama_3_1_8b", "h20_sxm", ds.lengths(2048, 256), rate=40)
-    >>> found = evidence_of(plan, plan.best.pools[0])
-    >>> found.layout, max(found.rests_on, key=found.rests_on.get).value
-    ('served', 'inherited')
-    """
-    at, plain = pool.setup, _mappings([pool.choice])[0]
-    kind = checked_kind(at, pool.mapping, prefill=pool.role == "prefill")
-    pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})
-    step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
-    return PoolEvidence(
-        role=pool.role,
-        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]),
-        points=kind.points if kind else 0,
-        error=kind.error if kind else None,
-        sequences=pool.sequences / pool.mapping.gpus if tpot else 0.0,
-        most_sequences=kind.most_sequences if kind and tpot else None,
-        ttft=ttft,
-        tpot=tpot,
-        rests_on=added([(pass_s, ttft), (step_s, tpot)]),
-    )
-
-
-def _prefill(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
-    """Time of the pool for the prompt of a request [s], and its shares by trust label [1]."""
-    chunk, split = int(pool.mapping.chunk_tokens), pool.role == "prefill"
-    prompts = pool.batch if split else 1
-    grid = prefill_grid(pool.setup, plain, plan.work.lengths, batch=[prompts], chunk_tokens=[chunk] if split else [0])
-    row = int(np.flatnonzero(grid.mappings.chunk_tokens == chunk)[0]) if split else 0
-    return float(grid.latency[row, 0]) / prompts, trust_shares(grid, row, 0)
-
-
-def _decode(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
-    """Time of the pool for the output tokens of a request [s], and its shares by trust label [1]."""
-    sequences = max(1, round(pool.sequences))
-    grid = decode_grid(pool.setup, plain, plan.work.lengths, batch=[sequences])
-    return float(grid.latency[0, 0]) * plan.work.lengths.gaps / sequences, trust_shares(grid, 0, 0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
+from disagg_sim.choices import TUNED_DELAY, TWO
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.setup import Setup
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_system
+from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.choices import (
     Grids,
     colocated_choices,
@@ -20,14 +23,31 @@ from disagg_sim.planning.design import Availability
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
+from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions, usual_precision
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.pool_names import pool_faults
 from disagg_sim.simulation.instance_variants import ffn_of
-from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.techniques.encode.physics import EncodeStep, encode_step
 from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.split.plan import split_choices
-from disagg_sim.techniques.split.search import SplitGrid
+from disagg_sim.techniques.split.search import SplitGrid, split_grid
+from disagg_sim.workload.lengths import Lengths
+
+
+class FurtherPools(NamedTuple):
+    """What requests pass beside prefill and whole decode instances; instances of both phases do not compete then."""
+
+    names: tuple[str, ...]  # of all pools, those of prefill and decode among them
+    encode: EncodeStep | None
+    split: SplitGrid | None  # of attention and feed-forward pools
+    whole: bool  # whether instances that decode alone compete with those
+
+    def under(self, lengths: Lengths) -> FurtherPools:
+        """The same for requests of other lengths."""
+        if (old := self.split) is None:
+            return self
+        return self._replace(split=split_grid(old.setup, lengths, ffn=old.ffn_setup, max_gpus=int(old.gpus.max())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +64,7 @@ class Candidates:
     costs: Mapping[str, float]  # cost of a GPU by system; with ``drawn`` that of a spare GPU
     drawn: bool = False  # whether the cost of a design is the power that its GPUs draw at the rate [W]
     availability: Availability | None = None  # target for which designs get spares
+    further: FurtherPools | None = None  # than prefill and decode
     encode: EncodeChoice | None = None  # of the pool before prefill; None = requests have no images
 
     @property
@@ -91,20 +112,52 @@ def candidates(
     mappings: tuple[Sharding, Sharding],
     costs: Mapping[str, float],
     max_nic: float | None,
+    further: FurtherPools | None = None,
 ) -> Candidates:
     """Score the grids of both phases and keep the choices that are worth sizing.
 
     Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
     """
-    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic)
+    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic, further)
 
 
-class FurtherPools(NamedTuple):
-    """What requests pass beside prefill and whole decode instances; instances of both phases do not compete then."""
+def further_pools(
+    setups: tuple[Setup, Setup], lengths: Lengths, gpus: int | None, options: PlanOptions
+) -> FurtherPools | None:
+    """Make the pools beside prefill and whole decode instances, which encode on the system of prefill.
 
-    encode: EncodeStep | None = None
-    split: SplitGrid | None = None  # of attention and feed-forward pools
-    whole: bool = True  # whether instances that decode alone compete with those
+    Takes ``setups`` (of decode and of prefill) and ``gpus`` (that there are, None = any number [1]). Returns None where
+    none is asked for.
+    """
+    decode, prefill = setups
+    asked = {*options.pools} or {*TWO}
+    split = "attention" in asked
+    faults = list(pool_faults(options.pools, options.images, [decode.model], float(lengths.isl[0]), {}))
+    if options.ffn_system is not None and not split:
+        faults.append("ffn_system: needs attention and ffn among the pools")
+    if asked != {*TWO} and options.hold_prompts != TUNED_DELAY:
+        faults.append("hold_prompts: only co-located instances hold prompts back; use 'tuned'")
+    if faults:
+        raise InputError("; ".join(faults))
+    if asked == {*TWO}:
+        return None
+    return FurtherPools(
+        names=options.pools,
+        encode=None if options.images is None else encode_step(prefill, **asdict(options.images)),
+        split=_split_grid(decode, lengths, gpus, options) if split else None,
+        whole="decode" in asked,
+    )
+
+
+def _split_grid(at: Setup, lengths: Lengths, gpus: int | None, options: PlanOptions) -> SplitGrid:
+    """Score attention and feed-forward ranks of one instance, of no more GPUs than there are."""
+    ffn = at
+    if options.ffn_system is not None:  # whose recipe writes no cache
+        system = load_system(options.ffn_system)
+        recipe = options.precision or usual_precision(at.model, system)
+        ffn = setup(at.model, system, recipe, at.profile, options.engine)
+    most = None if gpus is None or gpus >= max(at.system.nvlink_domain, 64) else max(gpus, 2)
+    return split_grid(at, lengths, ffn=ffn, max_gpus=most)
 
 
 def candidates_of(
@@ -118,9 +171,10 @@ def candidates_of(
     """Make the candidates of grids that are scored already."""
     at, prefill_at = setups
     work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
-    encode, split, whole = further or FurtherPools()
-    takers = decode_choices(grids.decode, work) if whole else []
-    takers += [] if split is None else split_choices(split, work)
+    encode = None if further is None else further.encode
+    takers = decode_choices(grids.decode, work) if further is None or further.whole else []
+    if further is not None and further.split is not None:
+        takers += split_choices(further.split, work)
     choices = (prefill_choices(grids.prefill, work), takers)
     both = prefill_at is at and further is None
     case = Candidates(
@@ -132,6 +186,7 @@ def candidates_of(
         inside=choices,
         across=choices,
         costs=costs,
+        further=further,
         encode=None if encode is None else EncodeChoice(step=encode, work=work),
     )
     return with_link_limit(case, max_nic)

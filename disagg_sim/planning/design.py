@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import NamedTuple
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
@@ -15,13 +16,26 @@ from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.simulation.deployment import Replicas
-from disagg_sim.simulation.instance_variants import ffn_of
+from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.techniques.availability.facts import FailureSpec
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
+from disagg_sim.techniques.split.plan import SplitChoice
 
 #: Latencies at the percentiles that are printed. [s]
 Percentiles = dict[str, float]
+
+
+class PoolPart(NamedTuple):
+    """GPUs of a pool that do the same."""
+
+    role: str  # that of the pool, or "attention" or "ffn"
+    setup: Setup
+    mapping: Sharding  # of an instance; of ranks that are apart the degrees of their half of the layers
+    gpus: int  # spares included [1]
+    memory: float  # on the fullest GPU [B]
+    microbatches: int = 1  # that alternate between attention and feed-forward ranks [1]
+    idle: float = math.nan  # share of a full step in which these ranks wait for the others [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +70,20 @@ class PlannedPool:
             return ((self.setup, self.gpus),)
         theirs = int(ffn.mapping.gpus) * (self.instances + self.spares)
         return (self.setup, self.gpus - theirs), (ffn.setup or self.setup, theirs)
+
+    @property
+    def halves(self) -> tuple[PoolPart, ...]:
+        """Itself, or its attention and its feed-forward ranks where they are apart."""
+        choice, ffn = self.choice, ffn_of(self.mapping)
+        if ffn is None or not isinstance(choice, SplitChoice):
+            return (PoolPart(self.role, self.setup, self.mapping, self.gpus, choice.memory),)
+        (at, gpus), (theirs, others) = self.parts
+        (idle, waits), m = choice.idle, ffn.microbatches
+        own = replace(ffn.mapping, dp_attn=1) if theirs.model.is_moe else replace(ffn.mapping, ep=1)
+        return (
+            PoolPart("attention", at, replace(bare(self.mapping), ep=1), gpus, choice.memory, m, idle),
+            PoolPart("ffn", theirs, own, others, choice.ffn_memory, m, waits),
+        )
 
     @property
     def each(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
 from disagg_sim.planning.sizing import fewest
 from disagg_sim.search.layouts import Layouts
+from disagg_sim.simulation.instance_variants import ffn_of
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -107,18 +108,19 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
 
 
 def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
-    """Mappings that the choices of a case have: of prefill, of decode.
+    """Mappings that the choices of a case have: of prefill, of whole decode instances.
 
     Where one system does both, those of decode come first among those of prefill; the rest share prompts (PCP).
     """
-    prefill, decode = case.across
+    prefill, decode = case.across[0], [each for each in case.across[1] if ffn_of(each.mapping) is None]
     sides = [{replace(each.mapping, chunk_tokens=0): None for each in side} for side in (prefill, decode)]
     both = {replace(each.mapping, chunk_tokens=0): None for each in case.colocated}
     if case.prefill_at is case.at:
         every = list({**sides[0], **sides[1], **both})
         decoding = [each for each in every if each.pcp == 1]
         return Sharding.stack([*decoding, *(each for each in every if each.pcp > 1)]), Sharding.stack(decoding)
-    return Sharding.stack(list(sides[0])), Sharding.stack(list(sides[1]))
+    own = Sharding.stack(list(sides[1])) if sides[1] else case.grids.decode.mappings[:1]
+    return Sharding.stack(list(sides[0])), own
 
 
 def _again(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
@@ -127,9 +129,10 @@ def _again(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
     if work.lengths is case.work.lengths:
         if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):
             return with_link_limit(case, max_nic)
-        return candidates_of(setups, work, case.grids, case.costs, max_nic).with_costs_of(case)
+        return candidates_of(setups, work, case.grids, case.costs, max_nic, case.further).with_costs_of(case)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
-    return candidates_of(setups, work, grids, case.costs, max_nic).with_costs_of(case)
+    further = None if case.further is None else case.further.under(work.lengths)
+    return candidates_of(setups, work, grids, case.costs, max_nic, further).with_costs_of(case)
 
 
 def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tuple[str, _Change]]:

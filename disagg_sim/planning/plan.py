@@ -21,12 +21,13 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
-from disagg_sim.planning.candidates import candidates, mappings_of
+from disagg_sim.planning.candidates import candidates, further_pools, mappings_of
 from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
+from disagg_sim.techniques.split.search import setups_of
 from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
@@ -71,7 +72,8 @@ def plan(
     gpus : int, optional
         GPUs on which to serve the highest rate, in place of a rate. [1]
     options : PlanOptions
-        Users in place of rate and GPUs, objective, recipe, engine, second system for prefill, KV bandwidth, prices.
+        Users in place of rate and GPUs, objective, recipe, engine, second system for prefill, KV bandwidth, prices,
+        encode, attention and feed-forward pools.
 
     Returns
     -------
@@ -111,15 +113,18 @@ def _planned(
     setups, left_out = usable_systems(model, systems_of(system), options)
     cases, unpriced = [], []
     for decode, prefill in setups:
-        try:
-            costs = costs_of((decode, prefill), options)
-        except InputError:
-            if len(setups) == 1:
-                raise
-            unpriced.append(decode.system.name)
-            continue
-        for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
-            each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
+        pairs = dict.fromkeys(((decode, prefill), (decode, decode)))  # two systems compete with one alone
+        for pair in list(pairs)[: 1 if options.pools else None]:
+            further = further_pools(pair, work.lengths, gpus, options)
+            apart = () if further is None or further.split is None else setups_of(further.split)
+            try:
+                costs = costs_of((decode, prefill, *apart), options)
+            except InputError:
+                if len(setups) == 1:
+                    raise
+                unpriced.append(decode.system.name)
+                break
+            each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic, further)
             cases.append(replace(each, drawn=options.objective == JOULE, availability=availability_of(options)))
     if unpriced:
         what = "power" if options.objective == JOULE else "price"

@@ -1,7 +1,4 @@
-"""Prove a plan in both modes: the answer is the better one as simulated, not as planned.
-
-A plan of more pools is played once: its pools at its rate, the encode pool and split instances among them.
-"""
+"""Prove a plan in both modes: the answer is the better one as simulated, not as planned."""
 
 from __future__ import annotations
 
@@ -9,16 +6,12 @@ import math
 from dataclasses import replace
 
 from disagg_sim.domain import ServingMode
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.pools_plan import PlannedPools
-from disagg_sim.planning.prove import Proof, ProofRun, deployed, judged, prove
+from disagg_sim.planning.prove import Proof, prove
 from disagg_sim.planning.ranking import first_mode
-from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of
 from disagg_sim.planning.sizing import designs_at
-from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.simulate import simulate
 
 #: Designs of a mode that are proven. [1]
 MOST_PROVEN = 6
@@ -85,24 +78,3 @@ def _value(design: Design) -> float:
 def _standing(proof: Proof) -> tuple[bool, float]:
     """The smaller comes first."""
     return not proof.proven, _value(proof.design)
-
-
-def deployed_pools(found: PlannedPools) -> ServedDeployment:
-    """Describe a plan of more pools as simulations take it."""
-    if found.design is None:
-        raise InputError(f"there are no pools to simulate: {found.plan.message}")
-    return deployed(found.design)
-
-
-def play_pools(found: PlannedPools, *, seed: int = 0) -> ProofRun:
-    """Simulate the pools of a plan once, under Poisson arrivals at its rate, or those of its trace.
-
-    Returns percentiles of TTFT, encoding included, and of TPOT [s], and whether both limits
-    hold.
-    """
-    parts, design = deployed_pools(found), found.design
-    assert design is not None, "pools are deployed of a plan that has some"
-    trace, begin = requests_of(found.answer, design, seed)
-    options = run_options(design, found.options.max_nic)
-    result = simulate(parts, trace, policy_of(design), slo=slo_of(design), seed=seed, options=options)
-    return judged(design, result, begin)

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.choices import EVEN_RANKS, FAILURES, HEADROOM, MOST_HEADROOM, OBJECTIVES, RANK_IMBALANCES, TUNED_DELAY
+from disagg_sim.choices import (
+    EVEN_RANKS,
+    FAILURES,
+    HEADROOM,
+    MOST_HEADROOM,
+    OBJECTIVES,
+    POOLS,
+    RANK_IMBALANCES,
+    TUNED_DELAY,
+)
 from disagg_sim.errors import (
     DisaggSimError,
     InputError,
@@ -26,6 +35,7 @@ from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.costs import Per
+from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.availability.law import check_target
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.techniques.speculation.facts import Speculation
@@ -50,6 +60,9 @@ class PlanOptions:
     users: int | None = None  # requests in flight, in place of a rate: each user sends the next when one has ended [1]
     objective: str = "gpus"  # of ``OBJECTIVES``
     prefill_system: str | None = None  # of the prefill pool; None = as decode
+    pools: tuple[str, ...] = ()  # that requests pass, of ``POOLS``; () = prefill and decode, or instances of both
+    images: Images | None = None  # of a request, for an encode pool; None = none
+    ffn_system: str | None = None  # of feed-forward ranks; None = that of attention
     precision: str | None = None  # recipe; None = the usual one of model and system
     engine: str | None = None  # None = each system's
     profile: str = "measured"
@@ -90,6 +103,8 @@ class PlanOptions:
         whole_number("max_pcp", self.max_pcp)
         whole_number("max_redundant_experts", self.max_redundant_experts, 0)
         parse_prefill_delay(self.hold_prompts)
+        for name in self.pools:
+            check_word("pools", name, POOLS)
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         if not 0.0 <= self.set_aside < math.inf:

@@ -51,7 +51,7 @@ def verdict(found: Evaluation, planned: Plan | None) -> Iterator[str]:
     gpus, most = f"{design.gpus} GPU{' serves' if design.gpus == 1 else 's serve'}", found.capacity
     within = f"{most:.4g} requests/s within the limits" if most else "no rate at all within the limits"
     if found.overloaded:
-        slow = " and ".join(role_text(pool) for pool in design.pools if pool.role in found.overloaded)
+        slow = " and ".join(role_text(pool.role) for pool in design.pools if pool.role in found.overloaded)
         yield f"OVERLOADED: more requests reach {slow} than it can take; {gpus} {within}"
     elif found.missed:
         yield f"MISSES: {', '.join(_missed(found, work))}; {gpus} {within}"
@@ -84,7 +84,7 @@ def _why(found: Evaluation) -> Iterator[tuple[str, str]]:
         unit = "a pass" if pool.role == "prefill" else "a step"
         said = f"{BOUND_TEXT[choice.bound]} bind{'' if choice.bound in PLURAL else 's'} {unit}"
         room = getattr(choice, "memory_seats", 0)
-        yield role_text(pool), said + (f"; memory has room for {room:,} sequences" if room > pool.batch else "")
+        yield role_text(pool.role), said + (f"; memory has room for {room:,} sequences" if room > pool.batch else "")
 
 
 def evaluate_json(found: Evaluation, planned: Plan | None) -> EvaluateJson:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from disagg_sim.atomic import require_own, write_csv, write_text
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
-from disagg_sim.domain import MAPPING_FIELDS, Sharding
+from disagg_sim.domain import MAPPING_FIELDS
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.assurance import Assurance, evidence_of
+from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
+from disagg_sim.planning.pool_evidence import evidence_of
 from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
@@ -129,17 +131,20 @@ def write_answer(out: Path, text: str, document: Mapping[str, Any]) -> None:
 def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]:
     """A row a pool."""
     whole: dict[str, Any] = {**design_json(plan, design)}
-    pools = whole.pop("pools")
     spares = whole.pop("spares", None)
+    del whole["pools"]
     flat = {
         f"{name.removesuffix('_s')}_{each}_s": value
         for name in ("ttft_s", "tpot_s")
         for each, value in whole.pop(name).items()
     }
     shared = {f"design_{name}" if name == "gpus" else name: value for name, value in whole.items()}
-    words = [shares_text(evidence_of(plan, pool).rests_on) for pool in design.pools]
-    rows = [{"place": place, **shared, **flat, **pool, TRUST: said} for pool, said in zip(pools, words, strict=True)]
-    return rows if spares is None else [row | {"spares": n} for row, n in zip(rows, spares["counts"], strict=True)]
+    rows = []
+    for pool in design.pools:
+        last = {} if spares is None else {"spares": pool.spares}
+        said = shares_text(evidence_of(plan, pool).rests_on)
+        rows += [{"place": place, **shared, **flat, **each, TRUST: said, **last} for each in _pool_json(pool)]
+    return rows
 
 
 def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
@@ -161,6 +166,10 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         question["mean_cached"] = work.lengths.cached.mean_past
     if plan.options.speculation is not None:
         question["speculation"] = plan.options.speculation.name
+    if (further := plan.cases[0].further) is not None:
+        question["pools"] = list(further.names)
+    if plan.options.images is not None:
+        question["images"] = asdict(plan.options.images)
     whole: PlanJson = {
         "schema": PLAN,
         "status": "infeasible" if plan.best is None else "feasible",
@@ -236,7 +245,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
         "usd_per_million_output_tokens": plain(hour / HOUR / design.tokens_per_s * MILLION),
         "output_tokens_per_joule": joules_of(design.pools, design.tokens_per_s),
         "hosts": {name: {"count": count, "idle_gpus": idle} for name, (count, idle) in design.hosts.items()},
-        "pools": [_pool_json(pool) for pool in design.pools],
+        "pools": [each for pool in design.pools for each in _pool_json(pool)],
     }
     if design.simulated is not None:
         made["simulated"] = True
@@ -245,31 +254,30 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
     return made
 
 
-def _pool_json(pool: PlannedPool) -> PoolJson:
-    made: PoolJson = plain(
-        {
-            "role": pool.role,
-            "instances": pool.instances,
-            "gpus": pool.gpus,
-            "system": pool.setup.system.name,
-            "precision": pool.setup.precision.name,
-            "engine": pool.setup.engine,
-            **degrees_json(pool.mapping, MAPPING_FIELDS),
-            "batch": pool.batch,
-            "token_budget": getattr(pool.choice, "budget", None),
-            "load": pool.utilisation,
-            "memory_bytes": pool.choice.memory,
-            "bound": pool.choice.bound,
-        }
-    )
-    if (steps := pool.replicas.hold_steps) is not None:
-        made["hold_steps"] = steps
-    return made
-
-
-def degrees_json(mapping: Sharding, names: Sequence[str]) -> dict[str, int]:
-    """Degrees of an instance, and what else its mapping says. [1]"""
-    return {name: int(getattr(mapping, name)) for name in names}
+def _pool_json(pool: PlannedPool) -> Iterator[PoolJson]:
+    """Make the JSON of a pool, one each of attention and feed-forward ranks that are apart."""
+    for part in pool.halves:
+        made: PoolJson = plain(
+            {
+                "role": part.role,
+                "instances": pool.instances,
+                "gpus": part.gpus,
+                "system": part.setup.system.name,
+                "precision": part.setup.precision.name,
+                "engine": part.setup.engine,
+                **{name: int(getattr(part.mapping, name)) for name in MAPPING_FIELDS},
+                "batch": pool.batch,
+                "token_budget": getattr(pool.choice, "budget", None),
+                "load": pool.utilisation,
+                "memory_bytes": part.memory,
+                "bound": pool.choice.bound,
+            }
+        )
+        if (steps := pool.replicas.hold_steps) is not None:
+            made["hold_steps"] = steps
+        if not math.isnan(part.idle):
+            made |= {"microbatches": part.microbatches, "idle": part.idle}
+        yield made
 
 
 def _proof_json(proof: Proof) -> ProofJson:

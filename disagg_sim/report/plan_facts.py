@@ -64,7 +64,7 @@ def fact_rows(options: PlanOptions, design: Design, sure: Assurance | None) -> I
         )
     yield from tier_rows(tier_uses(design), design.first.setup.system.name)
     yield from cost_rows(design.pools, design.tokens_per_s, options.prices)
-    pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
+    pools = [(role_text(pool.role), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, options.failures)
 
 
@@ -80,7 +80,7 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
             if pool.most_sequences is not None and pool.sequences > pool.most_sequences:
                 far += f"; up to {pool.most_sequences:,.0f} sequences a GPU are known, {pool.sequences:,.0f} here"
             layout = f"{pool.points:,} operating points of its kind were served{far}"
-        yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
+        yield role_text(pool.role), layout, shares_text(pool.rests_on)
 
 
 def cost_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import shares_text
@@ -12,7 +13,7 @@ from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
-from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.design import Design, Percentiles, PlannedPool, PoolPart
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Demand, Limit
@@ -21,6 +22,7 @@ from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
+from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
@@ -49,9 +51,15 @@ SAME, MOST_FLIPS = 0.005, 4
 
 
 def mapping_words(pool: PlannedPool) -> str:
-    """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
+    """Write the layout of a pool in short: ``TP8``, ``TP2 PP2, chunks of 4096``, ``(attention DP4 + FFN EP2)``."""
+    if len(pool.halves) > 1:
+        return f"({' + '.join(f'{role_text(part.role)} {_part_words(part)}' for part in pool.halves)})"
     held = f", prefill delay up to {steps} steps" if (steps := pool.replicas.hold_steps) else ""
-    return text_of(pool.mapping) + beside_text(int(pool.mapping.chunk_tokens), int(pool.mapping.draft_tokens)) + held
+    return _part_words(pool.halves[0]) + held
+
+
+def _part_words(part: PoolPart) -> str:
+    return text_of(part.mapping) + beside_text(int(part.mapping.chunk_tokens), int(part.mapping.draft_tokens))
 
 
 def seconds_text(seconds: float) -> str:
@@ -69,7 +77,11 @@ def question_line(plan: Plan) -> str:
         systems = f"{len(plan.cases)} systems"
     limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
     means = law_words(work.lengths, plan.options.speculation, case.at)
-    return f"{case.at.model.title} on {systems}: {means}, {limits}, {size_text(plan.size)}"
+    over = f" over {', '.join(case.further.names)}" if case.further is not None else ""
+    if (images := plan.options.images) is not None:
+        kept = f", {images.cached:.3g} of them kept" if images.cached else ""
+        means += f", {images.images} image{'s' * (images.images > 1)} of {images.height} x {images.width}{kept}"
+    return f"{case.at.model.title} on {systems}{over}: {means}, {limits}, {size_text(plan.size)}"
 
 
 def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> str:
@@ -97,6 +109,9 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
         return [f"INFEASIBLE: {plan.infeasible}"]
     what, mode = "DISAGGREGATE" if best.mode == ServingMode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
+    if plan.case.further is not None:  # with which instances of both phases do not compete
+        moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
+        return [head, *moved, *_odds(plan, sure, mode)]
     if plan.other is None:
         (rest,) = {ServingMode.DISAGGREGATED, ServingMode.COLOCATED} - {best.mode}
         return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits"]
@@ -176,21 +191,21 @@ def _limit(limit: Limit) -> str:
 
 def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
     """Write a row for each pool: role, instances, layout, GPUs, batch, load, memory, what binds its pass or step."""
-    for pool in design.pools:
-        system, choice = pool.setup.system, pool.choice
-        prefill = pool.role == "prefill"
-        batch = f"{pool.batch} {'prompt' if prefill else 'sequence'}{'s' * (pool.batch > 1)}"
-        busy = "" if prefill else f" ({pool.sequences:.0f} running)"
-        budget = getattr(choice, "budget", 0)
+    for pool, part in ((each, part) for each in design.pools for part in each.halves):
+        prompts = pool.role in ("encode", "prefill")
+        batch = f"{pool.batch} {'prompt' if prompts else 'sequence'}{'s' * (pool.batch > 1)}"
+        batch += "" if prompts else f" ({pool.sequences:.0f} running)"
+        batch += f" in {part.microbatches} micro-batches" if part.microbatches > 1 else ""
+        budget = getattr(pool.choice, "budget", 0)
         yield (
-            role_text(pool),
-            f"{_counted(pool)} x {mapping_words(pool)}",
-            f"{pool.gpus} x {system.name}",
-            pool.setup.precision.name,
-            f"{batch}{busy}" + (f", {budget} tokens a step" if budget else ""),
+            role_text(part.role),
+            f"{_counted(pool)} x {mapping_words(pool) if part.role == pool.role else _part_words(part)}",
+            f"{part.gpus} x {part.setup.system.name}",
+            part.setup.precision.name,
+            batch + (f", {budget} tokens a step" if budget else ""),
             f"{pool.utilisation:.0%}",
-            f"{choice.memory / GB:.0f} of {pool.setup.memory_limit / GB:.0f} GB",
-            BOUND_TEXT[choice.bound],
+            "" if math.isnan(part.memory) else f"{part.memory / GB:.0f} of {part.setup.memory_limit / GB:.0f} GB",
+            BOUND_TEXT[pool.choice.bound] if math.isnan(part.idle) else f"waits {part.idle:.0%} of a full step",
         )
 
 
@@ -207,7 +222,7 @@ def latency_rows(
 ) -> Iterator[tuple[str, ...]]:
     """Write TTFT and TPOT at p50, p90 and p99, the limit, how far the time behind it may be off, what it rests on."""
     for name, values, limit, band, shares in (
-        ("TTFT", latencies[0], work.ttft, sure.ttft if sure else None, sure and sure.pools[0].ttft),
+        ("TTFT", latencies[0], work.ttft, sure.ttft if sure else None, sure and sure.pools[-2:][0].ttft),
         ("TPOT", latencies[1], work.tpot, sure.tpot if sure else None, sure and sure.pools[-1].tpot),
     ):
         told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band and not math.isnan(band[0]) else ""
@@ -235,8 +250,11 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
     """Write what binds each pool, and what one instance fewer would do."""
     for pool in design.pools:
         choice, fewer = pool.choice, pool.instances - 1
-        unit = "a pass" if isinstance(choice, PrefillChoice) else "a step"
-        said = [f"{BOUND_TEXT[choice.bound]} bind{'' if choice.bound in PLURAL else 's'} {unit}"]
+        unit = "a step" if isinstance(choice, DecodeChoice | ColocatedChoice) else "a pass"
+        said = [f"{BOUND_TEXT.get(choice.bound)} bind{'' if choice.bound in PLURAL else 's'} {unit}"]
+        if len(pool.halves) > 1:
+            waits = " and ".join(f"{role_text(part.role)} ranks wait {part.idle:.0%}" for part in pool.halves)
+            said = [f"{waits} of a full step"]
         if isinstance(choice, DecodeChoice | ColocatedChoice):
             held = "memory" if choice.seats >= choice.memory_seats else "the TPOT limit"
             budget = isinstance(choice, ColocatedChoice) and 2 * choice.seats > choice.budget // 2
@@ -248,22 +266,26 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
             more = "queues for long" if isinstance(choice, PrefillChoice) else "takes a step to the TPOT limit"
             said.append(f"at a load of {pool.utilisation:.0%} a burst {more}: --headroom leaves room for it")
         if fewer:
-            said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
-        yield role_text(pool), "; ".join(said)
+            said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, design, pool, fewer)}")
+        yield role_text(pool.role), "; ".join(said)
 
 
-def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
+def _missed(plan: Plan, design: Design, pool: PlannedPool, instances: int) -> str:
     """Write the limit that fewer instances would miss."""
     choice, rate, work = pool.choice, pool.rate, plan.work
+    if isinstance(choice, EncodeChoice):
+        if not choice.holds(rate, instances):
+            return "encoding would not keep up"
+        pool = replace(design, pools=(replace(pool, instances=instances), *design.pools[1:])).first
+        choice, instances = pool.choice, pool.instances
     if isinstance(choice, DecodeChoice | ColocatedChoice):
         tpot = choice.tpot(rate, instances, work.tpot.share) if rate / instances < choice.most else math.inf
         if not tpot <= work.tpot.seconds:
-            if math.isinf(tpot):
-                return "decode would not keep up"
-            return f"TPOT {work.tpot.percentile} would be {seconds_text(tpot)}"
+            late = f"TPOT {work.tpot.percentile} would be {seconds_text(tpot)}"
+            return "decode would not keep up" if math.isinf(tpot) else late
         if not isinstance(choice, ColocatedChoice):
             return "all sequence slots would be in use too often"
-    assert isinstance(choice, PrefillChoice | ColocatedChoice), "an encode pool counts in the TTFT of prefill"
+    assert isinstance(choice, PrefillChoice | ColocatedChoice)
     ttft = choice.ttft(rate, instances, work.ttft.share)
     if math.isinf(ttft) or (isinstance(choice, PrefillChoice) and choice.utilisation(rate, instances) >= 1.0):
         return "prefill would not keep up"
@@ -278,9 +300,9 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
     return said
 
 
-def role_text(pool: PlannedPool) -> str:
-    """Name what a pool does: ``prefill``, ``decode``, ``co-located``."""
-    return "co-located" if pool.role == "colocated" else pool.role
+def role_text(role: str) -> str:
+    """Name what a pool does: ``prefill``, ``decode``, ``co-located``, ``FFN``."""
+    return {"colocated": "co-located", "ffn": "FFN"}.get(role, role)
 
 
 #: Axes of flips: a name, and how a value is written.

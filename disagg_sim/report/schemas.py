@@ -22,8 +22,7 @@ Percentiles = Annotated[dict[str, float | None], Field(description="p50, p90, p9
 Band = Annotated[list[float | None], Field(description="80 % of the samples lie between them [1]")]
 Row = Annotated[dict[str, Any], Field(description="a row of a table by column; units end the names of columns")]
 PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/2", "disagg-sim/explain/1", "disagg-sim/sweep/1"
-POOLS, EVALUATE = "disagg-sim/pools/1", "disagg-sim/evaluate/1"
-COMPARE, SIMULATE = "disagg-sim/compare/1", "disagg-sim/simulate/1"
+EVALUATE, COMPARE, SIMULATE = "disagg-sim/evaluate/1", "disagg-sim/compare/1", "disagg-sim/simulate/1"
 _Schema = Annotated[str, Field(pattern=r"^disagg-sim/[a-z]+/[0-9]+$", description="name and version of this JSON")]
 
 
@@ -43,6 +42,8 @@ class QuestionJson(TypedDict):
     mean_osl: Annotated[float, Field(description="[token]")]
     mean_cached: NotRequired[Annotated[float, Field(description="of a prompt, where caches hold some of it [token]")]]
     speculation: NotRequired[Annotated[str, Field(description="drafter and acceptance: plan --speculate")]]
+    pools: NotRequired[Annotated[list[str], Field(description="that requests pass: plan --pools")]]
+    images: NotRequired[Annotated[dict[str, float], Field(description="of a request: images, height, width, cached")]]
     ttft: LimitJson
     tpot: LimitJson
     rate_per_s: float | None
@@ -52,9 +53,9 @@ class QuestionJson(TypedDict):
 
 
 class PoolJson(TypedDict):
-    """Equal instances of one role."""
+    """Equal instances of one role; attention and feed-forward ranks of an instance are a pool each."""
 
-    role: Annotated[str, Field(pattern="^(prefill|decode|colocated)$")]
+    role: Annotated[str, Field(pattern="^(encode|prefill|decode|attention|ffn|colocated)$")]
     instances: int
     gpus: int
     system: str
@@ -73,13 +74,15 @@ class PoolJson(TypedDict):
     batch: Annotated[int, Field(description="prompts of a pass, or sequences [request]")]
     token_budget: Annotated[int | None, Field(description="of a step of a co-located instance [token]")]
     load: Annotated[float, Field(description="[1]")]
-    memory_bytes: Annotated[float, Field(description="of the fullest GPU [B]")]
-    bound: Annotated[str, Field(description="compute, memory, communication or latency")]
+    memory_bytes: Annotated[float | None, Field(description="of the fullest GPU; null of encode pools [B]")]
+    bound: Annotated[str, Field(description="compute, memory, communication or latency; empty of attention and ffn")]
     hold_steps: NotRequired[Annotated[int, Field(description="that prompts wait at most until every rank has one")]]
+    microbatches: NotRequired[Annotated[int, Field(description="that alternate between attention and ffn ranks")]]
+    idle: NotRequired[Annotated[float, Field(description="share of a full step in which the ranks wait [1]")]]
 
 
 class SparesJson(TypedDict):
-    """Spare instances for a stated availability."""
+    """Spare instances for a stated availability; attention and ffn ranks of an instance are one pool here."""
 
     target: Annotated[float, Field(description="share of time at full capacity that was asked for [1]")]
     counts: Annotated[list[int], Field(description="spare instances of each pool, beside its instances [1]")]
@@ -283,84 +286,6 @@ class EvaluateJson(TypedDict):
     said: Annotated[list[str], Field(description="the verdict, for people")]
 
 
-class PoolsQuestionJson(TypedDict):
-    """What was asked of more pools; of rate, gpus and users one is not null."""
-
-    model: str
-    pools: list[str]
-    images: Annotated[dict[str, float] | None, Field(description="of a request: images, height, width, cached")]
-    mean_isl: Annotated[float, Field(description="[token]")]
-    mean_osl: Annotated[float, Field(description="[token]")]
-    mean_cached: Annotated[float, Field(description="of a prompt [token]")]
-    cached_tiers: Annotated[dict[str, float], Field(description="tier -> share of the pasts in it; empty = HBM")]
-    speculation: Annotated[str, Field(description="drafter and acceptance; empty = none")]
-    ttft: LimitJson
-    tpot: LimitJson
-    rate_per_s: float | None
-    gpus: int | None
-    users: int | None
-    objective: str
-
-
-class StageJson(TypedDict):
-    """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
-
-    pool: Annotated[str, Field(pattern="^(encode|prefill|decode|attention|ffn)$")]
-    instances: Annotated[int, Field(description="that the load needs")]
-    spares: Annotated[int, Field(description="instances beside these, for the stated availability")]
-    gpus: Annotated[int, Field(description="of all instances, spares included")]
-    system: str
-    precision: str
-    engine: str
-    mapping: Annotated[dict[str, int], Field(description="degrees of an instance; empty of encode pools")]
-    draft_tokens: Annotated[int, Field(description="of a decode step; 0 = none")]
-    batch: Annotated[int, Field(description="requests of an instance")]
-    microbatches: int
-    rate_per_s: Annotated[float, Field(description="of all instances at full rate")]
-    load: Annotated[float, Field(description="rate of the plan over their rate [1]")]
-    seconds: Annotated[float, Field(description="to encode a request, FTL of prefill, or TTL [s]")]
-    idle: Annotated[float | None, Field(description="share of a step in which a rank waits for the other half [1]")]
-    held_by: Annotated[str, Field(description="limit that a larger batch would break; empty = none")]
-
-
-class PoolsRunJson(TypedDict):
-    """What a simulation of the pools says: plan --pools --simulate."""
-
-    requests: Annotated[int, Field(description="that were judged")]
-    ttft_s: Annotated[dict[str, float | None], Field(description="by percentile; null where nothing was completed")]
-    tpot_s: dict[str, float | None]
-    lost: Annotated[int, Field(description="rejected, failed or unfinished")]
-    holds: bool
-
-
-class PoolsJson(TypedDict):
-    """Answer of ``disagg-sim plan --pools ... --json``."""
-
-    schema: _Schema
-    status: Annotated[str, Field(pattern="^(optimal|feasible|unsolved|infeasible)$")]
-    message: str
-    binds: Annotated[str, Field(description="of an infeasible plan: the limit; else empty")]
-    nearest: Annotated[float | None, Field(description="value of that limit that would do, in its unit")]
-    question: PoolsQuestionJson
-    rate_per_s: float
-    gpus: int
-    output_tokens_per_s_per_gpu: float
-    ttft_s: Annotated[dict[str, float], Field(description="of requests, queues included, by percentile")]
-    tpot_s: Annotated[dict[str, float], Field(description="of requests, by percentile")]
-    ftl_s: Annotated[float | None, Field(description="of a full pass, encoding included, no queue")]
-    ttl_s: Annotated[float | None, Field(description="of a step with all sequence slots in use")]
-    usd_per_hour: float | None
-    gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
-    pools: list[StageJson]
-    others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
-    holds: NotRequired[Annotated[float, Field(description="probability that both limits hold: plan --confidence")]]
-    spares: NotRequired[Annotated[SparesJson, Field(description="plan --availability; pools as requests pass them")]]
-    drawn: NotRequired[Annotated[DrawnJson, Field(description="plan --energy, or the objective joule")]]
-    usd_per_million_tokens: NotRequired[Annotated[TokenPricesJson, Field(description="plan --utilisation")]]
-    left_out: list[str]
-    simulated: NotRequired[PoolsRunJson]
-
-
 class LatencyTrustJson(TypedDict):
     """What a latency of a design rests on."""
 
@@ -518,10 +443,9 @@ class SimulateJson(TypedDict):
     capacity: list[Row]
 
 
-#: JSON by the command that prints it; ``pools`` is that of ``plan --pools``.
+#: JSON by the command that prints it.
 SCHEMAS: dict[str, tuple[str, Any]] = {
     "plan": (PLAN, PlanJson),
-    "pools": (POOLS, PoolsJson),
     "evaluate": (EVALUATE, EvaluateJson),
     "explain": (EXPLAIN, ExplainJson),
     "sweep": (SWEEP, SweepJson),

@@ -37,7 +37,7 @@ def pool_faults(
     >>> list(pool_faults(("prefill", "attention"), None, ["llama_3_1_8b"], 1024, {}))
     ['pools: attention and ffn decode together; give both or neither']
     """
-    asked = {*pools}
+    asked = {*pools} or {*TWO}
     if asked == {*TWO}:
         if images is not None:
             yield "images: need 'encode' among the pools"

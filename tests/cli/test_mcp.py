@@ -75,7 +75,7 @@ def test_names_come_with_their_titles():
             "--rank-imbalance round_robin --price h200_sxm=3 --utilisation 0.5 --energy --objective usd",
         ),
         (
-            "plan_pools",
+            "plan",
             "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --cached 0.5 --tiers dram --gpus 16"
             " --pools encode,prefill,decode --images 2x1120x1120 --tpot '30 ms'",
         ),
@@ -95,14 +95,8 @@ def test_names_come_with_their_titles():
 def test_a_tool_answers_as_its_command(tool, said):
     question = {"explain": ExplainQuestion, "evaluate": EvaluateQuestion}.get(tool, PlanQuestion)
     found = called(tool, **arguments(question, said)).structured_content
-    jsonschema.validate(found, json_schema(tool.removeprefix("plan_")))
-    assert json_of(tool.removesuffix("_pools"), said) == found
-
-
-def test_pools_of_every_plan_are_of_the_tool_plan():
-    alone = called("plan_pools", **CASE, pools="prefill,decode", gpus=16)
-    assert alone.is_error
-    assert "of the tool plan" in alone.content[0].text
+    jsonschema.validate(found, json_schema(tool))
+    assert json_of(tool, said) == found
 
 
 def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line():

@@ -14,7 +14,6 @@ from disagg_sim.cli.main import run
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.planning.limits import limit_of
-from disagg_sim.planning.question import Size
 from disagg_sim.question import PlanQuestion, fields_of
 from disagg_sim.units import GB
 from disagg_sim.workload.named import traffic_case
@@ -42,7 +41,7 @@ class Reached(NamedTuple):
 
     def of(self, field: str) -> Any:
         """The value under a name: an argument, an option, a length, or a limit."""
-        options = self.named.get("options") or self.args[-1]
+        options = self.named["options"]
         if field in ("ttft", "tpot"):
             limit = limit_of(self.named[field], field)
             return limit.seconds, limit.share
@@ -52,8 +51,6 @@ class Reached(NamedTuple):
             return self.args[("model", "system").index(field)]
         if field.startswith("lengths."):
             return getattr(self.args[2], field.partition(".")[2])
-        if field.startswith("asked."):
-            return getattr(self.args[3], field.partition(".")[2])
         return getattr(options, field)
 
 
@@ -67,7 +64,6 @@ def reached(monkeypatch):
         raise InputError("caught")
 
     monkeypatch.setattr(plan_room, "planned", caught)
-    monkeypatch.setattr(plan_room, "plan_more_pools", caught)
     return found
 
 
@@ -118,12 +114,12 @@ REACHED = [
     Row("emit", "--emit vllm", "engine", "vllm"),
     Row("emit", "--emit vllm", "within", "own"),
     Row("emit", "--emit dynamo", "engine", None),
-    Row("pools", "", "asked.pools", ("encode", "prefill", "decode"), ENCODE),
+    Row("pools", "", "pools", ("encode", "prefill", "decode"), ENCODE),
     Row("availability", "--availability 99.9%", "availability", 0.999, ENCODE),
     Row("failures", "--availability 0.9 --failures rsc_1", "failures", "rsc_1", SPLIT),
     Row("objective", "--objective joule", "objective", "joule", SPLIT),
-    Row("users", "--users 50", "asked.size", Size(users=50), ENCODE.replace("--gpus 16 ", "")),
-    Row("ffn_system", "--ffn-system h100_sxm", "asked.ffn_system", "h100_sxm", SPLIT),
+    Row("users", "--users 50", "users", 50, ENCODE.replace("--gpus 16 ", "")),
+    Row("ffn_system", "--ffn-system h100_sxm", "ffn_system", "h100_sxm", SPLIT),
 ]
 
 
@@ -141,8 +137,7 @@ def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row, reache
     pytest.importorskip("mcp")
     from test_mcp import called
 
-    tool = "plan_pools" if "--pools" in row.base else "plan"
-    assert called(tool, **arguments(PlanQuestion, f"{row.base} {row.said}")).is_error
+    assert called("plan", **arguments(PlanQuestion, f"{row.base} {row.said}")).is_error
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
 
 
@@ -156,7 +151,7 @@ def test_prices_of_a_tool_are_a_mapping_too(reached):
 
 def test_images_of_further_pools_reach_the_planner(reached):
     assert run(["plan", *words(ENCODE.replace("1x1120x1120", "2x560x1120@25%".replace("25%", "0.25")))]) == 2
-    images = reached[0].of("asked.images")
+    images = reached[0].of("images")
     assert (images.images, images.height, images.width, images.cached) == (2, 560, 1120, 0.25)
 
 
@@ -221,16 +216,16 @@ CHANGES = [
         "best.tpot_s.p90",
     ),
     _with("confidence", RATE.replace("40", "400"), "--confidence 95%", "best.gpus"),
-    _with("headroom", SPLIT, "--headroom 50%", "pools"),
+    _with("headroom", SPLIT, "--headroom 50%", "best.pools"),
     Change("utilisation", f"{RATE} --utilisation 50%", f"{RATE} --utilisation 0.25", "usd_per_million_tokens"),
     _with("energy", RATE, "--energy", "drawn"),
     _with("emit", RATE, "--emit vllm", "start"),
     # Further pools and simulations: half a second and more each.
-    Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "pools.0"),
-    Change("users", OF_USERS, OF_USERS.replace("--users 50", "--users 500"), "rate_per_s"),
-    Change("tiers", OF_SESSIONS, OF_SESSIONS.replace("hbm=8GB", "hbm=1GB"), "ttft_s.p90"),
-    _with("confidence", OF_USERS, "--confidence 99%", "holds"),
-    _with("availability", ENCODE, "--availability 99.99%", "spares"),
+    Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "best.pools.0"),
+    Change("users", OF_USERS, OF_USERS.replace("--users 50", "--users 500"), "best.rate_per_s"),
+    Change("tiers", OF_SESSIONS, OF_SESSIONS.replace("hbm=8GB", "hbm=1GB"), "best.ttft_s.p90"),
+    _with("confidence", OF_USERS, "--confidence 99%", "best.gpus"),
+    _with("availability", ENCODE, "--availability 99.99%", "best.spares"),
     _with("proof", RATE, "--simulate", "best.simulated"),
     _with("seed", f"{RATE} --simulate", "--seed 7", "best.ttft_s"),
 ]

@@ -48,6 +48,7 @@ def test_other_launchers_say_in_one_line_why_not(three, engine):
     assert reason.startswith(f"encode pools of {engine}: ")
 
 
+@pytest.mark.usefixtures("without_changes")
 def test_a_plan_is_written_and_one_of_halves_is_refused(capsys, tmp_path):
     assert run([*COMMAND, *ENCODE, "--emit", "sglang", "--out", str(tmp_path)]) == 0
     assert "encode.sh" in capsys.readouterr().out
@@ -57,10 +58,7 @@ def test_a_plan_is_written_and_one_of_halves_is_refused(capsys, tmp_path):
 
 
 def test_a_launch_of_halves_names_what_can_be_launched():
-    from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-    from disagg_sim.planning.question import Size
-
-    asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
-    found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
+    options = ds.PlanOptions(pools=("prefill", "attention", "ffn"))
+    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16, tpot=0.1, options=options)
     with pytest.raises(InputError, match="plan with encode, prefill and decode"):
-        ds.launch(found, engine="sglang")
+        ds.launch(found.best, engine="sglang")

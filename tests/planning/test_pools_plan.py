@@ -1,27 +1,30 @@
 """Plans of more pools: counts with queues, what binds each pool, what simulations and the command say."""
 
 import json
+import re
 from dataclasses import replace
 
 import jsonschema
 import numpy as np
+import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.pool_parts import encode_spent
+from disagg_sim.certainty.pool_parts import encode_spent, split_parts
+from disagg_sim.cli.evaluate import pools_of_plan
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-from disagg_sim.planning.proven import deployed_pools, play_pools
+from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.report.page.write import plan_content
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.schemas import json_schema
 from disagg_sim.serving.pool_names import Images
-from disagg_sim.techniques.encode.physics import EncodeStep
+from disagg_sim.simulation.instance_variants import split_of
 from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.encode.play import Encoders
 
@@ -31,9 +34,22 @@ MODEL, SYSTEM, LENGTHS = "qwen3_5_35b_a3b", "gb200_nvl72", ds.lengths(4096, 256)
 COMMAND = ("plan", "--model", MODEL, "--system", SYSTEM, "--isl", "4096", "--osl", "256")
 
 
-def asked(pools=FIVE, images=IMAGES, size=Size(gpus=32), options=PlanOptions(), system=SYSTEM, **limits):  # noqa: B008
-    question = PoolsQuestion(pools=pools, images=images, size=size, **limits)
-    return plan_more_pools(MODEL, system, LENGTHS, question, options)
+def asked(
+    pools=FIVE,
+    images=IMAGES,
+    size=Size(gpus=32),  # noqa: B008
+    options=PlanOptions(),  # noqa: B008
+    system=SYSTEM,
+    ffn_system=None,
+    **limits,
+):
+    options = replace(options, pools=pools, images=images, ffn_system=ffn_system, users=size.users)
+    return ds.plan(MODEL, system, LENGTHS, rate=size.rate, gpus=size.gpus, options=options, **limits)
+
+
+def parts(found):
+    """Parts of the best design's pools by role, each with its pool."""
+    return {part.role: (pool, part) for pool in found.best.pools for part in pool.halves}
 
 
 def without_queues(size, images=2, **limits):
@@ -50,8 +66,8 @@ def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
     tight, loose = asked(ttft=0.25, tpot=0.03), asked(ttft=20.0, tpot=0.03)
     for found, least, ttft in ((tight, 0.3, 0.25), (loose, 0.85, 20.0)):
         best = without_queues(32, ftl_limit=ttft, ttl_limit=0.03)
-        assert least * best.request_rate < found.plan.request_rate <= best.request_rate * (1 + 1e-9)
-    assert loose.plan.request_rate > tight.plan.request_rate
+        assert least * best.request_rate < found.best.rate <= best.request_rate * (1 + 1e-9)
+    assert loose.best.rate > tight.best.rate
 
 
 IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.5)))
@@ -62,13 +78,13 @@ IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.
 def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths, rate):
     """An image of one token costs microseconds: prefill and decode are the disaggregated design of ``ds.plan``."""
     tiny = Images(images=1, height=14, width=14)
-    question = PoolsQuestion(pools=("encode", "prefill", "decode"), images=tiny, size=Size(rate=rate))
-    found = plan_more_pools(MODEL, SYSTEM, lengths, question)
+    options = PlanOptions(pools=("encode", "prefill", "decode"), images=tiny)
+    found = ds.plan(MODEL, SYSTEM, lengths, rate=rate, options=options)
     plain = ds.plan(MODEL, SYSTEM, lengths, rate=rate)
     (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
-    assert [pool.gpus for pool in found.design.pools[1:]] == [pool.gpus for pool in two.pools]
-    assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)
-    assert found.design.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.1)
+    assert [pool.gpus for pool in found.best.pools[1:]] == [pool.gpus for pool in two.pools]
+    assert found.best.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)
+    assert found.best.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.1)
 
 
 def test_the_queue_of_encoders_is_that_of_the_simulation():
@@ -98,9 +114,9 @@ def test_encoders_are_tried_until_nearly_nobody_waits(share, most):
 def test_ttft_is_told_at_the_planned_rate_of_both_queues():
     """Its mean is that of encoding and that of prefill, each at that rate and not at the one with headroom."""
     found = asked(("encode", "prefill", "decode"), size=Size(rate=300.0), options=PlanOptions(headroom=0.3))
-    encode, prefill = found.stages[0], found.design.first
+    encode, prefill = found.best.pools[0], found.best.first
     step = ds.encode_step(encode.setup, images=2, height=1120, width=1120)
-    before = EncodeChoice(step=step, work=found.design.work).delay(300.0, encode.instances)
+    before = EncodeChoice(step=step, work=found.best.work).delay(300.0, encode.instances)
     after = replace(prefill.choice, encode=None).mean_ttft(300.0, prefill.instances)
     assert before.held_share[0] > 0.01
     assert prefill.choice.mean_ttft(300.0, prefill.instances) == pytest.approx(before.mean + after, rel=2e-3)
@@ -110,11 +126,11 @@ def test_ttft_is_told_at_the_planned_rate_of_both_queues():
 def test_a_simulation_meets_what_is_planned(decode):
     pytest.importorskip("numba")
     found = asked(("encode", "prefill", *decode), size=Size(rate=300.0), ttft=0.6, tpot=0.02)
-    run = play_pools(found, seed=1)
+    run = prove(found, adapt=False, seed=1).planned
     assert run.holds
-    assert 0.85 * found.design.ttft["p90"] < run.ttft["p90"] < 1.02 * found.design.ttft["p90"]
-    assert run.tpot["p90"] == pytest.approx(found.design.tpot["p90"], rel=0.03)
-    assert deployed_pools(found).all_gpus == found.plan.total_gpus
+    assert 0.85 * found.best.ttft["p90"] < run.ttft["p90"] < 1.02 * found.best.ttft["p90"]
+    assert run.tpot["p90"] == pytest.approx(found.best.tpot["p90"], rel=0.03)
+    assert deployed(found.best).all_gpus == found.best.gpus
 
 
 @pytest.mark.long
@@ -130,32 +146,33 @@ def test_prefill_and_decode_alone_are_the_plan_without_pools():
 @pytest.mark.parametrize("pools", [FIVE, ("encode", "prefill", "decode"), ("encode", "prefill", "attention", "ffn")])
 def test_every_pool_keeps_up_with_room_for_its_queue(pools):
     found = asked(pools, size=Size(rate=100.0))
-    assert found.plan.status == "feasible"
-    assert found.plan.request_rate == 100.0
-    assert {stage.pool for stage in found.stages} <= set(pools)
-    assert sum(stage.gpus for stage in found.stages) == found.plan.total_gpus
-    assert 0.3 < max(stage.load for stage in found.stages) < 1.0
-    assert found.design.ttft["p90"] <= 2.0
-    assert found.design.tpot["p90"] <= 0.05
-    for stage in found.stages:
-        assert stage.rate * stage.load == pytest.approx(found.plan.request_rate)
-    encode = next(stage for stage in found.stages if stage.pool == "encode")
-    one = ds.encode_step(encode.setup, images=2, height=1120, width=1120)
-    assert encode.instances >= -(-found.plan.request_rate // one.request_rate)  # fewer GPUs would not keep up
+    best = found.best
+    assert best.rate == 100.0
+    assert {*parts(found)} <= set(pools)
+    assert sum(part.gpus for _, part in parts(found).values()) == best.gpus
+    assert 0.3 < max(pool.utilisation for pool in best.pools) < 1.0
+    assert best.ttft["p90"] <= 2.0
+    assert best.tpot["p90"] <= 0.05
+    one = ds.encode_step(best.pools[0].setup, images=2, height=1120, width=1120)
+    assert best.pools[0].instances >= -(-best.rate // one.request_rate)  # fewer GPUs would not keep up
 
 
-def test_halves_of_an_instance_share_its_batch_and_step():
-    attention, ffn = (
-        next(stage for stage in asked(("prefill", "attention", "ffn"), None).stages if stage.pool == name)
-        for name in ("attention", "ffn")
-    )
-    assert (attention.instances, attention.batch, attention.microbatches) == (
-        ffn.instances,
-        ffn.batch,
-        ffn.microbatches,
-    )
-    assert attention.seconds == ffn.seconds
+def test_halves_of_an_instance_are_told_apart():
+    """Each with its GPUs, its memory and the share of a step in which it waits, of one instance."""
+    found = asked(("prefill", "attention", "ffn"), None)
+    (pool, attention), (_, ffn) = (parts(found)[name] for name in ("attention", "ffn"))
+    assert attention.gpus + ffn.gpus == pool.gpus
+    assert attention.microbatches == ffn.microbatches > 1
     assert 0 <= min(attention.idle, ffn.idle) < max(attention.idle, ffn.idle) < 1
+    each = pool.batch // (pool.mapping.dp_attn * ffn.microbatches)
+    step = split_parts(pool.setup, split_of(pool.mapping, pool.mapping.ffn), LENGTHS, each)
+    assert [held for held, _ in step.memory] == pytest.approx([attention.memory, ffn.memory])
+    assert float(step.step.attention_idle) == pytest.approx(attention.idle)
+    made = {each["role"]: each for each in plan_json(found)["best"]["pools"]}
+    assert [made[name]["gpus"] for name in ("attention", "ffn")] == [attention.gpus, ffn.gpus]
+    assert made["ffn"]["memory_bytes"] == ffn.memory
+    assert (made["attention"]["dp_attn"], made["attention"]["ep"]) == (pool.mapping.dp_attn, 1)
+    assert (made["ffn"]["dp_attn"], made["ffn"]["ep"]) == (1, pool.mapping.ffn.mapping.ep)
 
 
 def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_comes():
@@ -163,29 +180,34 @@ def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_co
     each = []
     for rate in (0.01, 0.05):
         found = asked(("prefill", "attention", "ffn"), None, Size(rate=rate))
-        waiting = sum(stage.gpus * power_at(stage.setup).idle for stage in found.stages)
-        each.append((drawn(found.design).watts - waiting) / rate)
+        waiting = sum(part.gpus * power_at(part.setup).idle for _, part in parts(found).values())
+        each.append((drawn(found.best).watts - waiting) / rate)
     assert each[1] == pytest.approx(each[0], rel=0.1)
 
 
 def test_what_binds_a_batch_is_what_a_looser_limit_moves():
-    """A decode pool held by TTL serves more within twice the limit; one held by memory does not."""
-    tight = asked(("encode", "prefill", "decode"), tpot=0.004)
-    decode = next(stage for stage in tight.stages if stage.pool == "decode")
-    assert decode.held_by == "ttl"
-    at, mapping = decode.setup, decode.mapping
-    grid = ds.decode_grid(at, mapping, LENGTHS)
-    places = [i for i, size in enumerate(grid.batch) if size > decode.batch]
-    assert grid.latency[0, places[0]] > 0.004 >= decode.seconds
-    loose = asked(("encode", "prefill", "decode"), tpot="10 s")
-    assert {stage.held_by for stage in loose.stages if stage.pool == "decode"} <= {"memory", "kv_link", ""}
+    """A decode pool that the TPOT limit holds takes more sequences within a looser one, until memory holds it."""
+    tight = asked(("encode", "prefill", "decode"), tpot=0.004).best.pools[-1]
+    assert tight.choice.seats < tight.choice.memory_seats
+    grid = ds.decode_grid(tight.setup, tight.mapping, LENGTHS)
+    places = [i for i, size in enumerate(grid.batch) if size > tight.batch]
+    assert grid.latency[0, places[0]] > 0.004 >= tight.choice.step[-1]
+    loose = asked(("encode", "prefill", "decode"), tpot="10 s").best.pools[-1]
+    assert loose.choice.seats == loose.choice.memory_seats
 
 
-def test_the_best_of_several_systems_is_told_first():
-    found = asked(("encode", "prefill", "decode"), system="h100_sxm,gb200_nvl72")
-    ((names, other),) = found.others
-    assert names == "h100_sxm"
-    assert found.plan.request_rate > other.request_rate > 0
+def test_the_best_of_several_systems_is_the_plan_on_it_alone():
+    both, one, other = (
+        asked(("encode", "prefill", "decode"), size=Size(rate=40.0), system=system)
+        for system in ("h100_sxm,gb200_nvl72", "gb200_nvl72", "h100_sxm")
+    )
+
+    def counts(design):
+        return [(pool.setup.system.name, pool.mapping, pool.instances) for pool in design.pools]
+
+    assert counts(both.best) == counts(one.best)
+    assert one.best.gpus < other.best.gpus
+    assert counts(other.best) in map(counts, both.runners_up)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +226,25 @@ def test_faults_say_what_is_allowed(changes, said):
         asked(**changes)
 
 
-def test_limits_that_only_queues_miss_say_so(capsys):
+@pytest.mark.usefixtures("without_changes")
+def test_limits_that_only_queues_miss_name_the_nearest_that_hold(capsys):
     extra = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--ttft", "60 ms")
     assert run([*COMMAND, *extra]) == 2
-    assert "with their queues and the hand-over of caches" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no number of instances keeps both limits with queueing; a TTFT limit of" in said
+    looser = float(re.search(r"a TTFT limit of (\d+) ms", said)[1]) / 1e3
+    assert asked(("encode", "prefill", "decode"), ttft=looser).best is not None
 
 
+def test_ranks_that_no_memory_holds_say_so():
+    """One GPU of each half for 671 billion parameters."""
+    options = PlanOptions(pools=("prefill", "attention", "ffn"))
+    found = ds.plan("deepseek_r1", "h100_sxm", LENGTHS, gpus=2, options=options)
+    assert found.best is None
+    assert "no attention and feed-forward ranks fit in memory" in found.infeasible
+
+
+@pytest.mark.usefixtures("without_changes")
 def test_what_the_rate_rests_on_is_said(capsys):
     """Caches and drafts change the rate by multiples; the screen and JSON name them.
 
@@ -217,17 +252,18 @@ def test_what_the_rate_rests_on_is_said(capsys):
     """
     asked = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--cached", "0.75")
     drafts = ("--tiers", "dram", "--speculate", "2", "--acceptance", "mtp 0.8 0.6")
-    assert run([*COMMAND, *asked, *drafts]) == 0
-    text = capsys.readouterr().out
-    cached = "51.2 % of a prompt cached (in dram, in whole pieces of 2,096 tokens), drafts of"
-    assert cached in text.replace("\n", " ")
     assert run([*COMMAND, *asked, *drafts, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    jsonschema.validate(made, json_schema("pools"))
+    jsonschema.validate(made, json_schema("plan"))
+    cached = "51.2 % of a prompt cached (in dram, in whole pieces of 2,096 tokens), drafts of"
+    assert cached in made["said"]["question"]
     question = made["question"]
-    assert question["mean_cached"] == pytest.approx(0.75 * question["mean_isl"], abs=16)
-    assert question["cached_tiers"] == {"dram": 1.0}
-    assert {pool["draft_tokens"] for pool in made["pools"] if pool["pool"] == "decode"} == {2}
+    assert question["mean_cached"] == 2096
+    assert question["pools"] == ["encode", "prefill", "decode"]
+    assert question["images"] == {"images": 2, "height": 1120, "width": 1120, "cached": 0.0}
+    assert [each["name"] for each in made["tiers"]] == ["dram"]
+    assert {pool["draft_tokens"] for pool in made["best"]["pools"] if pool["role"] == "decode"} == {2}
+    assert made["assurance"]["pools"][0]["rests_on"] == {"assumed": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +271,7 @@ def test_what_the_rate_rests_on_is_said(capsys):
     [
         (("--pools", "prefil,attention,ffn"), "did you mean 'prefill'"),
         (("--pools", "prefill"), "prefill serve no request"),
-        (("--images", "2x1120x1120"), "--images and --ffn-system need --pools"),
+        (("--images", "2x1120x1120"), "need 'encode' among the pools"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
         (
@@ -258,18 +294,33 @@ def test_pools_draw_and_cost_what_their_parts_do():
     """Encoders work on each request, prefill and decode are those of a plan; prompts pay for two pools."""
     priced = PlanOptions(prices={SYSTEM: 4.0})
     found = asked(("encode", "prefill", "decode"), size=Size(rate=40.0), options=priced)
-    power, stages = drawn(found.design), {stage.pool: stage for stage in found.stages}
-    encode = next(member for member, _ in found.plan.members if isinstance(member, EncodeStep))
-    spent, idle = encode_spent(encode), power_at(encode.setup).idle
-    work = 40.0 * (spent.joules - idle * spent.seconds) + stages["encode"].gpus * idle
-    rest = sum(float(watts_of_pools([pool], found.design.work.lengths)[0]) for pool in found.design.pools[1:])
+    power, (encode, prefill, decode) = drawn(found.best), found.best.pools
+    spent, idle = encode_spent(encode.choice.step), power_at(encode.setup).idle
+    work = 40.0 * (spent.joules - idle * spent.seconds) + encode.gpus * idle
+    rest = sum(float(watts_of_pools([pool], found.best.work.lengths)[0]) for pool in (prefill, decode))
     assert power.watts == pytest.approx(work + rest)
     assert power.band[0] < power.watts < power.band[1]
-    prices = planned_prices(found.design, priced.prices, 0.5)
+    prices = planned_prices(found.best, priced.prices, 0.5)
     second = 4.0 / 3600 / 0.5 / 40.0  # of a GPU for a request
-    prompts = stages["encode"].gpus + stages["prefill"].gpus
-    assert float(prices.new) == pytest.approx(second * prompts / 4096 * 1e6)
-    assert float(prices.output) == pytest.approx(second * stages["decode"].gpus / 256 * 1e6)
-    split = asked(("prefill", "attention", "ffn"), None, Size(rate=40.0))
-    gpus = split.plan.total_gpus
-    assert gpus * idle < drawn(split.design).watts < gpus * encode.setup.system.tdp
+    assert float(prices.new) == pytest.approx(second * (encode.gpus + prefill.gpus) / 4096 * 1e6)
+    assert float(prices.output) == pytest.approx(second * decode.gpus / 256 * 1e6)
+    split = asked(("prefill", "attention", "ffn"), None, Size(rate=40.0)).best
+    assert split.gpus * idle < drawn(split).watts < split.gpus * encode.setup.system.tdp
+
+
+@pytest.mark.usefixtures("without_changes")
+def test_the_files_of_a_plan_have_a_row_for_each_pool_and_each_half(tmp_path, capsys):
+    extra = ("--pools", "encode,prefill,attention,ffn", "--images", "2x1120x1120", "--rate", "40")
+    assert run([*COMMAND, *extra, "--availability", "0.999", "--out", str(tmp_path)]) == 0
+    made, table = json.loads((tmp_path / "plan.json").read_text()), pd.read_csv(tmp_path / "designs.csv")
+    best = table[table["place"] == 0]
+    assert best["role"].tolist() == ["encode", "prefill", "attention", "ffn"]
+    assert best["gpus"].sum() == made["best"]["gpus"]
+    encode, prefill, decode = made["best"]["spares"]["counts"]
+    assert best["spares"].tolist() == [encode, prefill, decode, decode]
+    text = (tmp_path / "plan.txt").read_text()
+    assert text == capsys.readouterr().out
+    shown = plan_content(tmp_path).facts["plan"]["best"]["pools"]
+    assert all(re.search(rf"^{pool['role']} .* x {pool['mapping']}  ", text, re.M | re.I) for pool in shown)
+    with pytest.raises(InputError, match="has pools of encode, attention, ffn; allowed: colocated, prefill, decode"):
+        pools_of_plan(tmp_path)

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.assurance import holding
+from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
-from disagg_sim.planning.prove import deployed
-from disagg_sim.planning.proven import play_pools
+from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.serving.pool_names import Images
@@ -28,8 +25,8 @@ GPU_MTBF, RESTART = 40 * 3600.0, 1800.0
 
 def asked(pools, size, lengths=LENGTHS, options=PlanOptions(), ffn_system=None, system=SYSTEM, **limits):  # noqa: B008
     images = Images(images=2, height=1120, width=1120) if "encode" in pools else None
-    question = PoolsQuestion(pools=pools, images=images, size=size, ffn_system=ffn_system, **limits)
-    return plan_more_pools(MODEL, system, lengths, question, options)
+    options = replace(options, pools=pools, images=images, ffn_system=ffn_system, users=size.users)
+    return ds.plan(MODEL, system, lengths, rate=size.rate, gpus=size.gpus, options=options, **limits)
 
 
 @pytest.mark.parametrize("pools", [WHOLE, SPLIT])
@@ -37,13 +34,13 @@ def test_so_many_users_are_in_flight_in_a_simulation_at_the_planned_rate(pools):
     """Little's law over the whole request: encoding, prefill, hand-over and decode."""
     pytest.importorskip("numba")
     found = asked(pools, Size(users=400), ttft=1.0, tpot=0.03)
-    design = found.design
+    design = found.best
     assert design.in_flight == pytest.approx(400, rel=1e-4)
-    trace, begin = requests_of(found.answer, design, 2)
+    trace, begin = requests_of(found, design, 2)
     table = ds.simulate(deployed(design), trace, policy_of(design), options=run_options(design, None)).frame()
     table = table[table["arrival_s"] >= begin]
     assert design.rate * (table["finish_s"] - table["arrival_s"]).mean() == pytest.approx(400, rel=0.06)
-    fewer = asked(pools, Size(users=200), ttft=1.0, tpot=0.03).design
+    fewer = asked(pools, Size(users=200), ttft=1.0, tpot=0.03).best
     assert fewer.rate < design.rate
     assert fewer.gpus < design.gpus
 
@@ -71,7 +68,7 @@ def test_spares_of_three_pools_are_the_cheapest_that_reach_the_target(pools, fai
     """Of binomial shares by hand, over all counts up to six a pool; halves of a decode instance fail together."""
     options = PlanOptions(availability=0.999, failures=failures)
     found = asked(pools, Size(rate=300.0), options=options)
-    design, spares = found.design, found.design.spares
+    design, spares = found.best, found.best.spares
     sizes = [(int(pool.mapping.gpus), pool.instances) for pool in design.pools]
     assert [pool.role for pool in design.pools] == ["encode", "prefill", "decode"]
     assert spares.availability == pytest.approx(
@@ -83,10 +80,7 @@ def test_spares_of_three_pools_are_the_cheapest_that_reach_the_target(pools, fai
         if math.prod(of_time(*size, count) for size, count in zip(sizes, counts, strict=True)) >= 0.999
     ]
     assert sum(pool.spares * int(pool.mapping.gpus) for pool in design.pools) == min(able) > 0
-    assert sum(stage.gpus for stage in found.stages) == found.plan.total_gpus == design.gpus
-    assert [(stage.instances, stage.spares) for stage in found.stages[:2]] == [
-        (pool.instances, pool.spares) for pool in design.pools[:2]
-    ]
+    assert sum(part.gpus for pool in design.pools for part in pool.halves) == design.gpus
     assert deployed(design).encode.instances == design.pools[0].instances + design.pools[0].spares
 
 
@@ -102,18 +96,18 @@ def test_an_instance_on_two_systems_fails_with_either():
 def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpus(pools):
     thrifty = asked(pools, Size(rate=300.0), options=PlanOptions(objective="joule"))
     fewest = asked(pools, Size(rate=300.0))
-    own, other = drawn(thrifty.design), drawn(fewest.design)
-    assert thrifty.design.cost == pytest.approx(own.watts)
+    own, other = drawn(thrifty.best), drawn(fewest.best)
+    assert thrifty.best.cost == pytest.approx(own.watts)
     assert own.watts < other.watts
-    assert thrifty.design.gpus >= fewest.design.gpus
-    assert thrifty.design.ttft["p90"] <= 2.0
+    assert thrifty.best.gpus >= fewest.best.gpus
+    assert thrifty.best.ttft["p90"] <= 2.0
 
 
 def test_a_gpu_budget_with_joules_serves_within_it():
     found = asked(SPLIT, Size(gpus=24), options=PlanOptions(objective="joule"))
-    assert found.design.gpus <= 24
-    most = asked(SPLIT, Size(gpus=24)).design
-    assert found.design.rate / drawn(found.design).watts >= most.rate / drawn(most).watts * 0.999
+    assert found.best.gpus <= 24
+    most = asked(SPLIT, Size(gpus=24)).best
+    assert found.best.rate / drawn(found.best).watts >= most.rate / drawn(most).watts * 0.999
 
 
 def test_bursts_of_a_trace_take_more_gpus_than_poisson_arrivals():
@@ -123,8 +117,8 @@ def test_bursts_of_a_trace_take_more_gpus_than_poisson_arrivals():
     trace = Trace(
         arrival=arrival, input_tokens=np.full(4000, 4096), output_tokens=np.full(4000, 256), name="groups of eight"
     )
-    bursty = asked(WHOLE, Size(rate=200.0), trace, ttft=0.4).design
-    calm = asked(WHOLE, Size(rate=200.0), ttft=0.4).design
+    bursty = asked(WHOLE, Size(rate=200.0), trace, ttft=0.4).best
+    calm = asked(WHOLE, Size(rate=200.0), ttft=0.4).best
     assert bursty.work.dispersion > 4.0
     assert bursty.gpus > calm.gpus
     assert bursty.ttft["p90"] <= 0.4
@@ -133,37 +127,31 @@ def test_bursts_of_a_trace_take_more_gpus_than_poisson_arrivals():
 @pytest.mark.parametrize("technique", [PlanOptions(objective="joule"), PlanOptions(availability=0.999)])
 def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
     found = asked(SPLIT[1:], Size(rate=20.0), options=technique, ffn_system="b200_sxm", system="h200_sxm", tpot=0.1)
-    decode = found.design.pools[-1]
+    decode = found.best.pools[-1]
     assert set(decode.each) == {"h200_sxm", "b200_sxm"}
     assert sum(gpus for _, gpus in decode.parts) == decode.gpus
     if technique.availability:
-        assert found.design.spares.availability >= 0.999
+        assert found.best.spares.availability >= 0.999
     else:
-        assert found.design.cost == pytest.approx(drawn(found.design).watts)
+        assert found.best.cost == pytest.approx(drawn(found.best).watts)
 
 
 def test_confidence_behind_encoders_adds_headroom_until_the_limits_hold():
     """An image of one token leaves the probability of the plan of two pools, and its headroom."""
-    limits = {"ttft": 1.0, "tpot": 0.03}
-    images = Images(images=1, height=14, width=14)
+    options = PlanOptions(pools=WHOLE, images=Images(images=1, height=14, width=14))
     plain, sure = (
-        plan_more_pools(
-            MODEL,
-            SYSTEM,
-            LENGTHS,
-            PoolsQuestion(pools=WHOLE, images=images, size=Size(rate=400.0), confidence=each, **limits),
-        )
+        surer(ds.plan(MODEL, SYSTEM, LENGTHS, ttft=1.0, tpot=0.03, rate=400.0, options=options), each)
         for each in (0.5, 0.85)
     )
-    assert plain.holds < 0.85 <= sure.holds
+    assert assurance(plain).holds < 0.85 <= assurance(sure).holds
     assert sure.options.headroom > plain.options.headroom
-    assert sure.design.capacity / 400.0 > plain.design.capacity / 400.0
-    pair = Plan(size=sure.answer.size, options=sure.options, cases=sure.answer.cases, best=_without_encoders(sure))
-    assert holding(pair) == pytest.approx(sure.holds, abs=0.02)
+    assert sure.best.capacity / 400.0 > plain.best.capacity / 400.0
+    pair = replace(sure, best=_without_encoders(sure))
+    assert assurance(pair).holds == pytest.approx(assurance(sure).holds, abs=0.02)
 
 
 def _without_encoders(found):
-    return replace(found.design, pools=(_alone(found.design.first), found.design.pools[-1]))
+    return replace(found.best, pools=(_alone(found.best.first), found.best.pools[-1]))
 
 
 def _alone(pool):
@@ -173,10 +161,9 @@ def _alone(pool):
 def test_a_plan_of_varied_lengths_is_told_as_it_is_simulated():
     """As every plan: closed forms say too little of long prompts, so the counts are those that hold when played."""
     pytest.importorskip("numba")
-    chat, question = traffic_case("log_normal_4096_512"), {"pools": SPLIT[1:], "size": Size(rate=2.0), "tpot": 0.1}
-    uneven = PlanOptions(rank_imbalance="least_load")
-    found = plan_more_pools("deepseek_r1", "h200_sxm", chat, PoolsQuestion(**question), uneven)
-    run = play_pools(found, seed=0)
+    chat, uneven = traffic_case("log_normal_4096_512"), PlanOptions(pools=SPLIT[1:], rank_imbalance="least_load")
+    found = ds.plan("deepseek_r1", "h200_sxm", chat, tpot=0.1, rate=2.0, options=uneven)
+    run = prove(found, adapt=False).planned
     assert run.holds
-    assert found.design.work.lengths.rank_imbalance == "least_load"
-    assert found.design.tpot["p90"] == pytest.approx(run.tpot["p90"], rel=0.03)
+    assert found.best.work.lengths.rank_imbalance == "least_load"
+    assert found.best.tpot["p90"] == pytest.approx(run.tpot["p90"], rel=0.03)

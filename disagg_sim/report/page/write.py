@@ -21,7 +21,6 @@ from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.page.assemble import Content, as_content_faults, page_html, read_block, read_table
 from disagg_sim.report.page.sweep import BESIDE, sweep_content
-from disagg_sim.report.schemas import POOLS
 from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
 from disagg_sim.sweep.manifest import MANIFEST
 
@@ -113,8 +112,6 @@ def plan_content(root: Path) -> Content:
     path, text = root / "plan.json", root / "plan.txt"
     with as_content_faults(path, f"a plan of schema {SCHEMA}..."):
         plan = read_json(path)
-        if plan["schema"] == POOLS:
-            raise InputError(f"{path}: a plan of further pools (plan --pools) has no page; plan.txt has the screen")
         if not plan["schema"].startswith(SCHEMA):
             raise ValueError(plan["schema"])
         for design in filter(None, [plan["best"], *plan["runners_up"]]):

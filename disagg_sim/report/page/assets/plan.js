@@ -1,7 +1,10 @@
 // The page of a plan: the answer, its pools, its latencies against the limits, why, what would change it, runners-up.
 "use strict";
 
-const ROLE = { prefill: "prefill", decode: "decode", colocated: "co-located" };
+const ROLE = { colocated: "co-located", ffn: "FFN" };
+/** Attention and FFN ranks of a decode instance are the last pools, and fail and are judged together. */
+const judgedAs = (role) => (role === "attention" || role === "ffn" ? "decode" : role);
+const ofPool = (values, place) => values[Math.min(place, values.length - 1)];
 const BOUND = {
   compute: "arithmetic",
   memory: "memory bandwidth",
@@ -121,16 +124,16 @@ function planPools(plan) {
   return simpleTable(
     ["pool", "instances", "GPUs", "recipe, engine", "batch", "load", "memory", "bound by", "time rests on"],
     best.pools.map((pool, place) => {
-      const judged = checked.get(pool.role);
+      const judged = checked.get(judgedAs(pool.role));
       return [
         el("b", {}, ROLE[pool.role] || pool.role),
-        poolWords(pool, best.spares ? best.spares.counts[place] : 0),
+        poolWords(pool, best.spares ? ofPool(best.spares.counts, place) : 0),
         `${count(pool.gpus)} × ${pool.system}`,
         `${pool.precision}, ${pool.engine}`,
         `${count(pool.batch)}${pool.token_budget ? `, ${count(pool.token_budget)} tokens a step` : ""}`,
         el("span", {}, meter(pool.load, `load ${percent(pool.load)}`), el("small", {}, percent(pool.load))),
-        gigabytes(pool.memory_bytes),
-        BOUND[pool.bound] || pool.bound,
+        known(pool.memory_bytes) ? gigabytes(pool.memory_bytes) : "–",
+        known(pool.idle) ? `waits ${percent(pool.idle)} of a full step` : BOUND[pool.bound] || pool.bound,
         judged
           ? el(
               "span",
@@ -183,14 +186,16 @@ function planSpares(best) {
     simpleTable(
       ["pool", "instances", "spare", "an instance stops every", "blast radius", "of the pool"],
       best.pools.map((pool, place) => {
-        const all = pool.instances + spares.counts[place],
+        const spare = ofPool(spares.counts, place),
+          all = pool.instances + spare,
           gpus = pool.gpus / all,
-          together = spares.together[place];
+          mtbf = ofPool(spares.mtbf, place),
+          together = ofPool(spares.together, place);
         return [
           el("b", {}, ROLE[pool.role] || pool.role),
           count(pool.instances),
-          count(spares.counts[place]),
-          known(spares.mtbf[place]) ? `${plain(spares.mtbf[place] / 86400)} days` : "never",
+          count(spare),
+          known(mtbf) ? `${plain(mtbf / 86400)} days` : "never",
           `${count(together * gpus)} GPUs${together > 1 ? `, ${count(together)} instances` : ""}`,
           percent(together / all),
         ];
