@@ -113,8 +113,7 @@ def _planned(
     setups, left_out = usable_systems(model, systems_of(system), options)
     cases, unpriced = [], []
     for decode, prefill in setups:
-        pairs = dict.fromkeys(((decode, prefill), (decode, decode)))  # two systems compete with one alone
-        for pair in list(pairs)[: 1 if options.pools else None]:
+        for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             further = further_pools(pair, work.lengths, gpus, options)
             apart = () if further is None or further.split is None else setups_of(further.split)
             try:
