@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.planning.candidates import Candidates, candidates
+from disagg_sim.planning.candidates import Candidates, DecodeGrid, candidates
 from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Demand, Limit
@@ -25,7 +25,6 @@ from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
-from disagg_sim.techniques.split.search import SplitGrid
 from disagg_sim.units import GB
 
 #: Designs that are told beside the best. [1]
@@ -200,9 +199,7 @@ def rebuilt(options: PlanOptions) -> Rebuild:
 def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
     """Name the limit that nothing keeps, and values that something does."""
     where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}"
-    further, prefill = case.further, case.grids.prefill
-    decode: list[PhaseGrid | SplitGrid] = [case.grids.decode] if further is None or further.whole else []
-    decode += [] if further is None or further.split is None else [further.split]
+    prefill, decode = case.grids.prefill, case.decoding
     if said := min(map(_of_memory, decode), key=len) or _of_memory(prefill):
         return f"{where}: {said}"
     work, told = case.work, []
@@ -229,9 +226,9 @@ def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
     return f"{where}: no number of instances keeps both limits with queueing{nearest}"
 
 
-def _of_memory(grid: PhaseGrid | SplitGrid) -> str:
+def _of_memory(grid: DecodeGrid) -> str:
     """Say that nothing of a grid fits in memory; nothing where something does."""
-    if isinstance(grid, SplitGrid):
+    if not isinstance(grid, PhaseGrid):
         return "" if grid.feasible.any() else "no attention and feed-forward ranks fit in memory"
     if not len(grid.mappings):
         return f"no {grid.phase} layout that an engine can start"

@@ -56,7 +56,6 @@ from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.techniques.split.plan import SplitChoice
 
 #: Samples of the factors. [1]
 SAMPLES = 400
@@ -247,7 +246,7 @@ def _own(plan: Plan) -> OwnTimes:
     """Sample the frontier point that has the layouts of the best design and the step time nearest to its own."""
     best = plan.best
     assert best is not None
-    if isinstance(best.pools[-1].choice, SplitChoice):  # which no frontier has
+    if len(best.pools[-1].halves) > 1:  # which no frontier has
         return OwnTimes(*np.zeros((4, 0)))
     sides: list[Any] = [[pool.choice] for pool in (best.first, best.pools[-1])]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[1]))

@@ -26,6 +26,7 @@ from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoi
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions, usual_precision
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.pool_names import pool_faults
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.techniques.encode.physics import EncodeStep, encode_step
@@ -33,6 +34,9 @@ from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.split.plan import split_choices
 from disagg_sim.techniques.split.search import SplitGrid, split_grid
 from disagg_sim.workload.lengths import Lengths
+
+#: Scored points of whole decode instances, or of attention and feed-forward ranks.
+DecodeGrid = PhaseGrid | SplitGrid
 
 
 class FurtherPools(NamedTuple):
@@ -42,6 +46,11 @@ class FurtherPools(NamedTuple):
     encode: EncodeStep | None
     split: SplitGrid | None  # of attention and feed-forward pools
     whole: bool  # whether instances that decode alone compete with those
+
+    @property
+    def setups(self) -> tuple[Setup, ...]:
+        """Those of attention and feed-forward ranks."""
+        return () if self.split is None else (self.split.setup, self.split.ffn_setup)
 
     def under(self, lengths: Lengths) -> FurtherPools:
         """The same for requests of other lengths."""
@@ -66,6 +75,12 @@ class Candidates:
     availability: Availability | None = None  # target for which designs get spares
     further: FurtherPools | None = None  # than prefill and decode
     encode: EncodeChoice | None = None  # of the pool before prefill; None = requests have no images
+
+    @property
+    def decoding(self) -> list[DecodeGrid]:
+        """Grids of all instances that may decode."""
+        grids: list[DecodeGrid] = [self.grids.decode] if self.further is None or self.further.whole else []
+        return grids + ([] if self.further is None or self.further.split is None else [self.further.split])
 
     @property
     def domain(self) -> int:

@@ -27,7 +27,6 @@ from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
-from disagg_sim.techniques.split.search import setups_of
 from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
@@ -115,7 +114,7 @@ def _planned(
     for decode, prefill in setups:
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             further = further_pools(pair, work.lengths, gpus, options)
-            apart = () if further is None or further.split is None else setups_of(further.split)
+            apart = () if further is None else further.setups
             try:
                 costs = costs_of((decode, prefill, *apart), options)
             except InputError:

@@ -15,8 +15,6 @@ from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import LAUNCHABLE, NOT_LAUNCHABLE, checked_kind, evidence
 from disagg_sim.simulation.instance_variants import ffn_of, split_of
-from disagg_sim.techniques.encode.plan import EncodeChoice
-from disagg_sim.techniques.split.plan import SplitChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     >>> found.layout, max(found.rests_on, key=found.rests_on.get).value
     ('served', 'inherited')
     """
-    if isinstance(pool.choice, EncodeChoice | SplitChoice):
+    if pool.role == "encode" or ffn_of(pool.mapping) is not None:
         return _unmeasured(plan, pool)
     at, plain = pool.setup, replace(pool.mapping, chunk_tokens=0)
     kind = checked_kind(at, pool.mapping, prefill=pool.role == "prefill")

@@ -12,11 +12,10 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.report.plan import ScreenPart, design_json
 from disagg_sim.report.plan_facts import checked_rows, fact_rows
 from disagg_sim.report.plan_rows import (
-    BOUND_TEXT,
     LATENCY_HEADER,
     MODE_TEXT,
-    PLURAL,
     POOL_HEADER,
+    binds_text,
     instances_text,
     latency_rows,
     percent,
@@ -80,11 +79,9 @@ def _missed(found: Evaluation, work: Demand) -> Iterator[str]:
 def _why(found: Evaluation) -> Iterator[tuple[str, str]]:
     """What binds each pool, and what memory would allow."""
     for pool in found.design.pools:
-        choice = pool.choice
-        unit = "a pass" if pool.role == "prefill" else "a step"
-        said = f"{BOUND_TEXT[choice.bound]} bind{'' if choice.bound in PLURAL else 's'} {unit}"
-        room = getattr(choice, "memory_seats", 0)
-        yield role_text(pool.role), said + (f"; memory has room for {room:,} sequences" if room > pool.batch else "")
+        room = getattr(pool.choice, "memory_seats", 0)
+        more = f"; memory has room for {room:,} sequences" if room > pool.batch else ""
+        yield role_text(pool.role), binds_text(pool) + more
 
 
 def evaluate_json(found: Evaluation, planned: Plan | None) -> EvaluateJson:

@@ -30,9 +30,9 @@ from disagg_sim.report.plan_rows import (
     change_lines,
     latency_rows,
     pool_rows,
-    proof_lines,
     question_line,
     runner_rows,
+    seconds_text,
     verdict,
     why_rows,
 )
@@ -278,6 +278,35 @@ def _pool_json(pool: PlannedPool) -> Iterator[PoolJson]:
         if not math.isnan(part.idle):
             made |= {"microbatches": part.microbatches, "idle": part.idle}
         yield made
+
+
+def proof_lines(plan: Plan, proof: Proof) -> list[str]:
+    """Write the result of the simulation."""
+    run, work = proof.final, plan.work
+    held = "holds" if run.holds else "MISSES"
+    trace = plan.options.trace.name if plan.options.trace is not None else "Poisson arrivals"
+    lines = [
+        f"simulated on {trace}, {run.requests:,} requests: {held} the limits; TTFT {work.ttft.percentile} "
+        f"{seconds_text(run.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
+        f"{seconds_text(run.tpot[work.tpot.percentile])}" + (f", {run.lost} requests lost" if run.lost else "")
+    ]
+    if run is not proof.planned:
+        before, after = (" + ".join(map(str, each.counts)) for each in (proof.planned, run))
+        found = "" if proof.planned.holds else ", which missed them"
+        lines.append(
+            f"adapted from {before} instances at {proof.planned.rate:.4g} requests/s{found} to {after} at "
+            f"{run.rate:.4g}, in {proof.runs} simulations"
+        )
+    if (failing := proof.failing) is not None:
+        one, count = failing.run, " + ".join(map(str, failing.failed))
+        lines.append(
+            f"with {count} instances failed at once, as many as there are spares: "
+            f"{'holds' if one.holds else 'MISSES'} the limits; TTFT {work.ttft.percentile} "
+            f"{seconds_text(one.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
+            f"{seconds_text(one.tpot[work.tpot.percentile])}, {failing.moved} requests began again"
+            + (f", {one.lost} lost" if one.lost else "")
+        )
+    return lines
 
 
 def _proof_json(proof: Proof) -> ProofJson:

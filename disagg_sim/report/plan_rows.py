@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.domain import ServingMode
@@ -22,13 +21,9 @@ from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
-from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
-
-if TYPE_CHECKING:
-    from disagg_sim.planning.prove import Proof
 
 MODE_TEXT = {ServingMode.DISAGGREGATED: "disaggregated", ServingMode.COLOCATED: "co-located"}
 #: Bounds of a pass or step, in words.
@@ -250,11 +245,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
     """Write what binds each pool, and what one instance fewer would do."""
     for pool in design.pools:
         choice, fewer = pool.choice, pool.instances - 1
-        unit = "a step" if isinstance(choice, DecodeChoice | ColocatedChoice) else "a pass"
-        said = [f"{BOUND_TEXT.get(choice.bound)} bind{'' if choice.bound in PLURAL else 's'} {unit}"]
-        if len(pool.halves) > 1:
-            waits = " and ".join(f"{role_text(part.role)} ranks wait {part.idle:.0%}" for part in pool.halves)
-            said = [f"{waits} of a full step"]
+        said = [binds_text(pool)]
         if isinstance(choice, DecodeChoice | ColocatedChoice):
             held = "memory" if choice.seats >= choice.memory_seats else "the TPOT limit"
             budget = isinstance(choice, ColocatedChoice) and 2 * choice.seats > choice.budget // 2
@@ -270,10 +261,19 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
         yield role_text(pool.role), "; ".join(said)
 
 
+def binds_text(pool: PlannedPool) -> str:
+    """Write what binds a pool: ``arithmetic binds a pass``, or how long its halves wait for each other."""
+    if len(pool.halves) > 1:
+        waits = " and ".join(f"{role_text(part.role)} ranks wait {part.idle:.0%}" for part in pool.halves)
+        return f"{waits} of a full step"
+    bound, unit = pool.choice.bound, "a pass" if pool.role in ("encode", "prefill") else "a step"
+    return f"{BOUND_TEXT[bound]} bind{'' if bound in PLURAL else 's'} {unit}"
+
+
 def _missed(plan: Plan, design: Design, pool: PlannedPool, instances: int) -> str:
     """Write the limit that fewer instances would miss."""
     choice, rate, work = pool.choice, pool.rate, plan.work
-    if isinstance(choice, EncodeChoice):
+    if pool.role == "encode":
         if not choice.holds(rate, instances):
             return "encoding would not keep up"
         pool = replace(design, pools=(replace(pool, instances=instances), *design.pools[1:])).first
@@ -365,35 +365,6 @@ def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
         then = "no deployment" if flip.mode is None else f"{MODE_TEXT[flip.mode]}{where}"
         between = text(flip.value * flip.before / flip.factor)
         lines.append(f"{name} {way} to {text(flip.value)}: {then} (at {between} still the same)")
-    return lines
-
-
-def proof_lines(plan: Plan, proof: Proof) -> list[str]:
-    """Write the result of the simulation."""
-    run, work = proof.final, plan.work
-    held = "holds" if run.holds else "MISSES"
-    trace = plan.options.trace.name if plan.options.trace is not None else "Poisson arrivals"
-    lines = [
-        f"simulated on {trace}, {run.requests:,} requests: {held} the limits; TTFT {work.ttft.percentile} "
-        f"{seconds_text(run.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
-        f"{seconds_text(run.tpot[work.tpot.percentile])}" + (f", {run.lost} requests lost" if run.lost else "")
-    ]
-    if run is not proof.planned:
-        before, after = (" + ".join(map(str, each.counts)) for each in (proof.planned, run))
-        found = "" if proof.planned.holds else ", which missed them"
-        lines.append(
-            f"adapted from {before} instances at {proof.planned.rate:.4g} requests/s{found} to {after} at "
-            f"{run.rate:.4g}, in {proof.runs} simulations"
-        )
-    if (failing := proof.failing) is not None:
-        one, count = failing.run, " + ".join(map(str, failing.failed))
-        lines.append(
-            f"with {count} instances failed at once, as many as there are spares: "
-            f"{'holds' if one.holds else 'MISSES'} the limits; TTFT {work.ttft.percentile} "
-            f"{seconds_text(one.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
-            f"{seconds_text(one.tpot[work.tpot.percentile])}, {failing.moved} requests began again"
-            + (f", {one.lost} lost" if one.lost else "")
-        )
     return lines
 
 

@@ -11,7 +11,8 @@ from disagg_sim.launch.launch import launch
 from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
 from disagg_sim.planning.prove import Failing, Proof, ProofRun
 from disagg_sim.planning.ranking import passed_over
-from disagg_sim.report.plan_rows import change_lines, flip_lines, law_words, proof_lines
+from disagg_sim.report.plan import proof_lines
+from disagg_sim.report.plan_rows import change_lines, flip_lines, law_words
 from disagg_sim.techniques.prefix.search import align_to_checkpoints
 
 JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
