@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from lab.calibration.served.bands import with_bands
 from lab.calibration.served.bars import coverage, judged
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import groups
+from lab.calibration.served.left_out import LeftOut, left_out
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
@@ -40,6 +42,14 @@ from lab.calibration.served.tables import (
 )
 
 
+class LeaveOut(Enum):
+    """What is left out of fits in turn."""
+
+    ENGINE = "engine"
+    MODEL = "model"
+    SYSTEM = "system"
+
+
 def validate_serving(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV files of serving measurements.")],
     out: Annotated[
@@ -51,6 +61,9 @@ def validate_serving(
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes of --simulate; default: all cores.")
+    ] = None,
+    leave_out: Annotated[
+        LeaveOut | None, typer.Option(help="Fit each engine without one of these in turn, and judge that.")
     ] = None,
 ) -> None:
     """Predict every row of served runs and print the errors below saturation.
@@ -87,6 +100,11 @@ def validate_serving(
         )
         print_frame(covered[~covered["met"]])
     typer.echo(f"noise floor: re-run {RERUN_NOISE:.1%}, engine to engine {ENGINE_NOISE:.0%}")
+    if leave_out is not None:
+        typer.echo(f"\nEach {leave_out.value} left out of the fit in turn, all points below saturation:")
+        found = pd.DataFrame(left_out(rows, leave_out.value), columns=list(LeftOut._fields))
+        print_frame(found)
+        write_frames({"left_out": found}, out)
     if simulate:
         _simulate(table, rows, jobs or cores(), out)
     if out is not None:

@@ -108,6 +108,13 @@ SCENARIOS = {
         "run": {"prefix_cache_tokens": 100_000, "flip_s": 2.0},
     },
 }
+#: Commands whose answers are compared as JSON.
+ANSWERS = (
+    "plan --model llama_3_1_70b --system h100_sxm --isl 3000 --osl 300 --rate 10 --ttft 1s --tpot 50ms --json",
+    "plan --model deepseek_r1 --system h200_sxm --traffic log_normal_4096_512 --gpus 64 --availability 0.999 --json",
+    "explain --model deepseek_r1 --system gb200_nvl72 --dp 8 --ep 8 --batch 256 --isl 4096 --osl 512 --energy --json",
+    "explain --model llama_3_1_8b --system h100_sxm --phase colocated --batch 32 --isl 2048 --osl 256 --json",
+)
 #: Columns and files that measure the machine.
 OF_THE_MACHINE = ("wall_s", "requests_per_cpu_s")
 LEFT_OUT = ("manifest.json", "timing.jsonl", "summary.md")
@@ -128,6 +135,7 @@ def main() -> None:
             Path(f"{name}.yaml").write_text(yaml.safe_dump({"name": name, **scenario}))
             _said("simulate", f"{name}.yaml", "--out", name, "--jobs", "1", "--no-figures")
             digests |= _tables(Path(name))
+    digests |= {command: _digest(_said(*command.split()).encode()) for command in ANSWERS}
     print(json.dumps(digests))
 
 

@@ -25,7 +25,7 @@ from queue import Queue
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults import Fault, chosen
+from faults import Fault, chosen, room_of
 from shared_data import lend
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,8 @@ NEAREST = {
     "serving": ("serving", "test_baselines.py", "sweep", "certainty"),
     "simulation": ("simulation", "scenario", "lab/studies"),
     "workload": ("workload", "search", "scenario", "simulation"),
+    "planning": ("planning", "test_plan_baselines.py", "test_screen_baselines.py", "test_evaluate_baselines.py"),
+    "certainty": ("certainty", "test_certainty_baselines.py", "test_explain_baselines.py", "test_baselines.py"),
 }
 #: Not run: they judge texts and tools, not numbers; each takes minutes, and none has caught what the others had not.
 LEFT_OUT = ("fuzz", "test_pages.py", "test_notebooks.py", "test_docs_numbers.py", "planted", "test_architecture.py")
@@ -130,7 +132,9 @@ def _judge(fault: Fault, checkout: Path, sound: dict[str, str]) -> Verdict:
 def _folders(fault: Fault, checkout: Path) -> tuple[list[str], list[str]]:
     """Tests nearest to a fault, and all others."""
     tests = checkout / "tests"
-    near = [name for name in NEAREST[fault.path.parts[0]] if (tests / name).exists()]
+    of_a_technique = fault.path.parts[:2] if fault.path.parts[0] == "techniques" else ()
+    near = [*filter(None, ["/".join(of_a_technique)]), *NEAREST[room_of(fault.path)]]
+    near = [name for name in near if (tests / name).exists()]
     names = {place.name for place in tests.iterdir() if place.is_dir() or place.name.startswith("test_")}
     far = sorted(names - {*near, *LEFT_OUT, "__pycache__", "baselines"})
     return [*(f"tests/{name}" for name in near), f"disagg_sim/{fault.path}"], [f"tests/{name}" for name in far]

@@ -102,11 +102,12 @@ def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     return list(kept.values())
 
 
-def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
+def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) -> EngineFit:
     """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
 
-    Takes ``name`` (engine (``hw_specs/engines/``)). Returns the profile (times in s), which of its numbers were fitted,
-    the data behind them and their median error [1].
+    Takes ``name`` (engine (``hw_specs/engines/``)) and ``again`` (start at the shipped numbers, and take the last loss
+    alone: for fits of nearly the same rows). Returns the profile (times in s), which of its numbers were fitted, the
+    data behind them and their median error [1].
     """
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:
@@ -130,7 +131,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
 
     def fit_from(x: Floats) -> tuple[float, Floats]:
         """Loss at the end and parameters: the second loss has several minima, the first leads to a good one."""
-        for loss in ("soft_l1", "cauchy"):
+        for loss in ("cauchy",) if again else ("soft_l1", "cauchy"):
             found = least_squares(
                 errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=STEPS
             )
@@ -138,7 +139,10 @@ def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
         return float(found.cost), x
 
     starts = [np.ones(len(names))]
-    if not start.decode_graphs:
+    if again:
+        inside = np.clip([getattr(start, key) for key in names], least + 1e-3 * (most - least), 0.999 * most)
+        starts = [inside / scale]
+    elif not start.decode_graphs:
         starts.append(np.array([BETWEEN_STEPS.get(key, FITTED[key][1]) for key in names]) / scale)
     _, x = min((fit_from(each) for each in starts), key=lambda end: end[0])
     engine = fit_exchange(rows, _with_request_host(rows, spec(x)) if loops else spec(x))

@@ -10,9 +10,9 @@ from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
-from lab.calibration.served import engine_fit
+from lab.calibration.served import engine_fit, left_out
 from lab.calibration.served.cells import instance
-from lab.calibration.served.engine_fit import exchange_rows, fit_engine, fit_exchange, fit_rows
+from lab.calibration.served.engine_fit import EngineFit, exchange_rows, fit_engine, fit_exchange, fit_rows
 from lab.calibration.served.evaluate import drain_factor, drain_factors, evaluate
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
@@ -124,3 +124,36 @@ def test_a_run_drains_for_longer_the_more_its_requests_differ():
     assert 1.0 < drain_factor(64, 10, 0.1) < 1.1
     assert drain_factor(64, 10, 0.3) > drain_factor(64, 10, 0.1) > drain_factor(64, 100, 0.1)
     assert drain_factors(np.array([1.0, 64.0]), 10, 0.1) == pytest.approx([1.0, drain_factor(64, 10, 0.1)])
+
+
+def test_what_is_left_out_of_a_fit_is_all_that_is_judged(monkeypatch):
+    """Points of one model are twice as slow as the profile that the fit without them finds, so half as long as run."""
+    shown: list[set[str]] = []
+
+    def fitted(rows, name, *, again):
+        assert again
+        shown.append({row.model for row in rows})
+        return EngineFit(TRUE, (), 0, 0.0, ())
+
+    monkeypatch.setattr(left_out, "fit_engine", fitted)
+    monkeypatch.setattr(left_out, "LEAST", 2)
+    both = [row_of(2, isl, n) for isl in (500.0, 900.0) for n in (1.0, 32.0)]
+    both += [replace(row, model="llama_3_1_8b", row=f"small {row.row}") for row in both]
+    table = evaluate(both, {"vllm": TRUE})
+    slow = [
+        replace(row, quantities=tuple(replace(q, measured=2.0 * v) for q, v in zip(row.quantities, told, strict=True)))
+        for row, told in zip(both, table["predicted"].to_numpy().reshape(-1, 2), strict=True)
+    ]
+    found = list(left_out.left_out(slow, "model"))
+    assert [{"llama_3_1_70b", "llama_3_1_8b"} - models for models in shown] == [{each.value} for each in found[::2]]
+    assert [(each.engine, each.quantity, each.points) for each in found] == [
+        ("vllm", "tpot", 4),
+        ("vllm", "ttft", 4),
+    ] * 2
+    assert [each.median_error for each in found] == pytest.approx([0.5] * 4)
+
+
+def test_an_engine_that_nobody_ran_has_the_mean_of_the_others_numbers():
+    found, others = left_out.without_fit("vllm"), [load_engine(name) for name in ("sglang", "trtllm")]
+    assert found.kernel_launch == pytest.approx((others[0].kernel_launch * others[1].kernel_launch) ** 0.5)
+    assert (found.name, found.chunk_tokens, found.mixed_steps) == ("vllm", load_engine("vllm").chunk_tokens, True)
