@@ -19,7 +19,7 @@ from lab.calibration.served.bands import with_bands
 from lab.calibration.served.bars import coverage, judged
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import groups
-from lab.calibration.served.left_out import LeftOut, left_out
+from lab.calibration.served.left_out import Unseen, left_out
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
@@ -102,7 +102,7 @@ def validate_serving(
     typer.echo(f"noise floor: re-run {RERUN_NOISE:.1%}, engine to engine {ENGINE_NOISE:.0%}")
     if leave_out is not None:
         typer.echo(f"\nEach {leave_out.value} left out of the fit in turn, all points below saturation:")
-        found = pd.DataFrame(left_out(rows, leave_out.value), columns=list(LeftOut._fields))
+        found = pd.DataFrame(left_out(rows, leave_out.value), columns=list(Unseen._fields))
         print_frame(found)
         write_frames({"left_out": found}, out)
     if simulate:

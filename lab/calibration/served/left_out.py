@@ -28,7 +28,7 @@ LEAST = 10
 QUANTITIES = ("tpot", "ttft", "throughput")
 
 
-class LeftOut(NamedTuple):
+class Unseen(NamedTuple):
     """What was left out, and the errors of its points with the shipped profile and without it in the fit."""
 
     engine: str
@@ -41,7 +41,7 @@ class LeftOut(NamedTuple):
     bias: float  # [1]
 
 
-def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[LeftOut]:
+def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
     """Judge each ``model`` or ``system``, or each ``engine``, by profiles that were fitted without it."""
     for engine in ENGINES:
         mine = [row for row in rows if row.engine == engine and row.form in SERVED_FORMS]
@@ -66,14 +66,14 @@ def without_fit(engine: str) -> EngineSpec:
     return replace(load_engine(engine), **means)
 
 
-def _lines(engine: str, value: str, rows: Sequence[ServingRow], fitted: EngineSpec) -> Iterator[LeftOut]:
+def _lines(engine: str, value: str, rows: Sequence[ServingRow], fitted: EngineSpec) -> Iterator[Unseen]:
     shipped, found = (_below(evaluate(rows, {engine: each})) for each in (load_engine(engine), fitted))
     for quantity in QUANTITIES:
         before, after = (table[table["quantity"] == quantity] for table in (shipped, found))
         if after["point"].nunique() >= LEAST:
             errors, old = errors_of(after), errors_of(before)["median_error"]
             numbers = (errors["median_error"], errors["p90_error"], errors["bias"])
-            yield LeftOut(engine, value, quantity, errors["points"], old, *numbers)
+            yield Unseen(engine, value, quantity, errors["points"], old, *numbers)
 
 
 def _below(table: pd.DataFrame) -> pd.DataFrame:
