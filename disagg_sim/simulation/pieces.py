@@ -110,12 +110,10 @@ class Pieces:
     def _forget(self) -> None:
         """Drop what the cluster knows of requests that have left."""
         cluster, begin = self._cluster, self._next
-        segments, first = cluster.fleet.segments, cluster.state.first_number
+        segments = cluster.fleet.segments
         request = segments.request
-        if first:
-            owner = np.arange(len(cluster.prompts))
-            owner[list(first)] = list(first.values())
-            request = owner[request]
+        if cluster.state.first_number:
+            request = cluster.state.first_numbers()[request]
         gone = (request < begin) & np.isin(segments.status, OVER)
         self.last_s = max(self.last_s, float(segments.finish_s[gone & ~np.isnan(segments.finish_s)].max(initial=0.0)))
         cluster.forget(gone, begin)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,11 +145,9 @@ def late_gaps(clusters: Sequence[Cluster], rows: Sequence[Sequence[int]]) -> Int
     """Gaps between tokens of each request that were late, of several models in the order of the trace. [1]"""
     found = []
     for cluster in clusters:
-        first_number, segments = cluster.state.first_number, cluster.fleet.segments
-        owner = np.arange(len(cluster.prompts))
-        owner[list(first_number)] = list(first_number.values())
-        count = owner.size - len(first_number)
-        found.append(np.bincount(owner[segments.request], segments.late_gaps, minlength=count).astype(np.int64))
+        segments = cluster.fleet.segments
+        owner = cluster.state.first_numbers()[segments.request]
+        found.append(np.bincount(owner, segments.late_gaps, minlength=cluster.requests).astype(np.int64))
     if len(found) == 1:
         return found[0]
     return np.concatenate(found)[np.argsort(np.concatenate([np.asarray(each) for each in rows]))]
@@ -195,53 +193,29 @@ def _taken(column: NDArray[Any], rows: Ints, missing: float = np.nan) -> NDArray
 
 #: Columns of requests that name an instance.
 OF_INSTANCES = ("prefill_instance", "decode_instance")
+#: Records whose columns are arrays of as many rows.
+Table = TypeVar("Table", Requests, Instances, TierLoads)
+
+
+def joined(records: Sequence[Table], places: Sequence[Sequence[int] | Ints]) -> Table:
+    """Put the rows of several models in the order of their places in the whole."""
+    if len(records) == 1:
+        return records[0]
+    columns = {field.name: [getattr(each, field.name) for each in records] for field in fields(records[0])}
+    order = np.argsort(np.concatenate([np.asarray(each) for each in places]))
+    whole: dict[str, Any] = {
+        name: np.concatenate(own)[order] for name, own in columns.items() if isinstance(own[0], np.ndarray)
+    }
+    return replace(records[0], **whole)
 
 
 def joined_requests(records: Sequence[Requests], rows: Sequence[Sequence[int]], numbers: Sequence[Ints]) -> Requests:
-    """Put the requests of several models in the order of the trace.
-
-    Returns a row a request of the trace.
-    """
+    """Put the requests of several models in the order of the trace; ``numbers`` of their instances in the whole."""
     if len(records) == 1:
         return records[0]
-    columns = {}
-    for field in fields(Requests):
-        own = [getattr(each, field.name) for each in records]
-        if field.name in OF_INSTANCES:
-            own = [np.where(column < 0, -1, number[column]) for column, number in zip(own, numbers, strict=True)]
-        whole = np.empty(sum(map(len, rows)), dtype=own[0].dtype)
-        for column, place in zip(own, rows, strict=True):
-            whole[np.asarray(place)] = column
-        columns[field.name] = whole
-    columns["request"] = np.arange(columns["request"].size)
-    return Requests(**columns)
-
-
-def joined_loads(records: Sequence[TierLoads | None], rows: Sequence[Sequence[int]]) -> TierLoads | None:
-    """Put what the requests of several models loaded in the order of the trace.
-
-    Returns a row a request of the trace.
-    """
-    there = [each for each in records if each is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-    order = np.argsort(np.concatenate([np.asarray(each) for each in rows]))
-    columns = ("tokens", "bytes", "load_s", "computed_again")
-    joined = {name: np.concatenate([getattr(each, name) for each in there])[order] for name in columns}
-    return TierLoads(names=there[0].names, **joined)
-
-
-def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> Instances:
-    """Put the instances of several models in the order of their numbers in the whole cluster.
-
-    Returns a row an instance.
-    """
-    if len(records) == 1:
-        return records[0]
-    order = np.argsort(np.concatenate(list(numbers)))
-    return Instances(
-        **{
-            field.name: np.concatenate([getattr(each, field.name) for each in records])[order]
-            for field in fields(Instances)
-        }
-    )
+    own = []
+    for each, number in zip(records, numbers, strict=True):
+        columns = {name: getattr(each, name) for name in OF_INSTANCES}
+        own.append(replace(each, **{name: np.where(one < 0, -1, number[one]) for name, one in columns.items()}))
+    found = joined(own, rows)
+    return replace(found, request=np.arange(found.request.size))

@@ -44,8 +44,7 @@ from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.records import Instances, Models, Samples
 from disagg_sim.simulation.records_of_run import (
     instance_records,
-    joined_instances,
-    joined_loads,
+    joined,
     joined_requests,
     last_moment,
     late_gaps,
@@ -137,7 +136,7 @@ def serve_models(
     except PolicyError as error:
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    numbers = [np.array(cluster.roster.number) for cluster in clusters]
+    numbers, rows = [np.array(cluster.roster.number) for cluster in clusters], [each.rows for each in models]
     end = engine.now  # of a run cut short
     if not any(cluster.at_work for cluster in clusters):
         end = max(map(last_moment, clusters))
@@ -147,8 +146,9 @@ def serve_models(
         requests = request_records(clusters[0], clusters[0].requests)
     else:
         found = [request_records(each) for each in clusters]
-        requests = joined_requests(found, [each.rows for each in models], numbers)
-    instances = joined_instances([instance_records(each, end) for each in clusters], numbers)
+        requests = joined_requests(found, rows, numbers)
+    instances = joined([instance_records(each, end) for each in clusters], numbers)
+    loads = [each for each in (tier_records(each, options.tiers) for each in clusters) if each is not None]
     result = RunResult(
         policy=name,
         deployment=deployment.name,
@@ -166,10 +166,8 @@ def serve_models(
         wall_s=wall,
         cpu_s=cpu,
         models=_models(models, numbers, len(trace)) if len(models) > 1 else None,
-        tier_loads=joined_loads(
-            [tier_records(each, options.tiers) for each in clusters], [each.rows for each in models]
-        ),
-        late_gaps=late_gaps(clusters, [each.rows for each in models]) if options.gap_limit_s < math.inf else None,
+        tier_loads=joined(loads, rows) if loads else None,
+        late_gaps=late_gaps(clusters, rows) if options.gap_limit_s < math.inf else None,
         totals=pieces.totals if pieces is not None else None,
         judged_by=pieces.slo if pieces is not None else None,
     )

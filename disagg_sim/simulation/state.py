@@ -100,6 +100,12 @@ class ClusterState:
         """Prompt and output of all requests, those that began again at the end. [token]"""
         return self._tokens
 
+    def first_numbers(self) -> Ints:
+        """First number of every request, those that began again at the end."""
+        numbers = np.arange(len(self.prompts))
+        numbers[list(self.first_number)] = list(self.first_number.values())
+        return numbers
+
     def arrived(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""
         self.arrival_s[request] = self.engine.now

@@ -29,6 +29,7 @@ attention ranks, here instances are compared.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -222,7 +223,8 @@ def least_to_compute(view: ClusterView, among: Index, request: int) -> int:
     return instance
 
 
-class DynamoChoice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DynamoChoice:
     """Choice of Dynamo's router."""
 
     weights: CostWeights
