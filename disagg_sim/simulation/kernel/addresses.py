@@ -24,7 +24,6 @@ from disagg_sim.simulation.kernel.layout import (
     InstanceRecord,
     Network,
     Port,
-    Queues,
     Segment,
     Shared,
     TransferRecord,
@@ -102,16 +101,9 @@ def state_at(home: Ints) -> FleetState:
 
 
 @inner
-def queues_at(home: Ints) -> Queues:
-    """Those that change when something comes from outside."""
-    st = state_at(home)
-    return Queues(st.inst, st.seg, st.values, st.world, st.soon, st.due, st.log, st.priority)
-
-
-@inner
-def queues_at_address(address: int) -> Queues:
+def state_at_address(address: int) -> FleetState:
     """The same, by the address of ``home``."""
-    return queues_at(carray(pointer(address), (ARRAYS, 4), np.int64))
+    return state_at(carray(pointer(address), (ARRAYS, 4), np.int64))
 
 
 @inner

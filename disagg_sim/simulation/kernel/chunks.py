@@ -12,7 +12,7 @@ from disagg_sim.simulation.kernel.layout import COMING, PROMPTS, AdmissionRule, 
 from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue
 from disagg_sim.simulation.kernel.runs import growth_of
-from disagg_sim.simulation.kernel.sharing import take_free
+from disagg_sim.simulation.kernel.sharing import take_more
 from disagg_sim.simulation.kernel.submission import changed, row_of
 
 QUEUED, RESERVED = int(SegmentStatus.QUEUED), int(SegmentStatus.RESERVED)
@@ -107,12 +107,8 @@ def take_chunk_blocks(st: FleetState, i: int, s: int) -> bool:
     spare = 0 if inst.free_blocks + seg.blocks == inst.total_blocks else inst.watermark
     if wanted > inst.free_blocks - spare:
         return False
-    inst.free_blocks -= need
-    inst.taken += need
-    if st.world[0].shared != 0:
-        take_free(st, i, need)
-    if inst.admission == OUTPUT_FITS:
-        inst.promised += promise - need
+    inst.promised += promise
+    take_more(st, i, need)
     seg.blocks += need
     if seg.reserve == 1:
         seg.asked = -1

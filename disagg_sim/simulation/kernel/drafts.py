@@ -10,10 +10,8 @@ and the steps that a segment takes are known when it joins.
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, AdmissionRule, FleetState, InstanceRecord, Segment
-from disagg_sim.simulation.kernel.sharing import take_free
-
-OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, FleetState, InstanceRecord, Segment
+from disagg_sim.simulation.kernel.sharing import take_more
 
 #: 32 bits, and the step of a Weyl sequence of them: the odd number next to 2**32 over the golden ratio.
 BITS, WEYL = 0xFFFFFFFF, 0x9E3779B9
@@ -81,12 +79,7 @@ def count_drafted(st: FleetState, i: int) -> None:
         emitted += tokens
         growing += own_growth(inst, seg)
     inst.growing = growing
-    inst.free_blocks -= grown
-    inst.taken += grown
-    if st.world[0].shared != 0:
-        take_free(st, i, grown)
-    if inst.admission == OUTPUT_FITS:
-        inst.promised -= grown
+    take_more(st, i, grown)
     inst.running_tokens += emitted
     inst.counter += 1
     inst.decode_tokens += emitted

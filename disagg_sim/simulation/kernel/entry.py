@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.kernel.addresses import feed_at, next_due, queues_at, state_at
+from disagg_sim.simulation.kernel.addresses import feed_at, next_due, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inlined, inner
 from disagg_sim.simulation.kernel.handover import cancel, recompute, sender_done
 from disagg_sim.simulation.kernel.layout import (
@@ -23,7 +23,6 @@ from disagg_sim.simulation.kernel.layout import (
     OUT,
     PROMPTS,
     FleetState,
-    Queues,
     SegmentStatus,
     TableRecord,
 )
@@ -63,8 +62,8 @@ RELEASE, WITHDRAW, WAKE, CANCEL, SENDER_DONE, RECOMPUTE = range(6)
 STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
-@inner
-def _next_report(st: Queues, links: Links) -> int:
+@inlined
+def _next_report(st: FleetState, links: Links) -> int:
     """Start pending hand-overs; return the next report: a segment, an instance or ``ROOM``; -1 = none."""
     inst, seg, here = st.inst, st.seg, st.world[0]
     while here.pending_head >= 0:
@@ -111,13 +110,13 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
     Events at one time: instances, ends of transfers, requests of the feed, then new rates of links. At ``limit`` itself
     rates do not change yet.
     """
-    st, queues = state_at(home), queues_at(home)
+    st = state_at(home)
     here = st.world[0]
     links = links_at(here.network)
     here.soonest_s = -math.inf
     while True:
         if here.pending_head >= 0 or here.pending_events > 0:
-            report = _next_report(queues, links)
+            report = _next_report(st, links)
             if report != -1:
                 return report, here.now_s
         step, end, due, share_s = st.soon[1], next_end(links), next_due(here.feed), links.head[0].share_s
@@ -130,12 +129,12 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
         elif end == now:
             here.now_s = now
             k = end_next(links, now)
-            if arrive(queues, links, k, now):
+            if arrive(st, links, k, now):
                 return ARRIVES - k, now
         elif due == now:
             if due == -math.inf:
                 return ROOM, here.now_s
-            if due == limit or not place_next(queues, feed_at(here.feed), due):
+            if due == limit or not place_next(st, feed_at(here.feed), due):
                 return COMES, due
         else:
             share(links, now)
@@ -149,11 +148,11 @@ def submit(
 
     Returns 0, or an error: ``IMPOSSIBLE``, ``LATE``.
     """
-    return submitted(queues_at(home), s, wanted, last_token_s, now)
+    return submitted(state_at(home), s, wanted, last_token_s, now)
 
 
 @inner
-def _withdraw(st: Queues, s: int, row: int) -> bool:
+def _withdraw(st: FleetState, s: int, row: int) -> bool:
     """Take a waiting segment without blocks out of its queue; return whether it was."""
     inst, one = st.inst[row], st.seg[s]
     if one.status != QUEUED or one.blocks > 0 or not math.isnan(one.start_s):
@@ -194,7 +193,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
 @entry
 def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     """Run one of the rare actions by its number; return whether it was done."""
-    st, done = queues_at(home), True
+    st, done = state_at(home), True
     row = row_of(st, s) if action != WAKE else i
     if action == RELEASE:
         st.seg[s].status = DONE
@@ -217,7 +216,7 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
 @entry
 def expect(home: Ints, i: int, requests: int, tokens: int) -> None:
     """Count prompts whose cached tokens an instance loads, or stops loading: see ``Fleet.expect``."""
-    st = queues_at(home)
+    st = state_at(home)
     st.inst[i].loading_requests += requests
     st.inst[i].loading_prompt_tokens += tokens
     changed(st, i)
@@ -226,7 +225,7 @@ def expect(home: Ints, i: int, requests: int, tokens: int) -> None:
 @entry
 def hand_over(home: Ints, held: int, s: int, now: float) -> None:
     """Note that the cache of a kept segment has arrived in the blocks of ``s``; free the blocks of the sender."""
-    hand_over_to(queues_at(home), held, s, now)
+    hand_over_to(state_at(home), held, s, now)
 
 
 @entry
@@ -234,21 +233,21 @@ def ask(
     home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, cache: Moving, now: float
 ) -> int:
     """Queue segment ``s``, which pulls its cache as soon as it has blocks; return 0 or an error."""
-    st = queues_at(home)
+    st = state_at(home)
     return asked(st, links_at(st.world[0].network), s, wanted, last_token_s, cache, now)
 
 
 @entry
 def move(home: Ints, receiver: int, cache: Moving, now: float) -> int:
     """Begin a transfer to an instance and report its end; return its number, -1 = arrays are full."""
-    st = queues_at(home)
+    st = state_at(home)
     return moved(st, links_at(st.world[0].network), receiver, cache, now)
 
 
 @entry
 def limit_link(home: Ints, i: int, bandwidth: float, now: float) -> None:
     """Change the bandwidth of the links of an instance. [B/s]"""
-    st = queues_at(home)
+    st = state_at(home)
     links = links_at(st.world[0].network)
     links.ports[4 * i + OUT].bandwidth = links.ports[4 * i + IN].bandwidth = bandwidth
     changed_ends(links, i, i, now)
@@ -258,7 +257,7 @@ def limit_link(home: Ints, i: int, bandwidth: float, now: float) -> None:
 @entry
 def drop(home: Ints, k: int) -> None:
     """Drop the hand-over of a waiting segment."""
-    st = queues_at(home)
+    st = state_at(home)
     links = links_at(st.world[0].network)
     st.seg[links.transfers[k].segment].handed = NOT_HANDED
     links.head[0].waiting -= 1
@@ -268,13 +267,13 @@ def drop(home: Ints, k: int) -> None:
 @entry
 def next_rank(home: Ints, i: int) -> int:
     """Find the rank of an instance that takes the next request."""
-    return choose_rank(queues_at(home), i)
+    return choose_rank(state_at(home), i)
 
 
 @entry
 def waiting(home: Ints, i: int, found: Ints) -> int:
     """Fill in the waiting segments of an instance with nothing computed; return their number."""
-    st, count = queues_at(home), 0
+    st, count = state_at(home), 0
     inst, seg = st.inst, st.seg
     for row in range(inst[i].rank_at, inst[i].rank_at + inst[i].ranks):
         s = inst[row].first[PROMPTS]

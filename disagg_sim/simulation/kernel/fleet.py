@@ -133,11 +133,7 @@ class Fleet:
         ``lengths``: context already cached there, prompt to prefill, output to emit [token]. ``last_token_s``: time of
         the last token on another instance, nan = none.
         """
-        segment = self._count
-        if segment == len(self._seg):
-            self._grow()
-        if self.shared is not None:
-            self.shared.expect(self.home, request, segment)
+        segment = self._place_of(request)
         context, prompt, generate = lengths
         wanted = (instance, request, context, prompt, generate, cached, flags)
         error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
@@ -164,11 +160,7 @@ class Fleet:
         cache: Moving,
     ) -> int:
         """Queue a segment that pulls its cache as soon as it has blocks, without reports; see ``submit``."""
-        segment = self._count
-        if segment == len(self._seg):
-            self._grow()
-        if self.shared is not None:
-            self.shared.expect(self.home, request, segment)
+        segment = self._place_of(request)
         wanted = (instance, request, *lengths, 0, flags | RESERVE)
         error = kernel.ask(self.home, segment, wanted, last_token_s, cache, now)
         if error == NO_ROOM:
@@ -177,6 +169,14 @@ class Fleet:
         assert error == 0, error
         self._count = segment + 1
         return segment
+
+    def _place_of(self, request: int) -> int:
+        """The next segment, of a request."""
+        if self._count == len(self._seg):
+            self._grow()
+        if self.shared is not None:
+            self.shared.expect(self.home, request, self._count)
+        return self._count
 
     def move(self, instance: int, cache: Moving, now: float) -> int:
         """Begin a transfer to an instance; return its number, by which ``run_until`` reports its end."""

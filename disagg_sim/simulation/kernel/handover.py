@@ -9,15 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.layout import (
-    COMING,
-    LANDED,
-    PROMPTS,
-    AdmissionRule,
-    FleetState,
-    Queues,
-    SegmentStatus,
-)
+from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, AdmissionRule, FleetState, SegmentStatus
 from disagg_sim.simulation.kernel.preemption import insert
 from disagg_sim.simulation.kernel.queue import (
     at_most,
@@ -37,8 +29,8 @@ QUEUED, WITHDRAWN, RESERVED = (
 OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
 
-@inner
-def count(st: FleetState | Queues, i: int, s: int, sign: int) -> None:
+@inlined
+def count(st: FleetState, i: int, s: int, sign: int) -> None:
     """Count a segment among those that wait on its instance (1), or no longer (-1)."""
     inst, seg = st.inst[i], st.seg[s]
     inst.queued_requests += sign
@@ -70,8 +62,8 @@ def reserved(st: FleetState, i: int, s: int) -> None:
     report(st, s)
 
 
-@inner
-def land(st: Queues, i: int, s: int) -> None:
+@inlined
+def land(st: FleetState, i: int, s: int) -> None:
     """The cache of a segment is in its reserved blocks: it joins as soon as a sequence is free."""
     seg = st.seg[s]
     seg.status = QUEUED
@@ -104,7 +96,7 @@ def admit_landed(st: FleetState, i: int, now: float) -> None:
 
 
 @inner
-def _leave(st: Queues, i: int, s: int) -> None:
+def _leave(st: FleetState, i: int, s: int) -> None:
     """Take a segment out of the queue for reservations."""
     before, at = -1, st.inst[i].first[COMING]
     while at != s:
@@ -115,7 +107,7 @@ def _leave(st: Queues, i: int, s: int) -> None:
 
 
 @inner
-def _give_back(st: Queues, i: int, s: int) -> None:
+def _give_back(st: FleetState, i: int, s: int) -> None:
     """Free what a segment has reserved of its blocks; no chunk of its cache asks for more."""
     seg = st.seg[s]
     if seg.blocks > 0 and st.inst[i].admission == OUTPUT_FITS:
@@ -125,7 +117,7 @@ def _give_back(st: Queues, i: int, s: int) -> None:
 
 
 @inner
-def cancel(st: Queues, i: int, s: int) -> None:
+def cancel(st: FleetState, i: int, s: int) -> None:
     """Nothing comes for a segment that waits for its blocks or holds them."""
     if st.seg[s].status == QUEUED:
         _leave(st, i, s)
@@ -135,7 +127,7 @@ def cancel(st: Queues, i: int, s: int) -> None:
 
 
 @inner
-def sender_done(st: Queues, i: int, s: int) -> None:
+def sender_done(st: FleetState, i: int, s: int) -> None:
     """The sender of a segment has done its part: if it still waits for blocks, it counts among those that wait."""
     seg = st.seg[s]
     seg.reserve = 1
@@ -147,7 +139,7 @@ def sender_done(st: Queues, i: int, s: int) -> None:
 
 
 @inner
-def recompute(st: Queues, i: int, s: int) -> None:
+def recompute(st: FleetState, i: int, s: int) -> None:
     """Give up the cache for which a segment waits: all of it is computed here, as after a preemption."""
     inst, seg = st.inst[i], st.seg[s]
     _leave(st, i, s)

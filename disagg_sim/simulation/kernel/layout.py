@@ -424,19 +424,6 @@ class FleetState(NamedTuple):
     priority: NDArray[np.int64]  # of requests by their numbers; those beyond it have 0 [1]
 
 
-class Queues(NamedTuple):
-    """Those of ``FleetState`` that change when something comes from outside: no step is formed."""
-
-    inst: Sequence[InstanceRecord]
-    seg: Sequence[Segment]
-    values: NDArray[np.float64]
-    world: Sequence[World]
-    soon: NDArray[np.float64]
-    due: NDArray[np.float64]
-    log: NDArray[np.int64]
-    priority: NDArray[np.int64]
-
-
 def dtype_of(record: type) -> np.dtype[np.void]:
     """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place."""
     return np.dtype([(name, *_field(hint)) for name, hint in get_type_hints(record, include_extras=True).items()])

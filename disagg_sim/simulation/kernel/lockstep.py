@@ -69,7 +69,7 @@ CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
 
 
 @inlined
-def pieces_time_of(st: FleetState, i: int, decodes: bool) -> float:
+def step_with_pieces(st: FleetState, i: int, decodes: bool) -> float:
     """A step of the pieces of prompts of an instance and, unless they wait, of what runs there. [s]"""
     inst = st.inst[i]
     if inst.ranks > 1:
@@ -80,7 +80,7 @@ def pieces_time_of(st: FleetState, i: int, decodes: bool) -> float:
 
 @inner
 def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
-    """See ``pieces_time_of``, of several ranks. [s]"""
+    """See ``step_with_pieces``, of several ranks. [s]"""
     inst = st.inst[i]
     head, values, ranks = inst.table, st.values, inst.ranks
     full, total = 0, 0
@@ -115,7 +115,7 @@ def pass_times(st: FleetState, i: int, now: float) -> tuple[float, float]:
     """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
-        time = pieces_time_of(st, i, False)
+        time = step_with_pieces(st, i, False)
         return time, time
     latency, busy = pass_all_ranks(st, i)
     latency = behind_passes(st, i, now + inst.swapping_s, latency, busy)
@@ -297,7 +297,7 @@ def form(st: FleetState, i: int, now: float) -> None:
         held = hold_prompts(st, i) if inst.hold_steps > 0 else 0
         if held == 0 and take_all_ranks(st, i, now) > 0:
             if inst.mode in (CHUNKED, SLO_AWARE):
-                begin_one(st, i, now, MIXED, pieces_time_of(st, i, True))
+                begin_one(st, i, now, MIXED, step_with_pieces(st, i, True))
                 return
             latency, time = pass_times(st, i, now)
             inst.latency_s = latency + inst.swapping_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.addresses import chosen, next_ranking_at, post_s, whole_numbers
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.handover import land
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -20,7 +20,7 @@ from disagg_sim.simulation.kernel.layout import (
     RESERVE,
     WAITS,
     Feed,
-    Queues,
+    FleetState,
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.links import Links, give_place, send, take_place
@@ -52,9 +52,9 @@ def _noted(links: Links, receiver: int, cache: Moving, now: float) -> int:
     return k
 
 
-@inner
+@inlined
 def asked(
-    st: Queues,
+    st: FleetState,
     links: Links,
     s: int,
     wanted: tuple[int, int, int, int, int, int, int],
@@ -74,8 +74,8 @@ def asked(
     return error
 
 
-@inner
-def begin(st: Queues, links: Links, k: int, now: float) -> None:
+@inlined
+def begin(st: FleetState, links: Links, k: int, now: float) -> None:
     """The receiver has blocks, or needs none: the cache leaves."""
     one = links.transfers[k]
     i = one.receiver
@@ -88,7 +88,7 @@ def begin(st: Queues, links: Links, k: int, now: float) -> None:
 
 
 @inner
-def moved(st: Queues, links: Links, receiver: int, cache: Moving, now: float) -> int:
+def moved(st: FleetState, links: Links, receiver: int, cache: Moving, now: float) -> int:
     """See ``entry.move``."""
     if links.head[0].free < 0:
         return -1
@@ -99,8 +99,8 @@ def moved(st: Queues, links: Links, receiver: int, cache: Moving, now: float) ->
     return k
 
 
-@inner
-def hand_over_to(st: Queues, held: int, s: int, now: float) -> None:
+@inlined
+def hand_over_to(st: FleetState, held: int, s: int, now: float) -> None:
     """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
     seg, inst = st.seg, st.inst
     sender, i = seg[held].instance, seg[s].instance
@@ -117,8 +117,8 @@ def hand_over_to(st: Queues, held: int, s: int, now: float) -> None:
     changed(st, i)
 
 
-@inner
-def arrive(st: Queues, links: Links, k: int, now: float) -> bool:
+@inlined
+def arrive(st: FleetState, links: Links, k: int, now: float) -> bool:
     """The last byte of a cache has arrived; whether Python has to hear of it."""
     one = links.transfers[k]
     i, held, s = one.receiver, one.held, one.segment
@@ -137,8 +137,8 @@ def arrive(st: Queues, links: Links, k: int, now: float) -> bool:
     return False
 
 
-@inner
-def start_next_leg(st: Queues, links: Links, feed: Feed, s: int, now: float) -> int:
+@inlined
+def start_next_leg(st: FleetState, links: Links, feed: Feed, s: int, now: float) -> int:
     """The prompt of a request of the feed is computed: it goes on, ``DONE_HERE``; else ``NO_ROOM``, ``ASKED_FOR``."""
     if feed.submitted == len(st.seg) or links.head[0].free < 0:
         return NO_ROOM

@@ -10,7 +10,7 @@ blocks that go or come, as in vLLM V0.
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, COMING, PROMPTS, AdmissionRule, FleetState, SegmentStatus
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, COMING, PROMPTS, FleetState, SegmentStatus
 from disagg_sim.simulation.kernel.queue import (
     blocks_of,
     by_priority,
@@ -22,9 +22,9 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import growth_of
-from disagg_sim.simulation.kernel.sharing import give_shared, take_free
+from disagg_sim.simulation.kernel.sharing import give_shared, take_more
 
-QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(AdmissionRule.OUTPUT_FITS)
+QUEUED = int(SegmentStatus.QUEUED)
 
 
 @inner
@@ -205,11 +205,6 @@ def extend_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
         preempt(st, i, inst.last_step_s)
         if seg.blocks == 0:
             return False
-    inst.free_blocks -= need
-    inst.taken += need
-    if st.world[0].shared != 0:
-        take_free(st, i, need)
-    if inst.admission == OUTPUT_FITS:
-        inst.promised -= need
+    take_more(st, i, need)
     seg.blocks += need
     return True

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, FleetState, Mode, Queues
+from disagg_sim.simulation.kernel.compiled import inlined
+from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, FleetState, Mode
 from disagg_sim.simulation.kernel.ranks import decode_piece, run_time, run_within
 
 MANUAL = int(Mode.MANUAL)
@@ -18,7 +18,7 @@ ROUNDING = 1e-12
 
 
 @inlined
-def steps_to(st: FleetState | Queues, i: int, now: float) -> int:
+def steps_to(st: FleetState, i: int, now: float) -> int:
     """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
     inst = st.inst[i]
     elapsed = now - inst.run_start_s
@@ -27,13 +27,13 @@ def steps_to(st: FleetState | Queues, i: int, now: float) -> int:
 
 
 @inlined
-def uncounted(st: FleetState | Queues, i: int, now: float) -> int:
+def uncounted(st: FleetState, i: int, now: float) -> int:
     """Decode steps of an instance that have ended and are not in its columns yet."""
     return steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
 
 
 @inlined
-def end_after(st: FleetState | Queues, i: int, steps: int) -> float:
+def end_after(st: FleetState, i: int, steps: int) -> float:
     """End of the first ``steps`` uncounted steps of a decode run. [s]"""
     inst = st.inst[i]
     end: float = inst.run_start_s + run_time(st, i, steps) if steps < inst.run_steps else inst.run_end_s
@@ -41,7 +41,7 @@ def end_after(st: FleetState | Queues, i: int, steps: int) -> float:
 
 
 @inlined
-def due_s(st: FleetState | Queues, i: int) -> float:
+def due_s(st: FleetState, i: int) -> float:
     """A time before which no step of a decode run ends that is not counted yet and is not its last one. [s]"""
     inst = st.inst[i]
     if inst.run_kind != DECODING or inst.run_steps <= 1:
@@ -49,8 +49,8 @@ def due_s(st: FleetState | Queues, i: int) -> float:
     return (inst.run_start_s + decode_piece(st, i, 0, 1)[0]) * (1.0 - ROUNDING)
 
 
-@inner
-def wake(st: FleetState | Queues, i: int, now: float) -> None:
+@inlined
+def wake(st: FleetState, i: int, now: float) -> None:
     """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
     inst = st.inst[i]
     st.world[0].now_s = now

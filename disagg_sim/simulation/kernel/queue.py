@@ -20,7 +20,6 @@ from disagg_sim.simulation.kernel.layout import (
     FleetState,
     InstanceRecord,
     Mode,
-    Queues,
     Scheduling,
     SegmentStatus,
 )
@@ -34,7 +33,7 @@ PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in
 
 
 @inlined
-def link(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
+def link(st: FleetState, i: int, s: int, before: int, queue: int) -> None:
     """Put a segment into a queue of an instance behind ``before``; -1 = it is the first."""
     inst = st.inst[i]
     after = inst.first[queue] if before < 0 else st.seg[before].next
@@ -48,7 +47,7 @@ def link(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> No
 
 
 @inlined
-def append(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
+def append(st: FleetState, i: int, s: int, queue: int) -> None:
     """Put a segment last in a queue of an instance."""
     link(st, i, s, st.inst[i].last[queue], queue)
 
@@ -60,14 +59,14 @@ def by_priority(inst: InstanceRecord) -> bool:
 
 
 @inner
-def precedes(st: FleetState | Queues, s: int, other: int) -> bool:
+def precedes(st: FleetState, s: int, other: int) -> bool:
     """Whether a segment is served before another by priority; of equal ones the first that came."""
     own, its = st.seg[s].priority, st.seg[other].priority
     return own > its or (own == its and s < other)
 
 
-@inner
-def enqueue(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
+@inlined
+def enqueue(st: FleetState, i: int, s: int, queue: int) -> None:
     """Let a segment wait in a queue: last, or at the place of its priority, behind the prompts that hold blocks."""
     inst = st.inst[i]
     before = inst.last[queue]
@@ -81,7 +80,7 @@ def enqueue(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
 
 
 @inlined
-def unlink(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
+def unlink(st: FleetState, i: int, s: int, before: int, queue: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""
     seg = st.seg[s]
     inst, after = st.inst[i], seg.next
@@ -94,7 +93,7 @@ def unlink(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> 
     seg.next = -1
 
 
-@inner
+@inlined
 def push(st: FleetState, i: int, key: int) -> None:
     """Add a key to the running set, which holds RUNNING keys so far."""
     inst = st.inst[i]
@@ -109,7 +108,7 @@ def push(st: FleetState, i: int, key: int) -> None:
     inst.running_requests += 1
 
 
-@inner
+@inlined
 def remove(st: FleetState, i: int, place: int) -> None:
     """Take the key at a place out of the running set."""
     inst = st.inst[i]
@@ -132,7 +131,7 @@ def remove(st: FleetState, i: int, place: int) -> None:
     st.sets[0, i, place] = key
 
 
-@inner
+@inlined
 def report(st: FleetState, s: int) -> None:
     """Queue a segment for ``run_until`` to return."""
     st.seg[s].next = -1
@@ -143,8 +142,8 @@ def report(st: FleetState, s: int) -> None:
     st.world[0].pending_tail = s
 
 
-@inner
-def check_drained(st: FleetState | Queues, i: int) -> None:
+@inlined
+def check_drained(st: FleetState, i: int) -> None:
     """Mark a draining instance that holds nothing any more for ``run_until`` to report."""
     inst = st.inst[i]
     if inst.draining != 1:
@@ -171,7 +170,7 @@ def blocks_of(tokens: int) -> int:
 
 
 @inner
-def at_most(st: FleetState | Queues, s: int) -> int:
+def at_most(st: FleetState, s: int) -> int:
     """Blocks that a segment holds with its last token. [block]"""
     seg = st.seg[s]
     drafts = st.inst[seg.instance].table.drafts
@@ -232,7 +231,7 @@ def left_of(st: FleetState, s: int) -> int:
     return left - found_of(st, s)[0] if st.world[0].shared != 0 else left
 
 
-@inner
+@inlined
 def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int, int]) -> int:
     """Blocks that a segment takes to begin, where ``to_find`` says what is there; -1 where there is no room.
 
@@ -291,15 +290,15 @@ def take_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
     return True
 
 
-@inner
-def count_departure(st: FleetState | Queues, i: int, s: int) -> None:
+@inlined
+def count_departure(st: FleetState, i: int, s: int) -> None:
     """Count a segment no longer among those that were given to a rank."""
     st.inst[i].requests -= 1
     st.inst[i].request_tokens -= st.seg[s].context + st.seg[s].prompt
 
 
-@inner
-def release(st: FleetState | Queues, i: int, s: int) -> None:
+@inlined
+def release(st: FleetState, i: int, s: int) -> None:
     """Free all blocks of a segment: they are taken last."""
     if st.world[0].shared != 0:
         give_shared(st, i, s, 0)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.kernel.addresses import queues_at
-from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import Queues
+from disagg_sim.simulation.kernel.addresses import state_at
+from disagg_sim.simulation.kernel.compiled import entry, inlined
+from disagg_sim.simulation.kernel.layout import FleetState
 from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
 
@@ -27,8 +27,8 @@ REQUESTS, PROMPT_TOKENS, HELD_TOKENS = range(3)
 MOST_KEPT = 8
 
 
-@inner
-def _load(st: Queues, i: int, load: int, steps: int) -> float:
+@inlined
+def _load(st: FleetState, i: int, load: int, steps: int) -> float:
     """A load of an instance after so many decode steps that are not counted yet."""
     one = st.inst[i]
     if load == REQUESTS:
@@ -40,16 +40,16 @@ def _load(st: Queues, i: int, load: int, steps: int) -> float:
     return running + one.coming_tokens + mean * (one.queued_requests + one.loading_requests)
 
 
-@inner
-def _enter(st: Queues, i: int, trees: Floats, group: Ints, present: Floats, load: int) -> None:
+@inlined
+def _enter(st: FleetState, i: int, trees: Floats, group: Ints, present: Floats, load: int) -> None:
     """Note the load of an instance at its last event."""
     if group[i] >= 0:
         set_key(trees[group[i]], i, _load(st, i, load, 0))
         present[i] = -np.inf
 
 
-@inner
-def _first(st: Queues, tree: Floats, present: Floats, load: int, now: float) -> int:
+@inlined
+def _first(st: FleetState, tree: Floats, present: Floats, load: int, now: float) -> int:
     """The one with the least load of a group at the present, the first of several; -1 = the group is empty."""
     i = least_of(tree)
     while i >= 0 and load == HELD_TOKENS and present[i] != now:
@@ -59,8 +59,8 @@ def _first(st: Queues, tree: Floats, present: Floats, load: int, now: float) -> 
     return i
 
 
-@inner
-def least_loaded(st: Queues, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
+@inlined
+def least_loaded(st: FleetState, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
     """See ``Rankings.least``."""
     here, count = st.world[0], len(present)
     if here.changes - group[count] > len(st.log):
@@ -85,7 +85,7 @@ def least_loaded(st: Queues, trees: Floats, group: Ints, present: Floats, load: 
 @entry
 def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
     """See ``Rankings.least``."""
-    return least_loaded(queues_at(home), trees, group, present, load, own, now)
+    return least_loaded(state_at(home), trees, group, present, load, own, now)
 
 
 class Rankings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.layout import AWAY, FleetState, Queues, RankChoice
+from disagg_sim.simulation.kernel.layout import AWAY, FleetState, RankChoice
 from disagg_sim.simulation.kernel.runs import (
     add_linear_gaps,
     count_gaps,
@@ -27,7 +27,7 @@ WAITING_WEIGHT = 4
 
 
 @inner
-def choose_rank(st: FleetState | Queues, i: int) -> int:
+def choose_rank(st: FleetState, i: int) -> int:
     """The rank of an instance that takes the next request, of those that may run one; the first of equals."""
     inst = st.inst[i]
     at, ranks = inst.rank_at, inst.ranks
@@ -57,7 +57,7 @@ def choose_rank(st: FleetState | Queues, i: int) -> int:
 
 
 @inner
-def leaving(st: FleetState | Queues, row: int) -> int:
+def leaving(st: FleetState, row: int) -> int:
     """Prompts of a rank that are in the later stages of its pipeline. [1]"""
     count = 0
     s = st.inst[row].first[AWAY]
@@ -68,7 +68,7 @@ def leaving(st: FleetState | Queues, row: int) -> int:
 
 
 @inner
-def gather(st: FleetState | Queues, i: int) -> None:
+def gather(st: FleetState, i: int) -> None:
     """Bring the sums of an instance over its ranks to the present."""
     inst = st.inst[i]
     inst.running_requests = inst.running_tokens = inst.queued_requests = inst.queued_prompt_tokens = 0
@@ -92,7 +92,7 @@ def gather(st: FleetState | Queues, i: int) -> None:
 
 
 @inlined
-def fullest_running(st: FleetState | Queues, i: int) -> tuple[int, int]:
+def fullest_running(st: FleetState, i: int) -> tuple[int, int]:
     """Sequences of an instance whose ranks all run as many as the one with the most, and those that do run."""
     inst = st.inst[i]
     most, total = 0, 0
@@ -103,7 +103,7 @@ def fullest_running(st: FleetState | Queues, i: int) -> tuple[int, int]:
 
 
 @inlined
-def decode_piece(st: FleetState | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
+def decode_piece(st: FleetState, i: int, done: int, most: int) -> tuple[float, float, int]:
     """The decode step after ``done`` further ones: its time [s], by how much each after it takes longer [s], and for
     how many steps, up to ``most``, that holds.
     """
@@ -118,7 +118,7 @@ def decode_piece(st: FleetState | Queues, i: int, done: int, most: int) -> tuple
 
 
 @inner
-def _piece_of_ranks(st: FleetState | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
+def _piece_of_ranks(st: FleetState, i: int, done: int, most: int) -> tuple[float, float, int]:
     """See ``decode_piece``, of several ranks.
 
     The rank with the longest scores and values sets the time. It holds until its mean context, or that of another,
@@ -157,7 +157,7 @@ def _piece_of_ranks(st: FleetState | Queues, i: int, done: int, most: int) -> tu
 
 
 @inlined
-def run_time(st: FleetState | Queues, i: int, steps: int) -> float:
+def run_time(st: FleetState, i: int, steps: int) -> float:
     """Time of ``steps`` decode steps of an instance from now on. [s]"""
     total, done = 0.0, 0
     while done < steps:
@@ -168,7 +168,7 @@ def run_time(st: FleetState | Queues, i: int, steps: int) -> float:
 
 
 @inlined
-def run_within(st: FleetState | Queues, i: int, elapsed: float, most: int) -> int:
+def run_within(st: FleetState, i: int, elapsed: float, most: int) -> int:
     """Most decode steps of an instance, up to ``most``, that end within ``elapsed`` [s]."""
     before, done = 0.0, 0
     while done < most:

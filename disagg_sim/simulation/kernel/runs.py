@@ -17,15 +17,12 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
-    AdmissionRule,
     FleetState,
     InstanceRecord,
     TableRecord,
 )
-from disagg_sim.simulation.kernel.sharing import take_free
+from disagg_sim.simulation.kernel.sharing import take_more
 from disagg_sim.simulation.kernel.times import decode_line, knot_of
-
-OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
 
 @inner
@@ -118,7 +115,7 @@ def growth_of(inst: InstanceRecord) -> int:
     return grows
 
 
-@inner
+@inlined
 def blocks_for(st: FleetState, i: int, steps: int) -> int:
     """KV blocks that the running set takes during its next ``steps`` steps: one for each segment every 16."""
     inst = st.inst[i]
@@ -130,7 +127,7 @@ def blocks_for(st: FleetState, i: int, steps: int) -> int:
     return taken
 
 
-@inner
+@inlined
 def steps_in_memory(st: FleetState, i: int, most: int) -> int:
     """Decode steps, up to ``most``, for which the free blocks suffice."""
     inst = st.inst[i]
@@ -180,13 +177,7 @@ def count_steps(st: FleetState, i: int, steps: int) -> None:
         count_drafted(st, i)
         return
     running = inst.running_requests
-    grown = blocks_for(st, i, steps)
-    inst.free_blocks -= grown
-    inst.taken += grown
-    if st.world[0].shared != 0:
-        take_free(st, i, grown)
-    if inst.admission == OUTPUT_FITS:
-        inst.promised -= grown
+    take_more(st, i, blocks_for(st, i, steps))
     contexts = steps * inst.running_tokens + running * (steps * (steps + 1) // 2)
     inst.decode_context += contexts
     inst.running_tokens += running * steps

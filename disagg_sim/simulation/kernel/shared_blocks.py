@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.simulation.kernel.addresses import RUN, SHARED, queues_at
+from disagg_sim.simulation.kernel.addresses import RUN, SHARED, state_at
 from disagg_sim.simulation.kernel.compiled import entry
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.ranks import choose_rank
@@ -136,7 +136,7 @@ class SharedBlocks:
 @entry
 def _list_all(home: Ints) -> None:
     """Enter all runs into new buckets."""
-    shelf = shelf_at(queues_at(home).world[0].shared)
+    shelf = shelf_at(state_at(home).world[0].shared)
     shelf.buckets[:] = -1
     for k in range(len(shelf.runs)):
         if shelf.runs[k].name >= 0:
@@ -146,7 +146,7 @@ def _list_all(home: Ints) -> None:
 @entry
 def _empty(home: Ints, row: int, memory: int) -> None:
     """All blocks of a memory are free, and nothing is found in it."""
-    st = queues_at(home)
+    st = state_at(home)
     shelf = shelf_at(st.world[0].shared)
     for k in range(len(shelf.runs)):
         run = shelf.runs[k]
@@ -160,7 +160,7 @@ def _empty(home: Ints, row: int, memory: int) -> None:
 @entry
 def _found(home: Ints, instance: int, request: int) -> int:
     """See ``SharedBlocks.found``."""
-    st = queues_at(home)
+    st = state_at(home)
     rank = choose_rank(st, instance) if st.inst[instance].ranks > 1 else 0
     return tokens_found(shelf_at(st.world[0].shared), instance * MOST_RANKS + rank, request)
 
@@ -168,7 +168,7 @@ def _found(home: Ints, instance: int, request: int) -> int:
 @entry
 def _everywhere(home: Ints, request: int, tokens: Ints, touched: Ints, filled: int) -> int:
     """Fill in ``tokens`` by instance, and ``touched``, those that are not 0; the first ``filled`` of these were so."""
-    st = queues_at(home)
+    st = state_at(home)
     shelf = shelf_at(st.world[0].shared)
     for k in range(filled):
         tokens[touched[k]] = 0
@@ -190,7 +190,7 @@ def _everywhere(home: Ints, request: int, tokens: Ints, touched: Ints, filled: i
 @entry
 def distinct_blocks(home: Ints, segments: Ints) -> int:
     """KV blocks that some segments hold, each once. [block]"""
-    st = queues_at(home)
+    st = state_at(home)
     shelf, blocks = shelf_at(st.world[0].shared), 0
     for sign in (1, -1):
         for s in segments:

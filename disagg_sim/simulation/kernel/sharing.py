@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from disagg_sim.arrays import Ints
 from disagg_sim.simulation.kernel.addresses import RUN, SHARED, carray, pointer, whole_numbers
-from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, BlockRun, FleetState, Queues, Shared
+from disagg_sim.simulation.kernel.compiled import inlined, inner
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, AdmissionRule, BlockRun, FleetState, Shared
 
+OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 #: Ranks of an instance that have a memory of their own, at most. [1]
 MOST_RANKS = 2**16
 #: A run without a name; one that is not in use.
@@ -51,7 +52,7 @@ def shelf_at(address: int) -> Shelf:
 
 
 @inner
-def memory_of(st: FleetState | Queues, s: int) -> int:
+def memory_of(st: FleetState, s: int) -> int:
     """The number of the memory of a segment's rank."""
     seg = st.seg[s]
     memory: int = seg.instance * MOST_RANKS + seg.rank
@@ -126,7 +127,7 @@ def unname(shelf: Shelf, k: int) -> None:
 
 
 @inner
-def _enter(st: FleetState | Queues, shelf: Shelf, i: int, k: int, before: int) -> None:
+def _enter(st: FleetState, shelf: Shelf, i: int, k: int, before: int) -> None:
     """A run is free, behind another; -1 = it is taken first. Neighbours that nobody finds become one."""
     inst, run = st.inst[i], shelf.runs[k]
     after = inst.first_free if before < 0 else shelf.runs[before].next
@@ -145,7 +146,7 @@ def _enter(st: FleetState | Queues, shelf: Shelf, i: int, k: int, before: int) -
 
 
 @inner
-def _leave(st: FleetState | Queues, shelf: Shelf, i: int, k: int) -> None:
+def _leave(st: FleetState, shelf: Shelf, i: int, k: int) -> None:
     """A run is not free any more."""
     inst, run = st.inst[i], shelf.runs[k]
     before, after = run.before, run.next
@@ -162,7 +163,7 @@ def _leave(st: FleetState | Queues, shelf: Shelf, i: int, k: int) -> None:
 
 
 @inner
-def _join(st: FleetState | Queues, shelf: Shelf, i: int, first: int, second: int) -> None:
+def _join(st: FleetState, shelf: Shelf, i: int, first: int, second: int) -> None:
     """Two free runs that follow each other become one where nobody finds either: the first."""
     if first < 0 or second < 0:
         return
@@ -179,7 +180,7 @@ def _join(st: FleetState | Queues, shelf: Shelf, i: int, first: int, second: int
 
 
 @inner
-def take_free(st: FleetState | Queues, i: int, blocks: int) -> None:
+def take_free(st: FleetState, i: int, blocks: int) -> None:
     """Take KV blocks that are free: what was found in them is not there any more."""
     if blocks <= 0:
         return
@@ -201,8 +202,20 @@ def take_free(st: FleetState | Queues, i: int, blocks: int) -> None:
             _join(st, shelf, i, k, run.next)
 
 
+@inlined
+def take_more(st: FleetState, i: int, blocks: int) -> None:
+    """Take free KV blocks for segments that were admitted."""
+    inst = st.inst[i]
+    inst.free_blocks -= blocks
+    inst.taken += blocks
+    if st.world[0].shared != 0:
+        take_free(st, i, blocks)
+    if inst.admission == OUTPUT_FITS:
+        inst.promised -= blocks
+
+
 @inner
-def add_free(st: FleetState | Queues, i: int, memory: int, blocks: int, before: int) -> None:
+def add_free(st: FleetState, i: int, memory: int, blocks: int, before: int) -> None:
     """KV blocks that nobody finds are free, and taken after the run ``before``; -1 = first."""
     if blocks > 0:
         shelf = shelf_at(st.world[0].shared)
@@ -210,7 +223,7 @@ def add_free(st: FleetState | Queues, i: int, memory: int, blocks: int, before: 
 
 
 @inner
-def _hold(st: FleetState | Queues, shelf: Shelf, i: int, k: int) -> None:
+def _hold(st: FleetState, shelf: Shelf, i: int, k: int) -> None:
     """A segment more holds a run."""
     run = shelf.runs[k]
     if run.holders == 0:
@@ -237,7 +250,7 @@ def tokens_found(shelf: Shelf, memory: int, request: int) -> int:
 
 
 @inner
-def found_of(st: FleetState | Queues, s: int) -> tuple[int, int]:
+def found_of(st: FleetState, s: int) -> tuple[int, int]:
     """Tokens of a segment that need no prefill, one at least does; and of them those in blocks that others may share.
 
     [token], [token]
@@ -255,7 +268,7 @@ def found_of(st: FleetState | Queues, s: int) -> tuple[int, int]:
 
 
 @inner
-def blocks_of_others(st: FleetState | Queues, s: int, named: int) -> int:
+def blocks_of_others(st: FleetState, s: int, named: int) -> int:
     """KV blocks of so many tokens at the start of a segment that others hold: it needs none for them. [block]"""
     shelf, seg, blocks = shelf_at(st.world[0].shared), st.seg[s], 0
     each = shelf.head[0].block_tokens
@@ -267,7 +280,7 @@ def blocks_of_others(st: FleetState | Queues, s: int, named: int) -> int:
 
 
 @inner
-def begin_shared(st: FleetState | Queues, i: int, s: int, need: int, named: int) -> None:
+def begin_shared(st: FleetState, i: int, s: int, need: int, named: int) -> None:
     """A segment takes its first blocks, ``need``: those that it shares, those that it had, and free ones."""
     shelf, seg, inst = shelf_at(st.world[0].shared), st.seg[s], st.inst[i]
     each = shelf.head[0].block_tokens
@@ -295,7 +308,7 @@ def begin_shared(st: FleetState | Queues, i: int, s: int, need: int, named: int)
 
 
 @inner
-def enlist(st: FleetState | Queues, i: int, s: int, tokens: int) -> None:
+def enlist(st: FleetState, i: int, s: int, tokens: int) -> None:
     """The first tokens of a prompt have blocks, which others find from now on; of two of one name one is given back."""
     shelf, seg, memory = shelf_at(st.world[0].shared), st.seg[s], memory_of(st, s)
     if seg.request >= len(shelf.starts):
@@ -330,7 +343,7 @@ def enlist(st: FleetState | Queues, i: int, s: int, tokens: int) -> None:
 
 
 @inner
-def give_shared(st: FleetState | Queues, i: int, s: int, kept: int) -> None:
+def give_shared(st: FleetState, i: int, s: int, kept: int) -> None:
     """A segment gives its blocks back, the last first; those of its first ``kept`` tokens stay known to itself."""
     shelf, seg, memory = shelf_at(st.world[0].shared), st.seg[s], memory_of(st, s)
     own = seg.blocks - seg.lent
@@ -353,7 +366,7 @@ def give_shared(st: FleetState | Queues, i: int, s: int, kept: int) -> None:
 
 
 @inner
-def note_begun(st: FleetState | Queues, s: int) -> None:
+def note_begun(st: FleetState, s: int) -> None:
     """Write down that the prompt of a segment was admitted for the first time."""
     head = shelf_at(st.world[0].shared).head[0]
     whole_numbers(head.begun_at, head.begun + 1)[head.begun] = s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.addresses import chosen, ranking_at, whole_numbers
-from disagg_sim.simulation.kernel.compiled import inlined, inner
+from disagg_sim.simulation.kernel.compiled import inlined
 from disagg_sim.simulation.kernel.handover import count
 from disagg_sim.simulation.kernel.layout import (
     AHEAD,
@@ -21,7 +21,6 @@ from disagg_sim.simulation.kernel.layout import (
     Feed,
     FleetState,
     Mode,
-    Queues,
     Scheduling,
     SegmentStatus,
 )
@@ -39,14 +38,14 @@ IMPOSSIBLE, LATE = 1, 2
 
 
 @inlined
-def row_of(st: FleetState | Queues, s: int) -> int:
+def row_of(st: FleetState, s: int) -> int:
     """Where the rank of a segment has its queues and its memory."""
     row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
     return row
 
 
-@inner
-def changed(st: FleetState | Queues, i: int) -> None:
+@inlined
+def changed(st: FleetState, i: int) -> None:
     """Bring trees, log and sums over ranks up to date with an instance that may have changed."""
     if st.inst[i].ranks > 1:
         gather(st, i)
@@ -57,7 +56,7 @@ def changed(st: FleetState | Queues, i: int) -> None:
 
 
 @inlined
-def _close(st: Queues, i: int) -> bool:
+def _close(st: FleetState, i: int) -> bool:
     """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
     inst, alone = st.inst[i], False
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
@@ -70,7 +69,7 @@ def _close(st: Queues, i: int) -> bool:
 
 
 @inlined
-def _enqueue(st: Queues, row: int, s: int) -> bool:
+def _enqueue(st: FleetState, row: int, s: int) -> bool:
     """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
     inst, closes = st.inst[row], st.seg[s].closes
     if st.seg[s].left == 0 or st.seg[s].reserve > 0:
@@ -82,9 +81,9 @@ def _enqueue(st: Queues, row: int, s: int) -> bool:
     return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
 
 
-@inner
+@inlined
 def submitted(
-    st: Queues, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
+    st: FleetState, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
 ) -> int:
     """Queue a segment, see ``entry.submit``: 0, or why not."""
     i, request, context, prompt, generate, hit, flags = wanted
@@ -134,8 +133,8 @@ def submitted(
     return 0
 
 
-@inner
-def place_next(st: Queues, feed: Feed, now: float) -> bool:
+@inlined
+def place_next(st: FleetState, feed: Feed, now: float) -> bool:
     """The next request of the feed comes, and is placed; whether it could be."""
     request = feed.next
     prompt, total = (

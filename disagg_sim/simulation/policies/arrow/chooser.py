@@ -12,7 +12,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.addresses import carray, pointer, queues_at_address
+from disagg_sim.simulation.kernel.addresses import carray, pointer, state_at_address
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
@@ -26,7 +26,7 @@ class Context:
 
     ledger_at: int  # (instances)
     instances: int
-    queues_at: int  # (rows, width) order of those that prefill
+    state_at: int  # (rows, width) order of those that prefill
     tokens_at: int  # order of those that decode
     rows: int
     width: int
@@ -45,8 +45,8 @@ def _place(home: int, context: int, request: int, tokens: int, origin: int, now:
     """Algorithm 1 where an instance meets the limit; else ``NOBODY``, and nothing has changed."""
     one = carray(pointer(context), 1, CONTEXT)[0]
     ledger = carray(pointer(one.ledger_at), one.instances, ACCOUNT)
-    order = carray(pointer(one.queues_at), (one.rows, one.width), np.float64)
-    i, end, _ = placed(queues_at_address(home), order, ledger, tokens, one.ttft, now)
+    order = carray(pointer(one.state_at), (one.rows, one.width), np.float64)
+    i, end, _ = placed(state_at_address(home), order, ledger, tokens, one.ttft, now)
     if i >= 0:
         carray(pointer(one.ends_at), one.requests, np.float64)[request] = end
     return int(i)
@@ -56,14 +56,14 @@ def _go_on(home: int, context: int, request: int, tokens: int, origin: int, now:
     """Algorithm 2 where an instance is within the limits; else below 0, also where the request may stay."""
     one = carray(pointer(context), 1, CONTEXT)[0]
     ledger = carray(pointer(one.ledger_at), one.instances, ACCOUNT)
-    queues = carray(pointer(one.queues_at), (one.rows, one.width), np.float64)
+    queues = carray(pointer(one.state_at), (one.rows, one.width), np.float64)
     order = carray(pointer(one.tokens_at), (one.rows, one.width), np.float64)
     if not among_these(queues, origin):
         return NOBODY
     if ledger[origin].corrects == 1:
         ledger[origin].ahead_s = now - carray(pointer(one.ends_at), one.requests, np.float64)[request]
     one.looked_s = now
-    return int(handed_over(queues_at_address(home), (queues, order), ledger, tokens, one.tpot, now, origin))
+    return int(handed_over(state_at_address(home), (queues, order), ledger, tokens, one.tpot, now, origin))
 
 
 @cache
@@ -132,7 +132,7 @@ class ArrowChooser:
         """Say where the arrays are."""
         context = self._context
         context["ledger_at"], context["instances"] = self._ledger.ctypes.data, self._ledger.size
-        context["queues_at"], context["tokens_at"] = self.queues.ctypes.data, self.tokens.ctypes.data
+        context["state_at"], context["tokens_at"] = self.queues.ctypes.data, self.tokens.ctypes.data
         context["rows"], context["width"] = self.queues.shape
         context["ends_at"], context["requests"] = self.ends.ctypes.data, self.ends.size
         self._looked_s = context["looked_s"]

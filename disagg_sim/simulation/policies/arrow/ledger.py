@@ -12,9 +12,9 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.addresses import queues_at
+from disagg_sim.simulation.kernel.addresses import state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import InstanceRecord, Queues
+from disagg_sim.simulation.kernel.layout import FleetState, InstanceRecord
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
     Account,
@@ -52,7 +52,7 @@ def take(ledger: Sequence[Account], i: int, tokens: int, queued: int, now: float
 @entry
 def book(home: Ints, order: Floats, ledger: Sequence[Account], i: int, tokens: int, now: float) -> float:
     """The same on an instance as it is, which may be one of those in ``order`` by their queues."""
-    st = queues_at(home)
+    st = state_at(home)
     end = booked(ledger[i], tokens, queue_of(st.inst[i]), now)
     enter(st, ledger, order, i, decode=False)
     return end
@@ -68,12 +68,12 @@ def place(
     Otherwise -1, the time until the prompt is done late [s], and where; -1 where nobody has room. ``order`` has those
     that prefill by their queues.
     """
-    return placed(queues_at(home), order, ledger, tokens, ttft, now)
+    return placed(state_at(home), order, ledger, tokens, ttft, now)
 
 
 @inner
 def placed(
-    st: Queues, order: Floats, ledger: Sequence[Account], tokens: int, ttft: float, now: float
+    st: FleetState, order: Floats, ledger: Sequence[Account], tokens: int, ttft: float, now: float
 ) -> tuple[int, float, int]:
     """See ``place``."""
     catch_up(st, ledger, order, decode=False)
@@ -145,7 +145,7 @@ def lightest(
 
     Of the tokens in decode ``at`` a time [s]; those at the last event are a lower bound.
     """
-    st = queues_at(home)
+    st = state_at(home)
     pure, mixed = -1, -1
     pure_share, mixed_share = np.inf, np.inf
     for i in among:
@@ -181,12 +181,12 @@ def hand_over(
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s]. ``orders`` have those that
     prefill by their queues, where the clock of the ``origin`` has moved, and those that decode by their tokens.
     """
-    return handed_over(queues_at(home), orders, ledger, more, tpot, now, origin)
+    return handed_over(state_at(home), orders, ledger, more, tpot, now, origin)
 
 
 @inner
 def handed_over(
-    st: Queues,
+    st: FleetState,
     orders: tuple[Floats, Floats],
     ledger: Sequence[Account],
     more: int,
@@ -218,7 +218,7 @@ def low(among: Index, home: Ints, ledger: Sequence[Account], without: int, most:
 
     Of the tokens in decode ``at`` a time [s].
     """
-    st = queues_at(home)
+    st = state_at(home)
     tokens, sequences, held, seats = 0, 0, 0.0, 0.0
     for i in among:
         one, account = st.inst[i], ledger[i]

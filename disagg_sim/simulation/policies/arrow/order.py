@@ -15,7 +15,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Queues
+from disagg_sim.simulation.kernel.layout import FleetState
 from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
@@ -58,7 +58,7 @@ def among_these(order: Floats, i: int) -> bool:
 
 
 @inner
-def enter(st: Queues, ledger: Sequence[Account], order: Floats, i: int, decode: bool) -> None:
+def enter(st: FleetState, ledger: Sequence[Account], order: Floats, i: int, decode: bool) -> None:
     """Put an instance where it belongs, if it is one of the phase."""
     kind = int(order[len(order) - BEHIND, i])
     if kind < 0:
@@ -76,7 +76,7 @@ def enter(st: Queues, ledger: Sequence[Account], order: Floats, i: int, decode: 
 
 
 @inner
-def catch_up(st: Queues, ledger: Sequence[Account], order: Floats, decode: bool) -> None:
+def catch_up(st: FleetState, ledger: Sequence[Account], order: Floats, decode: bool) -> None:
     """Bring an order up to date with the log."""
     here, marks = st.world[0], order[len(order) - BEHIND]
     read = int(marks[len(marks) - 1])
@@ -100,11 +100,11 @@ def first_of(order: Floats) -> int:
 
 @inner
 def soonest_done(
-    st: Queues, ledger: Sequence[Account], order: Floats, mixed: int, tokens: int, now: float
+    st: FleetState, ledger: Sequence[Account], order: Floats, mixed: int, tokens: int, now: float
 ) -> tuple[int, float]:
     """Where a prompt would be done first, of several where it waits least, and the time until then [s]; -1 = no room.
 
-    Queues that have ended by the clock of their instance last no time, so that the first of these counts.
+    FleetState that have ended by the clock of their instance last no time, so that the first of these counts.
     """
     best, best_s, best_delay = -1, np.inf, np.inf
     for row in range(mixed, len(order) - BEHIND, 2):
@@ -121,7 +121,7 @@ def soonest_done(
 
 @inner
 def lightest_now(
-    st: Queues, ledger: Sequence[Account], order: Floats, mixed: int, more: int, now: float
+    st: FleetState, ledger: Sequence[Account], order: Floats, mixed: int, more: int, now: float
 ) -> tuple[int, float]:
     """Where ``more`` tokens leave the least share taken, the first of several, and the share [1]; -1 = no room."""
     best, best_share, present = -1, np.inf, order[len(order) - 1]

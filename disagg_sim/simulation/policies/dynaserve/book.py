@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.simulation.kernel.addresses import addresses_of, carray, pointer, queues_at, state_at
+from disagg_sim.simulation.kernel.addresses import addresses_of, carray, pointer, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import InstanceRecord, Segment, SegmentStatus, dtype_of
 from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
@@ -229,10 +229,10 @@ def sweep(known: Known) -> None:
 @entry
 def choose_pair(home: Ints, own: Ints, count: int) -> int:
     """Note what has come, then the pair with the fewest requests there or promised, the first of several; -1 = none."""
-    known, queues = known_at(home, own), queues_at(home)
+    known, st = known_at(home, own), state_at(home)
     arrived(known, count)
     sweep(known)
-    tally, log, changes = known.tally[0], queues.log, queues.world[0].changes
+    tally, log, changes = known.tally[0], st.log, st.world[0].changes
     if changes - tally.logged > len(log):
         for i in range(0, len(known.promised), 2):
             weighed(known, i)
