@@ -333,7 +333,7 @@ def test_limits_out_of_range_are_refused():
 
 def test_machine_code_is_named_after_every_source_that_it_is_made_of():
     here = Path(compiled.__file__).parent
-    compiling = re.compile(r"simulation\.kernel\.compiled import .*\b(entry|inner)\b")
+    compiling = re.compile(r"simulation\.kernel\.compiled import .*\b(entry|inlined|inner)\b")
     made_of = {path.stem for path in here.glob("*.py") if compiling.search(path.read_text())}
     assert made_of | {"compiled", "layout"} == set(compiled.SOURCES)
 
