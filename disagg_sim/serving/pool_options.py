@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Instance
@@ -44,6 +44,8 @@ class _Side(Generic[G]):
     rows: Ints
     columns: Ints
     choices: Choices
+    #: A layout, a configuration and its latency, as messages say them.
+    words: tuple[str, str, str]
 
     def __init__(self, grid: G, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool) -> None:
         self.grid: G = grid
@@ -56,13 +58,18 @@ class _Side(Generic[G]):
             fed = link * grid.unique_gpus[:, None] / (grid.kv_bytes_per_request + stored)
             self.rates = np.minimum(grid.request_rate, fed)
         self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+        self.moved = self._moved()
         self._choose()
+
+    def _moved(self) -> Floats:
+        """Bytes of caches that a GPU of each point moves. [B/s]"""
+        raise NotImplementedError
 
     def _choose(self) -> None:
         raise NotImplementedError
 
-    def _limits(self) -> dict[str, Mask]:
-        """Points that keep each limit, the first to be named first."""
+    def _lacking(self) -> Floats:
+        """Bytes that the fullest GPU of each point lacks. [B]"""
         raise NotImplementedError
 
     def members(self, counts: Ints) -> Iterator[tuple[Instance | SplitInstance, int]]:
@@ -71,61 +78,55 @@ class _Side(Generic[G]):
             found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
             yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
 
-    def binding_limits(self, counts: Ints) -> Iterator[str]:
-        """Of each of ``members``, the first limit that the next larger batch breaks; "" = none, or no such batch."""
-        kept = self._limits()
-        for i in np.flatnonzero(counts):
-            row, following = self.rows[i], self.columns[i] + 1
-            broken = (name for name, mask in kept.items() if following < mask.shape[1] and not mask[row, following])
-            yield next(broken, "")
+    def refusal(self) -> PoolCounts:
+        """The limit that leaves nothing, and the value of it that would leave something."""
+        grid, (layout, configuration, latency) = self.grid, self.words
+        if not grid.feasible.any():
+            lacking = least(self._lacking(), ~grid.feasible)
+            text, binds = f"no {layout} fits in memory; the closest lacks {lacking / GB:.3g} GB per GPU", "memory"
+            nearest = grid.setup.memory_limit + lacking
+        elif not self.in_time.any():
+            nearest, binds = least(grid.latency, grid.feasible), latency.lower()
+            text = f"no {configuration} meets the {latency} limit of {self.latency_limit:g} s"
+            text += f"; the best {latency} is {nearest:.4g} s"
+        else:
+            nearest, binds = least(self.moved, self.in_time), "kv_link"
+            text = f"no {configuration} stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU"
+            text += f"; the least bandwidth needed is {nearest:.4g} B/s"
+        return PoolCounts(status="infeasible", message=text, binds=binds, nearest=nearest)
 
 
 class GridSide(_Side[PhaseGrid]):
     """Configurations of a grid that a prefill or decode pool may use: within the limits and not dominated."""
 
+    def _moved(self) -> Floats:
+        return kv_rate_per_gpu(self.grid)
+
     def _choose(self) -> None:
         grid = self.grid
-        usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
-        rows, columns = fastest_points(grid, self.rates, usable)
+        rows, columns = fastest_points(grid, self.rates, self.in_time & (self.moved <= self.kv_link_limit))
         gpus, rate = grid.gpus[rows], self.rates[rows, columns]
         keep = undominated(gpus, rate, np.arange(rows.size))
         self.rows, self.columns = rows[keep], columns[keep]
         self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
+        latency = "FTL" if grid.phase == "prefill" else "TTL"
+        self.words = f"{grid.phase} mapping", f"{grid.phase} configuration", latency
 
-    def refusal(self) -> PoolCounts:
-        """The limit that leaves nothing, and the value of it that would leave something."""
-        grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
-        if not grid.feasible.any():
-            lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
-            text = f"no {phase} mapping fits in memory; the closest lacks {lacking / GB:.3g} GB per GPU"
-            return PoolCounts(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
-        if not self.in_time.any():
-            best = least(grid.latency, grid.feasible)
-            text = (
-                f"no {phase} configuration meets the {name} limit of {self.latency_limit:g} s; "
-                f"the best {name} is {best:.4g} s"
-            )
-            return PoolCounts(status="infeasible", message=text, binds=name.lower(), nearest=best)
-        best = least(kv_rate_per_gpu(grid), self.in_time)
-        text = (
-            f"no {phase} configuration stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU; "
-            f"the least bandwidth needed is {best:.4g} B/s"
-        )
-        return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
-
-    def _limits(self) -> dict[str, Mask]:
-        grid, latency = self.grid, "ftl" if self.grid.phase == "prefill" else "ttl"
-        linked = (kv_rate_per_gpu(grid) <= self.kv_link_limit) & (grid.request_rate <= self.rates)
-        return {"memory": grid.feasible, latency: self.in_time, "kv_link": linked}
+    def _lacking(self) -> Floats:
+        return self.grid.memory_bytes - self.grid.memory_limit
 
 
 class SplitSide(_Side[SplitGrid]):
     """Configurations of attention and feed-forward ranks that decode together."""
 
+    words = ("split over attention and feed-forward GPUs", "split over attention and feed-forward GPUs", "TTL")
+
+    def _moved(self) -> Floats:
+        return np.asarray(self.rates * self.grid.kv_bytes_per_request / self.grid.unique_gpus[:, None])
+
     def _choose(self) -> None:
         grid = self.grid
-        self.taken_in = self.rates * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
-        rows, columns = np.nonzero(self.in_time & (self.taken_in <= self.kv_link_limit))
+        rows, columns = np.nonzero(self.in_time & (self.moved <= self.kv_link_limit))
         rate, order = self.rates[rows, columns], np.arange(rows.size)
         systems = grid.setup.system.name, grid.ffn_setup.system.name
         if systems[0] == systems[1]:
@@ -137,42 +138,9 @@ class SplitSide(_Side[SplitGrid]):
         name = " and ".join(dict.fromkeys(systems))
         self.choices = Choices("attention-FFN", grid.gpus[self.rows], rate[keep], name)
 
-    def refusal(self) -> PoolCounts:
-        """The limit that leaves nothing, and the value of it that would leave something."""
-        grid = self.grid
-        if not grid.feasible.any():
-            sides = ((grid.attention_bytes, grid.setup), (grid.ffn_bytes, grid.ffn_setup))
-            over = np.maximum(*(held - at.memory_limit for held, at in sides))
-            lacking = float(over.min())
-            text = (
-                f"no split over attention and feed-forward GPUs fits in memory; the closest lacks {lacking / GB:.3g} GB"
-            )
-            return PoolCounts(
-                status="infeasible", message=text, binds="memory", nearest=grid.setup.memory_limit + lacking
-            )
-        if not self.in_time.any():
-            best = least(grid.latency, grid.feasible)
-            text = (
-                f"no split over attention and feed-forward GPUs meets the TTL limit of {self.latency_limit:g} s; "
-                f"the best TTL is {best:.4g} s"
-            )
-            return PoolCounts(status="infeasible", message=text, binds="ttl", nearest=best)
-        best = least(self.taken_in, self.in_time)
-        text = (
-            f"no split over attention and feed-forward GPUs stays below the KV-link limit of {self.kv_link_limit:g} "
-            f"B/s per GPU; the least bandwidth needed is {best:.4g} B/s"
-        )
-        return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
-
-    def _limits(self) -> dict[str, Mask]:
-        grid = self.grid
-        linked = (self.taken_in <= self.kv_link_limit) & (grid.request_rate <= self.rates)
-        return {
-            "attention_memory": grid.attention_bytes <= grid.setup.memory_limit,
-            "ffn_memory": grid.ffn_bytes <= grid.ffn_setup.memory_limit,
-            "ttl": self.in_time,
-            "kv_link": linked,
-        }
+    def _lacking(self) -> Floats:
+        sides = ((self.grid.attention_bytes, self.grid.setup), (self.grid.ffn_bytes, self.grid.ffn_setup))
+        return np.asarray(np.maximum(*(held - at.memory_limit for held, at in sides)))
 
 
 class EncodeSide:
@@ -189,7 +157,3 @@ class EncodeSide:
     def members(self, counts: Ints) -> Iterator[tuple[EncodeStep, int]]:
         """The one choice."""
         yield self.step, int(counts[0])
-
-    def binding_limits(self, counts: Ints) -> Iterator[str]:
-        """A GPU encodes one request at a time: no limit holds a batch."""
-        yield from [""] * np.count_nonzero(counts)

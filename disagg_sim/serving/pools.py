@@ -41,9 +41,6 @@ class PoolsPlan(Shown):
     status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"
     message: str  # one line
     members: tuple[tuple[Member, int], ...] = ()  # configurations and their instances
-    #: Of each of them, the limit that a larger batch would break: "memory" ("attention_memory", "ffn_memory"), "ftl",
-    #: "ttl", "kv_link"; "" = none.
-    held_by: tuple[str, ...] = ()
     request_rate: float = 0.0  # of the slowest pool [request/s]
     tokens_per_s_per_gpu: float = 0.0  # output tokens over ALL GPUs [token/s]
     cost: float = NAN  # of all GPUs, in the unit of ``per``; NaN where GPUs are counted
@@ -254,12 +251,10 @@ def _plan(
 ) -> PoolsPlan:
     """The counts as instances."""
     members: list[tuple[Member, int]] = []
-    held: list[str] = []
     for found, counts in zip(sides.values(), filled.counts, strict=False):
         ends = [0, *accumulate(side.choices.gpus.size for side in found)]
         for side, (start, stop) in zip(found, pairwise(ends), strict=True):
             members += side.members(counts[start:stop])
-            held += side.binding_limits(counts[start:stop])
     osl = next(each.lengths.mean_osl for each in candidates if not isinstance(each, EncodeStep))
     total = filled.total_gpus
 
@@ -272,7 +267,6 @@ def _plan(
         status=filled.status,
         message=filled.message,
         members=tuple(members),
-        held_by=tuple(held),
         request_rate=filled.request_rate,
         tokens_per_s_per_gpu=filled.request_rate * osl / total if total else 0.0,
         cost=filled.cost,
