@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -58,6 +58,7 @@ CAPACITY_COLUMNS = (
     "runs",
     "note",
 )
+TIER_COLUMNS = ("tier", "tokens", "share", "bytes", "bytes_per_s")
 LOG = "timing.jsonl"
 
 #: Place and digest of a block -> the measured columns of each of its rows.
@@ -285,51 +286,47 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
             [{**_names(run), **row} for run in logged for row in _records(store, run.key(DECISIONS))],
             columns=[*NAMES, *DECISION_COLUMNS],
         ),
-        classes=_class_table(whole, store),
-        models=_model_table(whole, store),
-        tiers=_tier_table(whole, store),
+        classes=_table(whole, CLASS_COLUMNS, partial(_by_class, store)),
+        models=_table(whole, MODEL_COLUMNS, partial(_by_model, store)),
+        tiers=_table(whole, TIER_COLUMNS, partial(_by_tier, store)),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
         searched=pd.DataFrame(_timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)),
         faults=faults,
     )
 
 
-def _class_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
-    """What each class of requests got in each run."""
-    tables = []
-    for run in runs:
-        scenario = run.scenario
-        trace = run.source.load(scenario.seed)
-        if trace.classes is None or run.rate_scale is None or scenario.run.records == NONE:
-            continue
-        trace = in_memory(run.source.at_rate(scenario.seed, run.rate_scale))
-        rows = by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
-        tables.append(rows.assign(**_names(run))[[*NAMES, *CLASS_COLUMNS]])
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *CLASS_COLUMNS])
+def _table(
+    runs: Sequence[Run], columns: Sequence[str], rows_of: Callable[[Run, float], pd.DataFrame | None]
+) -> pd.DataFrame:
+    """Rows of the runs that have some, each with the names of its run."""
+    found = [(run, rows_of(run, run.rate_scale)) for run in runs if run.rate_scale is not None]
+    tables = [rows.assign(**_names(run)) for run, rows in found if rows is not None]
+    whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *columns])
+    return whole[[*NAMES, *columns]]
 
 
-def _model_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
-    """What the requests of each model got in each run of several."""
-    tables = []
-    for run in runs:
-        gpus, scenario = json.loads(store.note(run.key(RUNS)))["gpus_by_model"], run.scenario
-        if gpus and run.rate_scale is not None:
-            trace = run.source.at_rate(scenario.seed, run.rate_scale)
-            limits = limits_of(trace, scenario.slo, scenario.run.classes)
-            rows = by_model(store.read(run.key(REQUESTS)), limits, gpus)
-            tables.append(rows.assign(**_names(run))[[*NAMES, *MODEL_COLUMNS]])
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *MODEL_COLUMNS])
+def _by_class(store: Store, run: Run, scale: float) -> pd.DataFrame | None:
+    """What each class of requests got in a run."""
+    scenario = run.scenario
+    if run.source.load(scenario.seed).classes is None or scenario.run.records == NONE:
+        return None
+    trace = in_memory(run.source.at_rate(scenario.seed, scale))
+    return by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
 
 
-def _tier_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
-    """Where the prompts of each run were found."""
-    tables = [
-        tier_use(store.read(run.key(REQUESTS)), run.scenario.run.tiers).assign(**_names(run))
-        for run in runs
-        if run.scenario.run.tiers
-    ]
-    columns = [*NAMES, "tier", "tokens", "share", "bytes", "bytes_per_s"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+def _by_model(store: Store, run: Run, scale: float) -> pd.DataFrame | None:
+    """What the requests of each model got in a run of several."""
+    gpus, scenario = json.loads(store.note(run.key(RUNS)))["gpus_by_model"], run.scenario
+    if not gpus:
+        return None
+    limits = limits_of(run.source.at_rate(scenario.seed, scale), scenario.slo, scenario.run.classes)
+    return by_model(store.read(run.key(REQUESTS)), limits, gpus)
+
+
+def _by_tier(store: Store, run: Run, _: float) -> pd.DataFrame | None:
+    """Where the prompts of a run were found."""
+    tiers = run.scenario.run.tiers
+    return tier_use(store.read(run.key(REQUESTS)), tiers) if tiers else None
 
 
 def _records(store: Store, key: Key) -> list[dict[str, Any]]:
@@ -372,15 +369,11 @@ def _write_tables(result: ScenarioResult, root: Path) -> None:
     write_text(root / "notes.txt", "".join(f"{note}\n" for note in result.plan.notes))
     write_csv(root / "summary.csv", result.summary, digits=9)
     write_csv(root / "decisions.csv", result.decisions, digits=9)
-    if len(result.classes):
-        write_csv(root / "classes.csv", result.classes, digits=9)
-    if len(result.models):
-        write_csv(root / "models.csv", result.models, digits=9)
-    if len(result.tiers):
-        write_csv(root / "tiers.csv", result.tiers, digits=9)
-    if len(result.capacity):
-        write_csv(root / "capacity.csv", result.capacity, digits=9)
-        write_csv(root / "capacity_runs.csv", result.searched, digits=9)
+    some = {"classes": result.classes, "models": result.models, "tiers": result.tiers}
+    some |= {"capacity": result.capacity, "capacity_runs": result.searched}
+    for name, table in some.items():
+        if len(table):
+            write_csv(root / f"{name}.csv", table, digits=9)
 
 
 def warm_up(runs: Sequence[Run], listener: RunListener) -> None:
