@@ -21,8 +21,7 @@ from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
-from disagg_sim.simulation.service import ExpectedTraffic, decode_slots, prefill_rate
-from disagg_sim.simulation.site import Site, StepLimits
+from disagg_sim.simulation.site import ExpectedTraffic, Site, StepLimits, decode_slots, prefill_rate
 from disagg_sim.simulation.wishes import (
     Flip,
     Limits,
@@ -40,6 +39,8 @@ from disagg_sim.simulation.wishes import (
 )
 
 Index = NDArray[np.intp]
+#: Limits of a role; the rest of them are those of an instance.
+CHANGED = ("token_budget", "step_limit_s", "max_sequences", "max_prompts", "least_prefill", "mode")
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 
@@ -304,7 +305,7 @@ class Roster:
         return instance
 
     def _serves_of(self, mapping: Sharding, role: Role) -> tuple[float, int]:
-        """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
+        """Prefill rate and seats of an instance, each in the role that it has for it; see ``site``."""
         shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
         traffic = ExpectedTraffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
         prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
@@ -341,16 +342,7 @@ class Roster:
 
     def _set(self, instance: int, limits: Limits) -> None:
         self.mode[instance] = limits.mode
-        self.fleet.set_limits(
-            instance,
-            self.engine.now,
-            token_budget=limits.token_budget,
-            step_limit_s=limits.step_limit_s,
-            max_sequences=limits.max_sequences,
-            max_prompts=limits.max_prompts,
-            least_prefill=limits.least_prefill,
-            mode=limits.mode,
-        )
+        self.fleet.set_limits(instance, self.engine.now, {name: getattr(limits, name) for name in CHANGED})
 
     def _regroup(self) -> None:
         """Say anew who serves what; nobody else writes what policies see of it."""

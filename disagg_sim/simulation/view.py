@@ -75,7 +75,7 @@ class ClusterView:
     and so one request, may hold), ``decode_steps``, ``decode_time``, ``busy_time``, ``prefill_tokens``,
     ``decode_tokens``. They are those at each instance's last event;
     ``refresh`` brings them to the present, which ticks do by themselves. ``prefill_rate`` [request/s] and ``seats`` [1]
-    say what each instance serves of the expected traffic, see ``service``. ``inst`` has the records themselves, and
+    say what each instance serves of the expected traffic, see ``site``. ``inst`` has the records themselves, and
     ``home`` says where all arrays of the kernel are, for compiled choices.
 
     Sequences over requests: ``arrival_s`` [s] (NaN: not known yet), ``input_tokens``, and ``output_tokens``, which a

@@ -110,7 +110,7 @@ def play(specs, work, *, step_by_step, look=lambda fleet, now: None):
                 last = now - 0.01 if lengths[0] else math.nan
                 fleet.submit(instance, 0, lengths, now, flags=flags, last_token_s=last)
                 if budget == 0:
-                    fleet.set_limits(instance, now, token_budget=17)
+                    fleet.set_limits(instance, now, {"token_budget": 17})
             else:
                 fleet.release(about, now)
 
@@ -222,7 +222,7 @@ def test_the_step_limit_bounds_prefill():
     fleet.submit(0, 0, (0, 100, 1), 0.0)
     fleet.run_until(math.inf)
     assert fleet.views.passes[0] == 2
-    fleet.set_limits(0, 10.0, step_limit_s=0.5)
+    fleet.set_limits(0, 10.0, {"step_limit_s": 0.5})
     fleet.submit(0, 0, (0, 10, 1), 10.0)
     fleet.run_until(math.inf)
     assert fleet.views.passes[0] == 12
@@ -324,7 +324,7 @@ def test_limits_out_of_range_are_refused():
     with pytest.raises(InputError, match="up to 16"):
         one(max_sequences=17)
     with pytest.raises(InputError, match="token_budget 0"):
-        one().set_limits(0, 0.0, token_budget=0)
+        one().set_limits(0, 0.0, {"token_budget": 0})
     fleet = one()
     segment = fleet.submit(0, 0, (0, 10, 1), 0.0)
     with pytest.raises(InputError, match="which is queued"):

@@ -101,9 +101,10 @@ def state_at(home: Ints) -> FleetState:
 
 
 @inner
-def state_at_address(address: int) -> FleetState:
-    """The same, by the address of ``home``."""
-    return state_at(carray(pointer(address), (ARRAYS, 4), np.int64))
+def home_at(address: int) -> Ints:
+    """The array that says where the others are, by its address."""
+    home: Ints = carray(pointer(address), (ARRAYS, 4), np.int64)
+    return home
 
 
 @inner
@@ -133,19 +134,11 @@ def next_due(address: int) -> float:
 
 
 @inner
-def ranking_at(feed: Feed, instances: int) -> tuple[Floats, Ints, Floats]:
-    """The arrays of its ranking, see ``ranking.ranking``."""
-    trees = carray(pointer(feed.trees_at), (feed.groups, feed.width), np.float64)
-    present = carray(pointer(feed.present_at), instances, np.float64)
-    return trees, whole_numbers(feed.group_at, instances + 1), present
-
-
-@inner
-def next_ranking_at(feed: Feed, instances: int) -> tuple[Floats, Ints, Floats]:
-    """Those of the instances to which its requests go on."""
-    trees = carray(pointer(feed.next_trees_at), (feed.next_groups, feed.width), np.float64)
-    present = carray(pointer(feed.next_present_at), instances, np.float64)
-    return trees, whole_numbers(feed.next_group_at, instances + 1), present
+def ranking_at(addresses: tuple[int, int, int], groups: int, width: int, instances: int) -> tuple[Floats, Ints, Floats]:
+    """The arrays of a ranking, see ``ranking.ranking``."""
+    trees = carray(pointer(addresses[0]), (groups, width), np.float64)
+    present = carray(pointer(addresses[2]), instances, np.float64)
+    return trees, whole_numbers(addresses[1], instances + 1), present
 
 
 @inner

@@ -38,11 +38,11 @@ from disagg_sim.simulation.kernel.moving import (
     asked,
     begin,
     hand_over_to,
-    moved,
+    noted,
     start_next_leg,
 )
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import check_drained, count_departure, release, unlink
+from disagg_sim.simulation.kernel.queue import before_of, check_drained, count_departure, release, unlink
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_run
 from disagg_sim.simulation.kernel.submission import changed, place_next, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
@@ -158,9 +158,7 @@ def _withdraw(st: FleetState, s: int, row: int) -> bool:
     if one.status != QUEUED or one.blocks > 0 or not math.isnan(one.start_s):
         return False
     queue = COMING if one.left == 0 else PROMPTS
-    before, at = -1, inst.first[queue]
-    while at != s:
-        before, at = at, st.seg[at].next
+    before = before_of(st, row, s, queue)
     unlink(st, row, s, before, queue)
     if queue == PROMPTS and one.closes == 1:
         inst.closed -= 1
@@ -241,7 +239,14 @@ def ask(
 def move(home: Ints, receiver: int, cache: Moving, now: float) -> int:
     """Begin a transfer to an instance and report its end; return its number, -1 = arrays are full."""
     st = state_at(home)
-    return moved(st, links_at(st.world[0].network), receiver, cache, now)
+    links = links_at(st.world[0].network)
+    if links.head[0].free < 0:
+        return -1
+    k = noted(links, receiver, cache, now)
+    links.transfers[k].told = 1
+    begin(st, links, k, now)
+    st.world[0].soonest_s = -math.inf
+    return k
 
 
 @entry

@@ -10,7 +10,7 @@ Past 400 lines: one object has every call of the kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_PER_OCTAVE,
     RESERVE,
     FleetState,
-    Mode,
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.min_tree import least_tree
@@ -48,6 +47,8 @@ HELD = int(SegmentStatus.HELD)
 COMES, ARRIVES = kernel.COMES, kernel.ARRIVES
 #: Limits over all attention ranks of an instance, shared out evenly.
 SHARED_LIMITS = ("token_budget", "max_sequences")
+#: Limits that are whole numbers from 1 on.
+COUNTED = ("token_budget", "max_sequences", "max_prompts", "least_prefill")
 
 
 class Fleet:
@@ -304,30 +305,15 @@ class Fleet:
         """The attention rank of its instance that has a segment, from 0 on."""
         return int(self._seg["rank"][segment])
 
-    def set_limits(
-        self,
-        instance: int,
-        now: float,
-        *,
-        token_budget: int | None = None,
-        step_limit_s: float | None = None,
-        max_sequences: int | None = None,
-        max_prompts: int | None = None,
-        least_prefill: int | None = None,
-        mode: Mode | None = None,
-    ) -> None:
-        """Change how an instance forms its steps, from its next step on; None leaves a limit as it is."""
+    def set_limits(self, instance: int, now: float, limits: Mapping[str, float]) -> None:
+        """Change limits of an ``InstanceSpec``, by name, from the next step of an instance on."""
         most = self._specs[instance].max_sequences
-        if max_sequences is not None and max_sequences > most:
-            raise InputError(f"max_sequences {max_sequences} of instance {instance}; allowed: up to {most}")
-        counted = {"token_budget": token_budget, "max_sequences": max_sequences, "max_prompts": max_prompts}
-        counted["least_prefill"] = least_prefill
-        limits: dict[str, float | None] = {
-            name: value if value is None else whole_number(name, value) for name, value in counted.items()
-        }
-        for name, value in {**limits, "mode": mode, "step_limit_s": step_limit_s}.items():
-            if value is not None:
-                self._limit(instance, name, value)
+        if limits.get("max_sequences", most) > most:
+            raise InputError(f"max_sequences {limits['max_sequences']} of instance {instance}; allowed: up to {most}")
+        for name in COUNTED:
+            whole_number(name, limits.get(name, 1))
+        for name, value in limits.items():
+            self._limit(instance, name, value)
         self._control(kernel.WAKE, -1, instance, now)
 
     def start(self, instance: int, now: float) -> None:

@@ -13,6 +13,7 @@ from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admissi
 from disagg_sim.simulation.kernel.preemption import insert
 from disagg_sim.simulation.kernel.queue import (
     at_most,
+    before_of,
     blocks_of,
     count_departure,
     enqueue,
@@ -98,10 +99,7 @@ def admit_landed(st: FleetState, i: int, now: float) -> None:
 @inner
 def _leave(st: FleetState, i: int, s: int) -> None:
     """Take a segment out of the queue for reservations."""
-    before, at = -1, st.inst[i].first[COMING]
-    while at != s:
-        before, at = at, st.seg[at].next
-    unlink(st, i, s, before, COMING)
+    unlink(st, i, s, before_of(st, i, s, COMING), COMING)
     if st.seg[s].reserve == 1:
         count(st, i, s, -1)
 

@@ -2,14 +2,14 @@
 
 Under ``pull`` a segment of the receiver asks for its cache (``asked``) and waits for blocks; the cache moves when it
 has them (``begin``) and lands in them (``arrive``): Python hears of none of it. What leaves in other ways is told to
-Python when it has arrived (``moved``).
+Python when it has arrived (``entry.move``).
 """
 
 from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.addresses import chosen, next_ranking_at, post_s, whole_numbers
+from disagg_sim.simulation.kernel.addresses import chosen, post_s, ranking_at, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.handover import land
 from disagg_sim.simulation.kernel.layout import (
@@ -42,7 +42,7 @@ Moving = tuple[int, int, int, float, float, float]
 
 
 @inner
-def _noted(links: Links, receiver: int, cache: Moving, now: float) -> int:
+def noted(links: Links, receiver: int, cache: Moving, now: float) -> int:
     """Write down a transfer that waits."""
     k = take_place(links)
     one = links.transfers[k]
@@ -67,7 +67,7 @@ def asked(
         return NO_ROOM
     error = submitted(st, s, wanted, last_token_s, now)
     if error == 0:
-        k = _noted(links, wanted[0], cache, now)
+        k = noted(links, wanted[0], cache, now)
         st.seg[s].handed = k
         links.transfers[k].segment = s
         links.head[0].waiting += 1
@@ -85,18 +85,6 @@ def begin(st: FleetState, links: Links, k: int, now: float) -> None:
     st.inst[i].coming_requests += 1 - one.told
     changed(st, i)
     send(links, k, now)
-
-
-@inner
-def moved(st: FleetState, links: Links, receiver: int, cache: Moving, now: float) -> int:
-    """See ``entry.move``."""
-    if links.head[0].free < 0:
-        return -1
-    k = _noted(links, receiver, cache, now)
-    links.transfers[k].told = 1
-    begin(st, links, k, now)
-    st.world[0].soonest_s = -math.inf
-    return k
 
 
 @inlined
@@ -151,7 +139,8 @@ def start_next_leg(st: FleetState, links: Links, feed: Feed, s: int, now: float)
         if i < 0:
             return ASKED_FOR
     else:
-        trees, group, present = next_ranking_at(feed, here.instances)
+        ranking = (feed.next_trees_at, feed.next_group_at, feed.next_present_at)
+        trees, group, present = ranking_at(ranking, feed.next_groups, feed.width, here.instances)
         i = least_loaded(st, trees, group, present, feed.next_load, prompt if feed.next_own_tokens == 1 else 1, now)
     last = now
     if feed.kept == 1:  # the token of the prefill is dropped

@@ -12,6 +12,7 @@ from __future__ import annotations
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, COMING, PROMPTS, FleetState, SegmentStatus
 from disagg_sim.simulation.kernel.queue import (
+    before_of,
     blocks_of,
     by_priority,
     enqueue,
@@ -154,10 +155,7 @@ def _preempt_newest(st: FleetState, i: int, last_step: float) -> None:
     """Take the blocks of the segment that came last: one in prefill, else of the running set."""
     inst = st.inst[i]
     if inst.admitted > 0:
-        before, at = -1, inst.first[PROMPTS]
-        while at != inst.last_admitted:
-            before, at = at, st.seg[at].next
-        _preempt_prompt(st, i, at, before)
+        _preempt_prompt(st, i, inst.last_admitted, before_of(st, i, inst.last_admitted, PROMPTS))
         return
     place = 0
     for j in range(1, inst.running_requests):

@@ -79,6 +79,15 @@ def enqueue(st: FleetState, i: int, s: int, queue: int) -> None:
     link(st, i, s, before, queue)
 
 
+@inner
+def before_of(st: FleetState, i: int, s: int, queue: int) -> int:
+    """The segment before another in a queue; -1 = it is the first."""
+    before, at = -1, st.inst[i].first[queue]
+    while at != s:
+        before, at = at, st.seg[at].next
+    return int(before)
+
+
 @inlined
 def unlink(st: FleetState, i: int, s: int, before: int, queue: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""

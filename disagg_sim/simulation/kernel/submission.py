@@ -148,7 +148,8 @@ def place_next(st: FleetState, feed: Feed, now: float) -> bool:
         if i < 0:
             return False
     else:
-        trees, group, present = ranking_at(feed, st.world[0].instances)
+        ranking = (feed.trees_at, feed.group_at, feed.present_at)
+        trees, group, present = ranking_at(ranking, feed.groups, feed.width, st.world[0].instances)
         i = least_loaded(st, trees, group, present, feed.load, prompt if feed.own_tokens == 1 else 1, now)
     generate = total - prompt if feed.whole == 1 else 1
     goes_on = feed.whole == 0 and (total > prompt + 1 or feed.kept == 1)

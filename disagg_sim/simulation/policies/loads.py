@@ -1,6 +1,6 @@
 """Measures of load, and choices by them, that several policies share.
 
-Loads of unequal instances are compared over what each serves (``simulation.service``): queues over the prompts that it
+Loads of unequal instances are compared over what each serves (``simulation.site``): queues over the prompts that it
 prefills in a second, sequences over its seats. Among equal instances these cancel.
 """
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.addresses import carray, pointer, state_at_address
+from disagg_sim.simulation.kernel.addresses import carray, home_at, pointer
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
-from disagg_sim.simulation.policies.arrow.ledger import handed_over, placed
+from disagg_sim.simulation.policies.arrow.ledger import hand_over, place
 from disagg_sim.simulation.policies.arrow.order import among_these, order_of
 from disagg_sim.simulation.request_window import SparseColumn
 
@@ -46,7 +46,7 @@ def _place(home: int, context: int, request: int, tokens: int, origin: int, now:
     one = carray(pointer(context), 1, CONTEXT)[0]
     ledger = carray(pointer(one.ledger_at), one.instances, ACCOUNT)
     order = carray(pointer(one.state_at), (one.rows, one.width), np.float64)
-    i, end, _ = placed(state_at_address(home), order, ledger, tokens, one.ttft, now)
+    i, end, _ = place(home_at(home), order, ledger, tokens, one.ttft, now)
     if i >= 0:
         carray(pointer(one.ends_at), one.requests, np.float64)[request] = end
     return int(i)
@@ -63,7 +63,7 @@ def _go_on(home: int, context: int, request: int, tokens: int, origin: int, now:
     if ledger[origin].corrects == 1:
         ledger[origin].ahead_s = now - carray(pointer(one.ends_at), one.requests, np.float64)[request]
     one.looked_s = now
-    return int(handed_over(state_at_address(home), (queues, order), ledger, tokens, one.tpot, now, origin))
+    return int(hand_over(home_at(home), (queues, order), ledger, tokens, one.tpot, now, origin))
 
 
 @cache

@@ -13,8 +13,8 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.addresses import state_at
-from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import FleetState, InstanceRecord
+from disagg_sim.simulation.kernel.compiled import entry
+from disagg_sim.simulation.kernel.layout import InstanceRecord
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
     Account,
@@ -68,14 +68,7 @@ def place(
     Otherwise -1, the time until the prompt is done late [s], and where; -1 where nobody has room. ``order`` has those
     that prefill by their queues.
     """
-    return placed(state_at(home), order, ledger, tokens, ttft, now)
-
-
-@inner
-def placed(
-    st: FleetState, order: Floats, ledger: Sequence[Account], tokens: int, ttft: float, now: float
-) -> tuple[int, float, int]:
-    """See ``place``."""
+    st = state_at(home)
     catch_up(st, ledger, order, decode=False)
     pure, pure_s = soonest_done(st, ledger, order, PURE, tokens, now)
     mixed, mixed_s = soonest_done(st, ledger, order, MIXED, tokens, now)
@@ -181,20 +174,7 @@ def hand_over(
     The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s]. ``orders`` have those that
     prefill by their queues, where the clock of the ``origin`` has moved, and those that decode by their tokens.
     """
-    return handed_over(state_at(home), orders, ledger, more, tpot, now, origin)
-
-
-@inner
-def handed_over(
-    st: FleetState,
-    orders: tuple[Floats, Floats],
-    ledger: Sequence[Account],
-    more: int,
-    tpot: float,
-    now: float,
-    origin: int,
-) -> int:
-    """See ``hand_over``."""
+    st = state_at(home)
     enter(st, ledger, orders[0], origin, decode=False)
     order = orders[1]
     catch_up(st, ledger, order, decode=True)
