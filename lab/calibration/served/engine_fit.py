@@ -49,8 +49,8 @@ BETWEEN_STEPS = {"step_host": 5 * MS, "sequence_host": 200 * US, "rank_host": 2 
 STRETCHES = (1.0, 5.0)
 #: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
 SOFT = 0.1
-#: Times that each of the two losses is computed at most, not counting its derivatives. [1]
-STEPS = 8
+#: Times that each of the two losses is computed at most, not counting its derivatives; that of nearly the same rows. [1]
+STEPS, STEPS_AGAIN = 8, 4
 
 
 #: Fitted parameter -> its unit in the file, and the digits after the point.
@@ -129,11 +129,13 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) ->
     def errors(x: Floats) -> Floats:
         return errors_of(spec(x))
 
+    losses, steps = (("cauchy",), STEPS_AGAIN) if again else (("soft_l1", "cauchy"), STEPS)
+
     def fit_from(x: Floats) -> tuple[float, Floats]:
         """Loss at the end and parameters: the second loss has several minima, the first leads to a good one."""
-        for loss in ("cauchy",) if again else ("soft_l1", "cauchy"):
+        for loss in losses:
             found = least_squares(
-                errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=STEPS
+                errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=steps
             )
             x = found.x
         return float(found.cost), x
