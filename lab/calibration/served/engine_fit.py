@@ -49,7 +49,7 @@ BETWEEN_STEPS = {"step_host": 5 * MS, "sequence_host": 200 * US, "rank_host": 2 
 STRETCHES = (1.0, 5.0)
 #: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
 SOFT = 0.1
-#: Times that each of the two losses is computed at most, not counting its derivatives; that of nearly the same rows. [1]
+#: Times that a loss is computed at most, not counting its derivatives; where a fit of nearly the same rows starts. [1]
 STEPS, STEPS_AGAIN = 8, 4
 
 
