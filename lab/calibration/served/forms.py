@@ -34,7 +34,7 @@ from lab.calibration.served.cells import (
     value,
     yes,
 )
-from lab.calibration.served.rows import UNKNOWN_START, Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import MULTIPLIED, UNKNOWN_START, Measurement, ServingRow, WorkerGroup
 
 #: InferenceX draws lengths from 0.8 to 1.0 of the stated ones and sends 10 prompts per concurrency slot.
 INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES, INFERENCEX_SPREAD = 0.9, 10.0, 0.1 / 0.9
@@ -116,7 +116,7 @@ def inferencex_models(line: Any) -> ServingRow:
     """A run of one of the newer models: degrees as numbers, one instance or workers of two kinds; no throughput.
 
     Where one instance has more GPUs than a node, the source has multiplied degrees that are the same GPUs: those rows
-    do not say what ran.
+    do not say what ran, unless their launch does.
     """
     split = text(line, "mode") == "disaggregated"
     sides = [_degrees(line, side) for side in ("decode_", "prefill_")] if split else [_degrees(line, "")]
@@ -125,7 +125,7 @@ def inferencex_models(line: Any) -> ServingRow:
     if not all(sides):
         reason = reason or "the workers and their GPUs are not stated"
     elif not split and sides[0] and names.system and sides[0].gpus > max(load_system(names.system).nvlink_domain, 1):
-        reason = reason or "more GPUs than a node: the source multiplies degrees of the same GPUs"
+        reason = reason or MULTIPLIED
     if "int4" in text(line, "gemm_quant"):
         reason = reason or "no recipe of 4-bit integer weights"
     return _inferencex(

@@ -1,9 +1,11 @@
 """Take what runs were launched with in place of what their rows state or leave out, where the launch is known exactly.
 
 A table of launch flags has a line for each measured row (``row_id``): how sure the join is (``match``), and the flags
-of its launch script or recipe (``f_...``). Only lines with the match ``exact`` count: one commit, one point of its
-search space, one set of flags. Joins by date are not taken: 21 rows of SGLang on GB200 (December 2025) would get TP24,
-which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step, and image.
+of its launch script or recipe (``f_...``). Lines with the match ``exact`` count: one commit, one point of its search
+space, one set of flags. Of joins ``by date`` those count whose image is the one that the row states (scripts), and
+those to a stored recipe that has the row's workers and GPUs. Others do not: 21 rows of SGLang on GB200 (December 2025)
+would get TP24, which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step,
+and image.
 """
 
 from __future__ import annotations
@@ -15,48 +17,69 @@ from typing import Any
 from lab.calibration.names import recipe_of
 from lab.calibration.served.cells import count, instance, text, version_in, yes
 from lab.calibration.served.masks import of_image
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import MULTIPLIED, Measurement, ServingRow, WorkerGroup
 
 #: Columns that tell a table of launch flags.
 MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
+#: Columns that only the long table of launch flags has: ranks of vLLM, copies of experts in prefill.
+FURTHER = ["row_id", "dp", "prefill_eplb_slots"]
 #: The match that counts; of scripts of one node, also the only set of flags of its day, for how often they poll.
 EXACT, BY_DATE, SCRIPT = "exact", "by date", "script"
 #: More in flight than this over the slots of decode: requests wait for one, and TTFT is that wait. [1]
 OVER_SLOTS = 1.1
 
 
-def launched(row: ServingRow, line: Any, copies: str = "") -> ServingRow:
+def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
     """The row as its launch says, where it is known exactly; of an image that is not judged with the reason.
 
-    Takes ``copies`` (of experts in prefill, as the launch states them).
+    Takes ``further`` (its line of the long table of flags: columns ``FURTHER``).
     """
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
     if text(line, "kind") == SCRIPT and text(line, "match") in (EXACT, BY_DATE):
         row = replace(row, poll_steps=max(count(line, "f_scheduler_recv_interval"), 1))
-    return _as_launched(row, line, copies) if text(line, "match") == EXACT else row
+    return _as_launched(row, line, further) if _known(line) else row
 
 
-def _as_launched(row: ServingRow, line: Any, copies: str) -> ServingRow:
+def _known(line: Any) -> bool:
+    """Whether a row ran with these flags and no others: by its commit, by its image, or by its stored recipe."""
+    if text(line, "match") != BY_DATE:
+        return text(line, "match") == EXACT
+    if text(line, "kind") == SCRIPT:
+        return yes(line, "image_match") and count(line, "n_flag_sets") == 1
+    agrees, _, asked = text(line, "layout_agrees").partition("/")
+    return bool(text(line, "recipe_commit")) and agrees == asked
+
+
+def _as_launched(row: ServingRow, line: Any, further: Any) -> ServingRow:
     split = text(line, "kind") == "recipe"
     cache = text(line, "f_decode_kv_dtype" if split else "f_kv_cache_dtype")
     weights = row.recipe.removesuffix("_bf16kv").removesuffix("_fp8kv")
+    side, ranks = ("decode_", 0) if split else ("", count(further, "dp"))
     row = replace(
         row,
-        workers=_workers(row.workers, line, "decode_" if split else "", text(line, "f_decode_eplb_slots")),
-        prefill=_workers(row.prefill, line, "prefill_", copies),
+        workers=_workers(row.workers, line, side, text(line, "f_decode_eplb_slots"), ranks),
+        prefill=_workers(row.prefill, line, "prefill_", text(further, "prefill_eplb_slots")),
         recipe=recipe_of(weights, "fp8", row.model) if cache.startswith("fp8") else row.recipe,
         version=row.version or version_in(text(line, "image_script")),
     )
     row = replace(row, chunk_tokens=_budget(row, line) or row.chunk_tokens)
+    row = replace(row, reason="") if row.reason == MULTIPLIED else row
     return _waiting_for_slots(row, line) if split else row
 
 
-def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str) -> WorkerGroup | None:
-    """Workers of one side with the layout of the launch, where it states one for as many GPUs."""
-    tp = count(line, f"f_{side}tp")
-    if stated is None or tp != stated.mapping.gpus:
+def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str, ranks: int = 0) -> WorkerGroup | None:
+    """Workers of one side with the layout of the launch, where it states one for as many GPUs.
+
+    Takes ``ranks`` (of attention that vLLM was launched with, each of TP GPUs; 0 where none are stated). A source that
+    multiplies TP and EP of the same GPUs states the square of them.
+    """
+    apart = ranks if text(line, "f_engine") == "vllm" else 0
+    gpus = count(line, f"f_{side}gpus_per_worker") or count(line, f"f_{side}tp") * max(apart, 1)
+    if stated is None or stated.mapping.gpus not in (gpus, gpus**2):
         return stated
-    mapping = instance(tp, ep=max(count(line, f"f_{side}ep"), 1), dp=0 if yes(line, f"f_{side}dp_attention") else 1)
+    all_of_them = yes(line, f"f_{side}expert_parallel") or text(line, f"f_{side}ep") == "on"
+    ep = gpus if all_of_them else max(count(line, f"f_{side}ep"), 1)
+    mapping = instance(gpus, ep=ep, dp=0 if yes(line, f"f_{side}dp_attention") else max(apart, 1))
     told = re.fullmatch(r"redundant (\d+)", copies)
     if mapping.ep > 1:
         slots = int(told[1]) if told else stated.mapping.redundant_slots

@@ -21,7 +21,7 @@ from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.kernels.tables import TableError, as_table_faults
 from lab.calibration.served import forms
 from lab.calibration.served.cells import text, version_of
-from lab.calibration.served.launch_flags import MARKS, launched
+from lab.calibration.served.launch_flags import FURTHER, MARKS, launched
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
@@ -90,11 +90,11 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
     rows: list[ServingRow] = []
     faults: list[str] = []
     flags: dict[str, Any] = {}
-    copies: dict[str, str] = {}
+    further: dict[str, Any] = {}
     for path in paths:
         try:
             if path.suffix == ".parquet":
-                copies |= _copies(path)
+                further |= _further(path)
             elif set(columns_of(path)) >= MARKS:
                 flags |= {text(line, "row_id"): line for line in _lines(path)}
             else:
@@ -103,15 +103,15 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
             faults.append(str(error))
     if faults and len(faults) == len(paths):
         raise TableError("\n".join(faults))
-    told = (launched(row, flags[row.row], copies.get(row.row, "")) if row.row in flags else row for row in rows)
+    told = (launched(row, flags[row.row], further.get(row.row)) if row.row in flags else row for row in rows)
     return list(told), faults
 
 
-def _copies(path: Path) -> dict[str, str]:
-    """Copies of experts in prefill by row, of the long table of launch flags."""
+def _further(path: Path) -> dict[str, Any]:
+    """Lines of the long table of launch flags by row, of its columns ``FURTHER``."""
     with as_table_faults(path):
-        told = read_parquet(path, columns=["row_id", "prefill_eplb_slots"]).dropna()
-    return dict(zip(told["row_id"], told["prefill_eplb_slots"].astype(str), strict=True))
+        told = read_parquet(path, columns=FURTHER)
+    return {text(line, "row_id"): line for line in told.itertuples(index=False)}
 
 
 def _lines(path: Path) -> list[Any]:

@@ -12,6 +12,8 @@ from lab.calibration.files import kept_from_fits
 UNKNOWN_START = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
 #: Why a run is not judged that tells all the same what was run.
 UNKNOWN_LENGTHS = "lengths are not stated"
+#: Why a run is not judged whose layout nothing else tells.
+MULTIPLIED = "more GPUs than a node: the source multiplies degrees of the same GPUs"
 #: Forms whose load generators draw the tokens of prompts at random.
 RANDOM_TOKENS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap", "trtllm_docs")
 #: Digits of the word of an operating point. [1]

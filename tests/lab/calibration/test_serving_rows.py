@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -23,7 +24,7 @@ from lab.calibration.served.boards import tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.read import read_files, read_rows
-from lab.calibration.served.rows import WorkerGroup
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, write_tables
 
 #: Published serving measurements, each row of which is read.
@@ -112,7 +113,7 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
     line = LAUNCHED | {"f_prefill_tp": 4, "f_prefill_ep": 4, "f_prefill_dp_attention": True}
     known = tmp_path / "joined_flags.parquet"
     for told, slots in (({"row_id": "r1", "prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
-        write_parquet(pd.DataFrame([{"prefill_eplb_slots": None} | told]), known, {})
+        write_parquet(pd.DataFrame([{"dp": None, "prefill_eplb_slots": None} | told]), known, {})
         files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line), known]
         (row,), faults = read_files(files)
         assert not faults
@@ -346,6 +347,67 @@ def test_newer_models_state_degrees(tmp_path):
         "the workers and their GPUs are not stated",
         "no recipe of 4-bit integer weights",
     ]
+
+
+#: How such a run was launched by vLLM: the only flags of its day, for the image of the row.
+SCRIPTED = {
+    **{"file": "x", "row_id": "n", "kind": "script", "match": "by date", "image_match": True, "n_flag_sets": 1.0},
+    **{"f_engine": "vllm", "f_prefill_workers": "", "f_tp": 4.0, "f_ep": "", "f_expert_parallel": True},
+    **{"f_dp_attention": "", "f_kv_cache_dtype": "fp8", "f_max_num_tokens": 2048.0, "image_script": "vllm:v0.19.0"},
+}
+
+
+def launches_read(tmp_path: Path, row: dict[str, object], line: dict[str, object], ranks: int) -> ServingRow:
+    """A row as its launch says, of so many attention ranks of vLLM."""
+    further = tmp_path / "joined_flags.parquet"
+    write_parquet(pd.DataFrame([{"row_id": "n", "dp": ranks, "prefill_eplb_slots": None}]), further, {})
+    (told,), faults = read_files([write(tmp_path / "x.csv", row), write(tmp_path / "joined.csv", line), further])
+    assert not faults
+    return told
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "ranks", "expected"),
+    [
+        ((4, 4, 16), {}, 1, Sharding(tp_attn=4, ep=4)),  # 16 GPUs are TP4 times EP4 of the same four
+        ((4, 4, 16), {"f_expert_parallel": False}, 1, Sharding(tp_attn=4, tp_ffn=4)),
+        ((2, 2, 4), {"f_tp": 1.0}, 2, Sharding(dp_attn=2, ep=2)),  # two ranks of one GPU, stated as four GPUs
+        ((4, 1, 1), {}, 1, Sharding(tp_attn=4, ep=4)),  # EP that the row leaves out
+        ((8, 1, 1), {}, 1, Sharding(tp_attn=8, tp_ffn=8)),  # a launch on other GPUs
+    ],
+)
+def test_the_script_of_the_image_says_what_a_source_multiplied(tmp_path, stated, flags, ranks, expected):
+    tp, dp, ep = stated
+    row = launches_read(tmp_path, NEWER | {"tp": tp, "attention_dp": dp, "moe_ep": ep}, SCRIPTED | flags, ranks)
+    assert (row.reason, row.recipe, row.chunk_tokens) == ("", "nvfp4_fp8kv", 2048)
+    assert row.workers.mapping == expected
+
+
+@pytest.mark.parametrize("doubt", [{"image_match": False}, {"n_flag_sets": 2.0}, {"match": "layout only"}])
+def test_a_script_of_another_image_or_of_several_flags_changes_nothing(tmp_path, doubt):
+    row = launches_read(tmp_path, NEWER | {"attention_dp": 4, "moe_ep": 16}, SCRIPTED | doubt, 1)
+    assert row.reason == "more GPUs than a node: the source multiplies degrees of the same GPUs"
+    assert (row.recipe, row.chunk_tokens) == ("nvfp4_bf16kv", 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks"),
+    [
+        ({"recipe_commit": "8294e64", "layout_agrees": "4/4"}, (4, 16)),
+        ({"recipe_commit": "8294e64", "layout_agrees": "3/4"}, (1, 1)),
+        ({"recipe_commit": "", "layout_agrees": "4/4"}, (1, 1)),  # of a generator that is not stored
+    ],
+)
+def test_a_stored_recipe_with_the_workers_of_the_row_says_their_ranks(tmp_path, found, ranks):
+    """vLLM states one GPU a rank, and as many ranks as a worker has GPUs."""
+    side = {"gpus_per_worker": 4.0, "tp": 1.0, "ep": "on", "dp_attention": True}
+    line = SCRIPTED | {"kind": "recipe", "f_prefill_workers": 1.0, "f_decode_kv_dtype": "fp8"} | found
+    line |= {f"f_prefill_{name}": value for name, value in side.items()}
+    line |= {f"f_decode_{name}": value for name, value in (side | {"gpus_per_worker": 16.0}).items()}
+    split = NEWER_SPLIT | {"prefill_tp": 4, "prefill_attention_dp": 1, "decode_workers": 1, "decode_tp": 16}
+    row = launches_read(tmp_path, split | {"decode_moe_ep": 16}, line, 0)
+    assert (row.prefill.mapping.dp_attn, row.workers.mapping.dp_attn) == ranks
+    assert (row.prefill.gpus, row.workers.gpus, row.workers.mapping.ep) == (4, 16, 16)
 
 
 def test_layouts():
