@@ -196,6 +196,26 @@ def _errors(mine: pd.DataFrame) -> str:
 
 @slow
 @from_data
+def served_answered() -> str:
+    """Share of the rows of the models of 2026 that are judged, and why the others are not."""
+    mine = lines()[lines()["form"] == "inferencex_models"]
+    runs = mine.groupby("row").agg(judged=("evaluated", "any"), reason=("reason", "first"))
+    refused = runs.loc[~runs["judged"], "reason"].value_counts(sort=False).sort_index()
+    told = "; ".join(f"{count} not: {reason}" for reason, count in refused.items())
+    return f"{100 * runs['judged'].mean():.1f} % of {len(runs)} ({told})"
+
+
+@slow
+@from_data
+def served_decode_ranks() -> str:
+    """TPOT of decode with attention DP and EP on the held-out part: median, p90, points."""
+    done = lines()
+    done = done[done["evaluated"] & ~done["saturated"] & (done["part"] == "held-out") & (done["load"] == "closed_loop")]
+    return _errors(done[(done["layout"] == "DP-EP") & (done["quantity"] == "tpot")])
+
+
+@slow
+@from_data
 def served_coverage() -> str:
     """Groups whose bands are too narrow or too wide."""
     found = coverage(lines())
