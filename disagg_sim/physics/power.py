@@ -45,9 +45,7 @@ TRANSFER = 0.26
 TRANSFERS = ("all_reduce", "gather", "all_to_all", "hop")
 
 
-def kernel_power(
-    law: PowerLaw, *, compute: Numeric, memory: Numeric, time: Numeric, idle: float, bend: float = BEND
-) -> Numeric:
+def kernel_power(law: PowerLaw, *, compute: Numeric, memory: Numeric, time: Numeric, idle: float) -> Numeric:
     """Power of a kernel, as a share of the power limit.
 
     ``compute`` and ``memory`` are the shares that it reaches of the peak of its arithmetic and of the bandwidth of HBM,
@@ -56,7 +54,7 @@ def kernel_power(
     drawn = law.base + law.compute * compute**law.compute_power + law.memory * memory**law.memory_power
     drawn = drawn * (time / (time + law.gap)) / (1.0 - idle)
     with np.errstate(divide="ignore"):
-        return idle + (1.0 - idle) * drawn / (1.0 + drawn**bend) ** (1.0 / bend)
+        return idle + (1.0 - idle) * drawn / (1.0 + drawn**BEND) ** (1.0 / BEND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,7 @@ class PlannedPool:
     @property
     def parts(self) -> tuple[tuple[Setup, int], ...]:
         """Its GPUs by what they do, spares included: attention and feed-forward ranks may be apart. [1]"""
-        if (ffn := ffn_of(self.mapping)) is None:
-            return ((self.setup, self.gpus),)
-        theirs = int(ffn.mapping.gpus) * (self.instances + self.spares)
-        return (self.setup, self.gpus - theirs), (ffn.setup or self.setup, theirs)
+        return tuple((half.setup, half.gpus) for half in self.halves)
 
     @property
     def halves(self) -> tuple[PoolPart, ...]:
@@ -77,12 +74,13 @@ class PlannedPool:
         choice, ffn = self.choice, ffn_of(self.mapping)
         if ffn is None or not isinstance(choice, SplitChoice):
             return (PoolPart(self.role, self.setup, self.mapping, self.gpus, choice.memory),)
-        (at, gpus), (theirs, others) = self.parts
+        at, gpus = ffn.setup or self.setup, int(ffn.mapping.gpus) * (self.instances + self.spares)
         (idle, waits), m = choice.idle, ffn.microbatches
-        own = replace(ffn.mapping, dp_attn=1) if theirs.model.is_moe else replace(ffn.mapping, ep=1)
+        own = replace(ffn.mapping, dp_attn=1) if at.model.is_moe else replace(ffn.mapping, ep=1)
+        attention = replace(bare(self.mapping), ep=1)
         return (
-            PoolPart("attention", at, replace(bare(self.mapping), ep=1), gpus, choice.memory, m, idle),
-            PoolPart("ffn", theirs, own, others, choice.ffn_memory, m, waits),
+            PoolPart("attention", self.setup, attention, self.gpus - gpus, choice.memory, m, idle),
+            PoolPart("ffn", at, own, gpus, choice.ffn_memory, m, waits),
         )
 
     @property

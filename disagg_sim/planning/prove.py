@@ -187,14 +187,14 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
     return replace(found, cost=cost_of(plan.case_of(design), found))
 
 
-def deployed(design: Design, name: str = "planned") -> ServedDeployment:
+def deployed(design: Design) -> ServedDeployment:
     """Describe a design as simulations take it."""
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
     encoders = [pool for pool in design.pools if isinstance(pool.choice, EncodeChoice)]
     pools = [pool for pool in design.pools if pool not in encoders]
     parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in pools}
     return ServedDeployment(
-        name=name,
+        name="planned",
         gpus=sum(pool.gpus for pool in pools),
         encode=_encoders(encoders[0]) if encoders else None,
         prefill=parts.get("prefill", ()),

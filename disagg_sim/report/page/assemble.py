@@ -10,7 +10,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from disagg_sim.errors import InputError
 from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_table as read_csv
+from disagg_sim.report.schemas import plain
 
 #: Compression: higher levels take much longer and save a few percent.
 LEVEL = 6
@@ -117,7 +117,7 @@ def page_html(content: Content) -> str:
     Names from files are data, never HTML.
     """
     packed = pack(content.tables)
-    told = {"kind": content.kind, "title": content.title, "facts": _plain(content.facts), "tables": packed.tables}
+    told = {"kind": content.kind, "title": content.title, "facts": plain(content.facts), "tables": packed.tables}
     style = "\n".join(_asset(name) for name in STYLES)
     own = "\n".join(_asset(name) for name in SCRIPTS)
     script = f"{_asset(LIBRARY)}\n(() => {{\n{own}\n}})();\n"
@@ -148,16 +148,6 @@ def _policy(script: str, style: str) -> str:
 def _inside_script(text: str) -> str:
     """JSON that no HTML parser mistakes for the end of its element."""
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if hasattr(value, "item"):
-        return _plain(value.item())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 #: What reading a file of another shape, or a cut one, raises.

@@ -131,7 +131,6 @@ def split_grid(
     ffn: Setup | None = None,
     max_gpus: int | None = None,
     microbatches: tuple[int, ...] = MICROBATCHES,
-    sequences: object = None,
     allow_long_context: bool = False,
 ) -> SplitGrid:
     """Score every way to decode over an attention pool and a feed-forward pool.
@@ -152,15 +151,14 @@ def split_grid(
         Most GPUs of an instance, both pools together; by default 64, or one NVLink domain where that is larger. [1]
     microbatches : tuple of int
         To try; 1 lets each half wait for the other. [1]
-    sequences : array_like of int, optional
-        Of a micro-batch on one attention rank, by default four a doubling up to the memory limit. [request]
     allow_long_context : bool
         Score requests beyond the model's context limit instead of refusing them.
 
     Returns
     -------
     SplitGrid
-        Latency is the mean TTL [s]; arrays of shape (splits, sequences).
+        Latency is the mean TTL [s]; arrays of shape (splits, sequences), four numbers of sequences of a micro-batch on
+        one attention rank a doubling, up to the memory limit.
 
     Raises
     ------
@@ -186,7 +184,7 @@ def split_grid(
     limit = domain if domain >= MAX_DOMAIN_GPUS else MAX_INSTANCE_GPUS
     limit = limit if max_gpus is None else whole_number("max_gpus", max_gpus, 2)
     splits = _splits(at, theirs, limit, given_sizes("microbatches", microbatches).tolist())
-    sizes = given_sizes("sequences", sequences) if sequences is not None else _sizes(at, theirs, splits, lengths)
+    sizes = _sizes(at, theirs, splits, lengths)
     shape = (splits.microbatches.size, sizes.size)
     found = [np.empty(shape) for _ in range(5)]
     for rows in row_blocks(*shape):
