@@ -18,6 +18,7 @@ from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Placing, Ranked, Route, RoutingQueue
+from disagg_sim.simulation.kernel.compiled import COMPILES
 from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.ranking import ranking
@@ -132,7 +133,8 @@ class Cluster:
             if placing.then is None or caches is None:
                 return Route(placing.whole, first)
             return Route(placing.whole, first, self._ranked(placing.then, roster.decode), caches=caches)
-        chooser = choosing(self.requests) if choosing is not None and caches is not None else None
+        compiles = COMPILES and caches is not None
+        chooser = choosing(self.requests) if choosing is not None and compiles else None
         if chooser is None:
             return None
         roster.regrouped = chooser.renew

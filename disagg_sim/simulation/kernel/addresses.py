@@ -7,6 +7,7 @@ is replaced; ``Fleet`` keeps them alive.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.extras import extra
-from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.compiled import COMPILES, inner
 from disagg_sim.simulation.kernel.layout import (
     BlockRun,
     Feed,
@@ -57,6 +58,16 @@ def _pointer_of(_: Any, address: Any) -> Any:
 
 #: Compiled: an address as what ``carray`` takes.
 pointer: Any = intrinsic(_pointer_of)
+
+
+def _plain_array(address: int, shape: Any, kind: Any) -> Any:
+    """``carray`` where nothing is compiled, by an address."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    return np.ndarray(shape, kind, (ctypes.c_char * size).from_address(int(address)))
+
+
+if not COMPILES:
+    carray, pointer = _plain_array, int
 
 
 def _chosen_of(_: Any, function: Any, home: Any, context: Any, request: Any, tokens: Any, origin: Any, now: Any) -> Any:

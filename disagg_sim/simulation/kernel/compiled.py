@@ -49,6 +49,8 @@ def _load_array_functions() -> None:
 _load_array_functions()
 _numba: Any = numba  # its stubs know neither the wrapper flags nor the directory
 _types: Any = compiled_types
+#: Whether anything is compiled; else all runs, and steps in a debugger, as plain Python (``NUMBA_DISABLE_JIT=1``).
+COMPILES = not _numba.config.DISABLE_JIT
 Function = TypeVar("Function", bound=Callable[..., object])
 
 #: Files whose code or constants end up in the machine code.
@@ -172,7 +174,7 @@ def inner(function: Function, *, into_callers: bool = False) -> Function:
     """
     options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     made: Any = _numba.njit(forceinline=into_callers, **options)(function)
-    if not _numba.config.DISABLE_JIT:
+    if COMPILES:
         template = made.get_call_template
         made.get_call_template = lambda args, kws: template(
             tuple(map(_any_value, args)), {name: _any_value(each) for name, each in kws.items()}

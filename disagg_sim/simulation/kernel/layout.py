@@ -425,8 +425,12 @@ class FleetState(NamedTuple):
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:
-    """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place."""
-    return np.dtype([(name, *_field(hint)) for name, hint in get_type_hints(record, include_extras=True).items()])
+    """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place.
+
+    Fields of a row are attributes in plain Python, too.
+    """
+    hints = get_type_hints(record, include_extras=True)
+    return np.dtype((np.record, [(name, *_field(hint)) for name, hint in hints.items()]))
 
 
 def _field(hint: Any) -> tuple[Any, ...]:
