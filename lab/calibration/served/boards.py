@@ -114,8 +114,11 @@ def boards(rows: Iterable[ServingRow]) -> list[Board]:
         if not any(map(math.isnan, limits)):
             found.setdefault((*where, row.scenario, *limits), []).append(row)
     return [
-        Board(submissions=tuple(sorted(mine, key=tokens_per_gpu, reverse=True)), highest=highest[where[:2]])
-        for where, mine in sorted(found.items(), key=lambda each: each[0])
+        Board(
+            submissions=tuple(sorted(mine, key=tokens_per_gpu, reverse=True)),
+            highest=highest[mine[0].model, mine[0].system],
+        )
+        for _, mine in sorted(found.items(), key=lambda each: each[0])
     ]
 
 
