@@ -1,16 +1,20 @@
 """The compiled kernel, the network and the cluster do what the reference does, step by step, to 1e-9."""
 
 import functools
+import hashlib
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 
 import numpy as np
 import pytest
 from reference import Cache, Reference
 from reference_rank import BLOCK
-from sites import small_setup
+from sites import SIMPLE, deployment, served, small_setup
 
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.attention import GqaAttention
@@ -26,6 +30,7 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
+from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.run import serve
 from disagg_sim.simulation.run_options import RunOptions
@@ -468,3 +473,26 @@ def test_many_more_cases_with_swap():
 @pytest.mark.long
 def test_more_cases_with_drafts():
     assert hold(range(2000, 2025), drafts=(0, 1, 2, 3))["rejected"] > 0
+
+
+def test_without_the_compiler_runs_are_the_same_to_the_last_bit():
+    """Sixteen random runs, short of memory, of one rank and several, and one of every policy."""
+    script = "import test_reference; print(test_reference.digest_of_runs())"
+    found = []
+    for off in ("0", "1"):
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": off, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-W", "ignore", "-c", script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append(done.stdout)
+    assert found[0] == found[1]
+
+
+def digest_of_runs():
+    """Of the records of requests and instances."""
+    cases = [case(seed, 4, (0, 1, 3) if seed % 2 else (0,)) for seed in range(50_000, 50_016)]
+    found = [by_kernel(*each, small_setup())[0] for each in cases]
+    requests = [(0.05 * each, 20 + 90 * (each % 7), 3 + each % 9) for each in range(24)]
+    parts = deployment(prefill=2, decode=2, colocated=2, pairs=2)
+    found += [served(requests, policy_named(name), parts, table=SIMPLE) for name in sorted(policies())]
+    columns = [asdict(part) for each in found for part in (each.requests, each.instances)]
+    return hashlib.sha256(b"".join(one.tobytes() for each in columns for one in each.values())).hexdigest()

@@ -378,7 +378,7 @@ class BlockRun:
 
     memory: int  # of a rank of an instance
     name: int  # of a prompt's block; or ``NAMELESS``, ``UNUSED``
-    size: int  # [block]
+    blocks: int  # [block]
     holders: int  # segments; 0 = it is free [1]
     owner: int  # preempted segment that computed it; -1 = none
     before: int  # neighbours among the free runs of its memory; -1 = none

@@ -199,6 +199,6 @@ def distinct_blocks(home: Ints, segments: Ints) -> int:
             for place in range(seg.shared):
                 run = shelf.runs[run_of(shelf, memory_of(st, s), shelf.names[shelf.starts[seg.request] + place])]
                 if sign * run.holders > 0:
-                    blocks += run.size if sign == 1 else 0
+                    blocks += run.blocks if sign == 1 else 0
                     run.holders = -run.holders
     return blocks

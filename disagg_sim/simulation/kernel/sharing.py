@@ -91,7 +91,7 @@ def _new(shelf: Shelf, memory: int, size: int) -> int:
     k = shelf.head[0].unused
     run = shelf.runs[k]
     shelf.head[0].unused = run.next
-    run.memory, run.size, run.name, run.holders, run.owner = memory, size, NAMELESS, 0, -1
+    run.memory, run.blocks, run.name, run.holders, run.owner = memory, size, NAMELESS, 0, -1
     run.before = run.next = -1
     return int(k)
 
@@ -170,7 +170,7 @@ def _join(st: FleetState, shelf: Shelf, i: int, first: int, second: int) -> None
     one, other = shelf.runs[first], shelf.runs[second]
     if one.name >= 0 or other.name >= 0 or one.owner >= 0 or other.owner >= 0:
         return
-    one.size += other.size
+    one.blocks += other.blocks
     one.next = other.next
     if other.next < 0:
         st.inst[i].last_free = first
@@ -189,10 +189,10 @@ def take_free(st: FleetState, i: int, blocks: int) -> None:
         k = st.inst[i].first_free
         run = shelf.runs[k]
         unname(shelf, k)
-        taken = min(run.size, blocks)
-        run.size -= taken
+        taken = min(run.blocks, blocks)
+        run.blocks -= taken
         blocks -= taken
-        if run.size == 0:
+        if run.blocks == 0:
             if run.owner >= 0:
                 st.seg[run.owner].tail = -1
             run.owner = -1
@@ -228,7 +228,7 @@ def _hold(st: FleetState, shelf: Shelf, i: int, k: int) -> None:
     run = shelf.runs[k]
     if run.holders == 0:
         _leave(st, shelf, i, k)
-        st.inst[i].free_blocks -= run.size
+        st.inst[i].free_blocks -= run.blocks
     run.holders += 1
 
 
@@ -242,7 +242,7 @@ def tokens_found(shelf: Shelf, memory: int, request: int) -> int:
         k = run_of(shelf, memory, shelf.names[shelf.starts[request] + place])
         if k < 0:
             break
-        reach, whole = place * each // BLOCK_TOKENS + shelf.runs[k].size, (place + 1) * each // BLOCK_TOKENS
+        reach, whole = place * each // BLOCK_TOKENS + shelf.runs[k].blocks, (place + 1) * each // BLOCK_TOKENS
         if reach < whole:
             return int(reach * BLOCK_TOKENS)
         tokens = (place + 1) * each
@@ -261,7 +261,7 @@ def found_of(st: FleetState, s: int) -> tuple[int, int]:
     named = tokens_found(shelf, memory_of(st, s), seg.request)
     found = max(named, seg.ready)
     if seg.tail >= 0 and seg.kept <= named:
-        found = max(found, seg.kept + shelf.runs[seg.tail].size * BLOCK_TOKENS)
+        found = max(found, seg.kept + shelf.runs[seg.tail].blocks * BLOCK_TOKENS)
     step = shelf.head[0].step
     found = min(found, seg.left - 1) // step * step
     return found, min(named, found)
@@ -275,7 +275,7 @@ def blocks_of_others(st: FleetState, s: int, named: int) -> int:
     for place in range(-(-named // each)):
         run = shelf.runs[run_of(shelf, memory_of(st, s), shelf.names[shelf.starts[seg.request] + place])]
         if run.holders > 0:
-            blocks += min(named // BLOCK_TOKENS - place * each // BLOCK_TOKENS, run.size)
+            blocks += min(named // BLOCK_TOKENS - place * each // BLOCK_TOKENS, run.blocks)
     return blocks
 
 
@@ -294,9 +294,9 @@ def begin_shared(st: FleetState, i: int, s: int, need: int, named: int) -> None:
         run, k = shelf.runs[seg.tail], seg.tail
         run.owner = seg.tail = -1
         if seg.kept <= named:
-            again = min(run.size, own)
+            again = min(run.blocks, own)
             _leave(st, shelf, i, k)
-            rest = run.size - again
+            rest = run.blocks - again
             drop_run(shelf, k)
             add_free(st, i, memory_of(st, s), rest, -1)
             own -= again
@@ -332,7 +332,7 @@ def enlist(st: FleetState, i: int, s: int, tokens: int) -> None:
                 shelf.runs[run.older].newer = k
             shelf.named[name] = k
             list_run(shelf, k)
-        elif shelf.runs[k].size != size:
+        elif shelf.runs[k].blocks != size:
             return
         else:
             _hold(st, shelf, i, k)
@@ -360,7 +360,7 @@ def give_shared(st: FleetState, i: int, s: int, kept: int) -> None:
         run = shelf.runs[k]
         run.holders -= 1
         if run.holders == 0:
-            st.inst[i].free_blocks += run.size
+            st.inst[i].free_blocks += run.blocks
             _enter(st, shelf, i, k, st.inst[i].last_free)
     seg.blocks = seg.shared = seg.lent = 0
 
