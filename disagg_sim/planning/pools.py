@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
@@ -76,17 +76,23 @@ class PrefillChoice(QuickBound):
         if self.encode is not None:
             prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads))
             return replace(self, encode=None, **prompts._asdict()).delay(rate, instances)
-        each, batch = rate / instances, int(self.batch[-1])
-        used, even = self.utilisation(rate, instances), self.work.dispersion
-        beside_pass = self.host + self.hand_over
-        node, load, weights = loaded(self.loads, self.weights, each, even)
-        alone = beside_pass + self.ftl[node, 0] + load
-        if batch == 1:
-            law = Service(float(self.busy[0]), self.spread, even)
+        each = rate / instances
+        node, load, weights = loaded(self.loads, self.weights, each, self.work.dispersion)
+        alone = self.host + self.hand_over + self.ftl[node, 0] + load
+        if int(self.batch[-1]) == 1:
+            used = self.utilisation(rate, instances)
+            law = Service(float(self.busy[0]), self.spread, self.work.dispersion)
             return shortest_queue_delay(alone, weights, instances, used, law)
+        return self._by_passes(rate, instances, (alone, node, weights), load)
+
+    def _by_passes(self, rate: float, instances: int, prompts: tuple[Floats, Ints, Floats], load: Floats) -> Delay:
+        """TTFT where passes take all who wait, up to a batch."""
+        (alone, node, weights), used = prompts, self.utilisation(rate, instances)
+        batch, even, each = int(self.batch[-1]), self.work.dispersion, rate / instances
         found = passes(each, self.batch, self.busy, instances)
-        joined = beside_pass + np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
-        rests = ((joined + load[:, None])[:, :, None] + found.rests).ravel()
+        joined = np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
+        joined = self.host + self.hand_over + joined + load[:, None]
+        rests = (joined[:, :, None] + found.rests).ravel()
         places = np.repeat(np.outer(weights, found.share).ravel() / RESIDUES.size, RESIDUES.size)
         # more requests arrive during a pass than the next pass can take
         queued = found.meets * share_that_waits(instances * batch, used)
