@@ -21,6 +21,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.leaving_order import StageTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
@@ -205,8 +206,9 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     load = np.zeros((weights.size, len(rows), last))
     if work.lengths.constant and not below:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
+        later = ftl - grid.batch[:last] / grid.request_rate[None, rows, :last]
     else:
-        ftl, busy, load = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
+        ftl, busy, load, later = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
         mean = np.tensordot(weights, busy, 1)
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
     found = []
@@ -214,6 +216,9 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
         place = rows.index(row)
         computed = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
         made = _prefill(grid, work, (row, column), (ftl[:, place], computed), float(spread[place, column]))
+        if made.mapping.pp > 1:
+            after = later[:, place, : column + 1]
+            made = replace(made, stages=StageTimes(made.ftl - after, after))
         if below:  # passes begin when pasts are there
             made = replace(made, loads=Loads.of(grid.setup, made.mapping, nodes, load[:, place, 0] > 0))
         found.append(made)
@@ -243,8 +248,10 @@ def _prefill(
 
 
 def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> Floats:
-    """FTL and busy time of passes of prompts of each length, and loads before, (3, lengths, rows, batches). [s]"""
-    ftl, busy, load = np.empty((3, nodes.isl.size, rows.size, batch.size))
+    """FTL and busy time of passes of prompts of each length, loads before, and what is left of FTL when the next pass
+    starts, (4, lengths, rows, batches). [s]
+    """
+    ftl, busy, load, later = np.empty((4, nodes.isl.size, rows.size, batch.size))
     chunks = grid.mappings.chunk_tokens[rows]
     for deep in (False, True):
         some = np.flatnonzero((chunks > 0) == deep)
@@ -264,10 +271,12 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
                 mla_form=form,
             )
             ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.busy, done.load
+            later[place, some] = done.ftl - done.busy
         waits = uneven_passes(grid.setup, grid.lengths, mapping, batch[None, :], mapping.chunk_tokens, (form,))
         if waits is not None:  # short prompts wait for the longest of other ranks
-            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], waits[0].ftl), ftl[:, some])
-    return np.stack([ftl, busy, load])
+            for own, longest in ((ftl, waits[0].ftl), (later, waits[0].ftl - waits[0].busy)):
+                own[:, some] = np.where(mapping.dp_attn > 1, np.maximum(own[:, some], longest), own[:, some])
+    return np.stack([ftl, busy, load, later])
 
 
 def decode_choices(grid: PhaseGrid, work: Demand) -> list[DecodeChoice]:
@@ -385,7 +394,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
     prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()
     at, none = decode.setup, np.zeros((0, 1))
     for row, own in staged_rows(grids, work):
-        ftl, _, load = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
+        ftl, _, load, _ = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
         mapping = replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row]))
         steps = MixedSteps(  # no prompt is computed beside a decode
             ranks=1,

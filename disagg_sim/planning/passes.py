@@ -27,6 +27,7 @@ class Passes(NamedTuple):
     share: Floats  # (sizes,) of these by the size of the pass [1]
     rests: Floats  # (sizes, residues) what is left of it, equally probable [s]
     beside: Floats  # (sizes,) prompts of the next pass, where an arrival is among them [request]
+    used: float  # share of the time in which a server works [1]
 
 
 def passes(rate: float, batch: Floats, busy: Floats, servers: int = 1) -> Passes:
@@ -65,7 +66,7 @@ def passes(rate: float, batch: Floats, busy: Floats, servers: int = 1) -> Passes
     """
     sizes, times = _sizes(rate, batch, busy, servers)
     numbers = np.arange(sizes.size + 1.0)
-    chance = _shared(rate * times, min(servers, MOST_SHARED), sizes.size)
+    chance = shared(rate * times, servers, sizes.size)
     moves = chance[:, 1:].copy()
     moves[:, 0] += chance[:, 0]
     share = np.full(sizes.size, 1.0 / sizes.size)
@@ -82,6 +83,7 @@ def passes(rate: float, batch: Floats, busy: Floats, servers: int = 1) -> Passes
         share=met / met.sum(),
         rests=times[:, None] * (1.0 - (1.0 - soon[:, None]) * RESIDUES),
         beside=np.maximum(chance @ numbers**2 / come, 1.0),
+        used=rate * worked / mean,
     )
 
 
@@ -99,11 +101,12 @@ def _sizes(rate: float, batch: Floats, busy: Floats, servers: int) -> tuple[Floa
     return sizes, np.interp(sizes, batch, busy)
 
 
-def _shared(mean: Floats, servers: int, most: int) -> Floats:
+def shared(mean: Floats, servers: int, most: int) -> Floats:
     """Probabilities of 0 to ``most`` requests at one of some servers that share Poisson arrivals evenly.
 
     Takes ``mean`` (rows,) [request]. The last is that of as many or more; shape (rows, most + 1).
     """
+    servers = min(servers, MOST_SHARED)
     total = np.arange(float(servers * most))
     come = servers * mean[:, None]
     chance = np.exp(total * np.log(come) - come - LOG_FACTORIAL[: total.size]).reshape(-1, most, servers)

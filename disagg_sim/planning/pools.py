@@ -7,7 +7,7 @@ A choice is one configuration of an instance. ``holds`` tells whether so many of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocking_one_by_one, blocking_passes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
@@ -61,6 +62,8 @@ class PrefillChoice(QuickBound):
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
     encode: Encoding | None = None  # where images are encoded before prefill
+    stages: StageTimes | None = None  # of a pipeline, which passes leave in their order
+    known: dict[tuple[float, int], Delay] = field(init=False, repr=False, default_factory=dict)  # TTFT, as asked
 
     @property
     def most(self) -> float:
@@ -73,17 +76,32 @@ class PrefillChoice(QuickBound):
 
     def delay(self, rate: float, instances: int) -> Delay:
         """Find the distribution of TTFT. [s]"""
+        if (key := (rate, instances)) not in self.known:
+            self.known[key] = self._delay(rate, instances)
+        return self.known[key]
+
+    def _delay(self, rate: float, instances: int) -> Delay:
         if self.encode is not None:
-            prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads))
+            prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads, self.stages))
             return replace(self, encode=None, **prompts._asdict()).delay(rate, instances)
         each = rate / instances
         node, load, weights = loaded(self.loads, self.weights, each, self.work.dispersion)
         alone = self.host + self.hand_over + self.ftl[node, 0] + load
         if int(self.batch[-1]) == 1:
-            used = self.utilisation(rate, instances)
-            law = Service(float(self.busy[0]), self.spread, self.work.dispersion)
-            return shortest_queue_delay(alone, weights, instances, used, law)
+            return self._one_by_one(rate, instances, (alone, node, weights))
         return self._by_passes(rate, instances, (alone, node, weights), load)
+
+    def _one_by_one(self, rate: float, instances: int, prompts: tuple[Floats, Ints, Floats]) -> Delay:
+        """TTFT where a pass takes one prompt; takes prompts alone [s], their places among the lengths, and weights."""
+        (alone, node, weights), used = prompts, self.utilisation(rate, instances)
+        law = Service(float(self.busy[0]), self.spread, self.work.dispersion)
+        if self.stages is None or used >= 1.0:
+            return shortest_queue_delay(alone, weights, instances, used, law)
+        before = blocking_one_by_one(self.stages, self.weights, rate / instances, instances, used)
+        own = alone[:, None], self.stages.later[node, :1]
+        idle, queued = (behind(*own, each).ravel() for each in (before.idle, before.queued[0]))
+        weights = np.repeat(weights / SHARES.size, SHARES.size)
+        return shortest_queue_delay(idle, weights, instances, used, law, queued)
 
     def _by_passes(self, rate: float, instances: int, prompts: tuple[Floats, Ints, Floats], load: Floats) -> Delay:
         """TTFT where passes take all who wait, up to a batch."""
@@ -91,14 +109,26 @@ class PrefillChoice(QuickBound):
         batch, even, each = int(self.batch[-1]), self.work.dispersion, rate / instances
         found = passes(each, self.batch, self.busy, instances)
         joined = np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
-        joined = self.host + self.hand_over + joined + load[:, None]
-        rests = (joined[:, :, None] + found.rests).ravel()
-        places = np.repeat(np.outer(weights, found.share).ravel() / RESIDUES.size, RESIDUES.size)
+        joined = (self.host + self.hand_over + joined + load[:, None])[:, :, None]
+        alone = alone[:, None]
+        if self.stages is not None:
+            before = blocking_passes(self.stages, self.weights, self.batch, each, instances, found)
+            one, more = self.stages.later[node, :1], self.stages.added(self.weights, self.batch, found.beside).later
+            alone = behind(alone, one, before.idle)
+            joined = behind(joined, one[:, None] + more[:, None], before.queued)
+        rests = (joined[..., None] + found.rests[:, None]).ravel()
+        equal = joined.shape[-1] * RESIDUES.size
+        places = np.repeat(np.outer(weights, found.share).ravel() / equal, equal)
         # more requests arrive during a pass than the next pass can take
         queued = found.meets * share_that_waits(instances * batch, used)
         return Delay(
-            calm=np.concatenate([alone, rests]),
-            calm_share=np.concatenate([(1.0 - found.meets) * weights, (found.meets - queued) * places]),
+            calm=np.concatenate([alone.ravel(), rests]),
+            calm_share=np.concatenate(
+                [
+                    np.repeat((1.0 - found.meets) * weights / alone.shape[1], alone.shape[1]),
+                    (found.meets - queued) * places,
+                ]
+            ),
             held=rests,
             held_share=queued * places,
             wait=mean_wait(instances * batch, used, float(self.busy[-1]), (even + self.spread) / 2),

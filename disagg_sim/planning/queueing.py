@@ -210,7 +210,9 @@ class Service:
     arrivals: float = 1.0  # that of the gaps between arrivals; 1 = Poisson [1]
 
 
-def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation: float, law: Service) -> Delay:
+def shortest_queue_delay(
+    own: Floats, weights: Floats, servers: int, utilisation: float, law: Service, queued: Floats | None = None
+) -> Delay:
     r"""Find the latency where a request joins the queue with the fewest requests, whatever is left of their services.
 
     A share C (``share_that_waits``) finds all servers busy. It waits for the rest of the service in its queue, which is
@@ -228,6 +230,8 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
         Offered work over what the servers can do. [1]
     law
         Time for which a request occupies a server, and how evenly requests arrive.
+    queued
+        Latency without its wait of a request that waits, as probable as ``own`` [s]; None = ``own``.
 
     Returns
     -------
@@ -244,7 +248,7 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
     behind = min(max(utilisation, 1e-9), 1.0)
     rest = law.mean * (1.0 + law.variation)  # longest rest of the service that an arrival meets, twice the mean rest
     wait = mean_wait(servers, utilisation, law.mean, (law.arrivals + law.variation) / 2) - rest / (servers + 1)
-    held = (own[:, None] + rest * RESIDUES).ravel()
+    held = ((own if queued is None else queued)[:, None] + rest * RESIDUES).ravel()
     held_share = np.repeat(share * weights / RESIDUES.size, RESIDUES.size)
     return Delay(
         calm=np.concatenate([own, held]),

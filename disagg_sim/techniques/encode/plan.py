@@ -17,6 +17,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.leaving_order import StageTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.pool_choice import QuickBound
@@ -85,6 +86,7 @@ class PromptTimes(NamedTuple):
     ftl: Floats  # (prompts, batches) time of a pass until its first tokens [s]
     weights: Floats  # (prompts,) probabilities [1]
     loads: Loads | None  # of pasts from tiers below HBM
+    stages: StageTimes | None  # of a pipeline
 
 
 class Encoding(NamedTuple):
@@ -95,7 +97,7 @@ class Encoding(NamedTuple):
 
     def before(self, rate: float, prompts: PromptTimes) -> PromptTimes:
         """The prompts with the time from the arrival until the embeddings are with prefill, at a rate [request/s]."""
-        found, (ftl, weights, loads) = self.choice.delay(rate, self.gpus), prompts
+        found, (ftl, weights, loads, stages) = self.choice.delay(rate, self.gpus), prompts
         added = np.concatenate([found.calm, found.held[0] + found.wait * WAITS])
         shares = np.concatenate([found.calm_share, np.full(WAITS.size, found.held_share[0] / WAITS.size)])
         ftl = (ftl[:, None, :] + added[None, :, None]).reshape(-1, ftl.shape[1])
@@ -104,4 +106,4 @@ class Encoding(NamedTuple):
             link, latency = (np.repeat(each, added.size) for each in (loads.link, loads.latency))
             tiers = tuple(name for name in loads.tiers for _ in added)
             loads = replace(loads, link=link, latency=latency, tiers=tiers, weights=weights)
-        return PromptTimes(ftl, weights, loads)
+        return PromptTimes(ftl, weights, loads, None if stages is None else stages.repeated(added.size))
