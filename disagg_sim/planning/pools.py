@@ -7,8 +7,8 @@ A choice is one configuration of an instance. ``holds`` tells whether so many of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,6 @@ class PrefillChoice(QuickBound):
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
     encode: Encoding | None = None  # where images are encoded before prefill
     stages: StageTimes | None = None  # of a pipeline, which passes leave in their order
-    known: dict[tuple[float, int], Delay] = field(init=False, repr=False, default_factory=dict)  # TTFT, as asked
 
     @property
     def most(self) -> float:
@@ -76,11 +75,10 @@ class PrefillChoice(QuickBound):
 
     def delay(self, rate: float, instances: int) -> Delay:
         """Find the distribution of TTFT. [s]"""
-        if (key := (rate, instances)) not in self.known:
-            self.known[key] = self._delay(rate, instances)
-        return self.known[key]
+        return _delay_of_prefill(self, rate, instances)
 
-    def _delay(self, rate: float, instances: int) -> Delay:
+    def delay_anew(self, rate: float, instances: int) -> Delay:
+        """Compute ``delay``."""
         if self.encode is not None:
             prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads, self.stages))
             return replace(self, encode=None, **prompts._asdict()).delay(rate, instances)
@@ -149,6 +147,12 @@ class PrefillChoice(QuickBound):
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
         return self.delay(rate, instances).mean
+
+
+@lru_cache(maxsize=64)  # a search asks for some again; kept by each choice they held gigabytes
+def _delay_of_prefill(choice: PrefillChoice, rate: float, instances: int) -> Delay:
+    """TTFT of a prefill pool, kept for the last few that were asked."""
+    return choice.delay_anew(rate, instances)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
