@@ -41,7 +41,7 @@ disagg-sim forecasts LLM inference on GPU clusters: what to deploy, and why. Uni
 2. plan: the deployment for a model, systems, lengths, limits of TTFT and TPOT, and ONE of rate_per_s, gpus and users.
    system may name several, "h100_sxm,h200_sxm", or be "any". status "infeasible" is an answer: "binds" says what binds.
    Say what the deployment really does: speculate (drafts), cached and tiers (prompts in caches), availability (spares).
-   plan_pools: the same with encode, attention and feed-forward pools.
+   pools, images and ffn_system: encode, attention and feed-forward pools.
    evaluate: the same of a deployment that is there: pool is a list such as ["prefill:tp=2,instances=4,batch=4",
    "decode:tp=4,instances=2,batch=128"] or ["colocated:tp=2,instances=12"].
 3. explain: why an instance, or a row of results, is as fast as it is, operator by operator.

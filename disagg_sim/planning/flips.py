@@ -178,7 +178,8 @@ def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) ->
     """The work at other lengths; None where the model takes none so long, or they are too short."""
     law = plan.work.lengths
     new_isl, new_osl = round(law.mean_isl * isl), round(law.mean_osl * osl)
-    if new_isl < LEAST_ISL or new_osl < LEAST_OSL or new_isl + new_osl > cases[0].at.model.max_context:
+    of_images = 0 if (encode := cases[0].encode) is None else encode.step.tokens
+    if new_isl < max(LEAST_ISL, of_images) or new_osl < LEAST_OSL or new_isl + new_osl > cases[0].at.model.max_context:
         return None
     return replace(plan.work, lengths=law.at(new_isl, new_osl))
 

@@ -181,7 +181,8 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
     pools = tuple(
         replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
     )
-    share = max((old.instances / new.instances for old, new in zip(design.pools, pools, strict=True)), default=1.0)
+    both = [each for each in zip(design.pools, pools, strict=True) if each[0].role != "encode"]  # it sends no caches
+    share = max((old.instances / new.instances for old, new in both), default=1.0)
     kv_rate = design.kv_rate * share * rate / design.rate
     found = replace(design, pools=pools, spares=None, rate=rate, kv_rate=kv_rate, simulated=None)
     return replace(found, cost=cost_of(plan.case_of(design), found))

@@ -254,7 +254,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
         if pool.role == "colocated" and pool.mapping.dp_attn > 1 and engine is not None and not engine.holds_prompts:
             said.append(f"launch writes no prefill delay for {pool.setup.engine}")
         if pool.utilisation >= NEAR_FULL:
-            more = "queues for long" if isinstance(choice, PrefillChoice) else "takes a step to the TPOT limit"
+            more = "queues for long" if pool.role in ("encode", "prefill") else "takes a step to the TPOT limit"
             said.append(f"at a load of {pool.utilisation:.0%} a burst {more}: --headroom leaves room for it")
         if fewer:
             said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, design, pool, fewer)}")

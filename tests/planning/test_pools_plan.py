@@ -17,8 +17,9 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
+from disagg_sim.planning.flips import flips
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.prove import deployed, prove
+from disagg_sim.planning.prove import deployed, prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.page.write import plan_content
 from disagg_sim.report.plan import plan_json
@@ -324,3 +325,17 @@ def test_the_files_of_a_plan_have_a_row_for_each_pool_and_each_half(tmp_path, ca
     assert all(re.search(rf"^{pool['role']} .* x {pool['mapping']}  ", text, re.M | re.I) for pool in shown)
     with pytest.raises(InputError, match="has pools of encode, attention, ffn; allowed: colocated, prefill, decode"):
         pools_of_plan(tmp_path)
+
+
+def test_flips_do_not_ask_for_prompts_shorter_than_their_images():
+    options = PlanOptions(pools=("encode", "prefill", "decode"), images=IMAGES, objective="usd")
+    found = ds.plan(MODEL, "h200_sxm,b200_sxm", ds.lengths(4096, 256), rate=40.0, options=options)
+    assert all(flip.value >= 2450 for flip in flips(found) if flip.axis == "isl")
+
+
+def test_encoders_that_are_resized_send_no_more_caches():
+    found = asked(("encode", "prefill", "decode"), size=Size(rate=40.0))
+    counts = [pool.instances for pool in found.best.pools]
+    fewer = resized(found, found.best, (2 * counts[0], *counts[1:]), found.best.rate)
+    more = resized(found, found.best, (counts[0], *(2 * each for each in counts[1:])), found.best.rate)
+    assert fewer.kv_rate == found.best.kv_rate == 2 * more.kv_rate

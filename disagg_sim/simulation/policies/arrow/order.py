@@ -104,7 +104,7 @@ def soonest_done(
 ) -> tuple[int, float]:
     """Where a prompt would be done first, of several where it waits least, and the time until then [s]; -1 = no room.
 
-    FleetState that have ended by the clock of their instance last no time, so that the first of these counts.
+    Queues that have ended by the clock of their instance last no time, so that the first of these counts.
     """
     best, best_s, best_delay = -1, np.inf, np.inf
     for row in range(mixed, len(order) - BEHIND, 2):
