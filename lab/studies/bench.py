@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
 from disagg_sim.domain import Sharding, Slo
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
@@ -48,6 +51,20 @@ class StudyCase(NamedTuple):
     model: str
     flip_s: float = 0.0  # out of service for a change of role [s]
     transfer: str = "policy"  # how caches move; as the policy's own system unless a claim tests it
+
+
+def read_cases(path: Path, model: str) -> dict[str, dict[str, StudyCase]]:
+    """Read the groups of cases of a file, on deployments that it lists; of ``model`` where a case names none."""
+    table = read_mapping(path)
+    places: dict[str, ServedDeployment] = {}
+    for key, row in table.pop("deployments").items():
+        made: dict[str, Any] = {name: replicas(*of) if isinstance(of, list) else of for name, of in row.items()}
+        places[key] = ServedDeployment(**made)
+
+    def case(at: str, policy: str, label: str = "", options: Mapping[str, Any] | None = None, **more: Any) -> StudyCase:
+        return StudyCase(label, places[at], policy_named(policy, **options or {}), **{"model": model, **more})
+
+    return {group: {name: case(**row) for name, row in rows.items()} for group, rows in table.items()}
 
 
 class Workload(NamedTuple):

@@ -1,17 +1,20 @@
 """Draw the figures of papers: columns of a table as curves, and the points that the paper prints beside them.
 
-A ``Figure`` names columns of a table that a study computes. What a paper prints as numbers stands beside our curves as
-crosses; values that can be read from its pictures alone are left out.
+A ``Figure`` names columns of a table that a study computes; ``figures.yaml`` of a study has its figures. What a paper
+prints as numbers stands beside our curves as crosses; values that can be read from its pictures alone are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
+from disagg_sim.facts.yaml_files import read_mapping
 from lab.studies.panels import PRINTED, Axes, Picture, curve_points
 
 #: What a figure is computed from.
@@ -31,7 +34,16 @@ class Figure(Generic[Source_contra]):
     curve: str  # column
     panel: str = ""  # column; "" = none
     joined: bool = True  # a line through the points of a curve
-    printed: tuple[tuple[str, str, float, float], ...] = ()  # panel, what is printed, x, y
+    printed: Sequence[tuple[str, str, float, float]] = ()  # panel, what is printed, x, y
+
+
+def read_figures(path: Path, functions: Mapping[str, Any]) -> dict[str, Figure[Any]]:
+    """Read the figures of a file, whose ``data`` names one of ``functions`` and ``options`` what it takes besides."""
+
+    def read(data: str, options: Mapping[str, Any] | None = None, **row: Any) -> Figure[Any]:
+        return Figure(data=partial(functions[data], **options or {}), **row)
+
+    return {name: read(**row) for name, row in read_mapping(path).items()}
 
 
 def picture(figure: Figure[Any], source: Any) -> Picture:

@@ -12,6 +12,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow
 from disagg_sim.simulation.policies.arrow.profile import Predictor, prompt_time
@@ -23,10 +24,11 @@ from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow import TEXT
 from lab.studies.arrow.claims import OVERLOAD, printed
-from lab.studies.arrow.setup import ALL, MODEL, PAIR, ArrowBench
-from lab.studies.bench import SCHEDULER
+from lab.studies.arrow.setup import ALL, MODEL, ArrowBench
+from lab.studies.bench import SCHEDULER, replicas
 from lab.studies.claims import Finding
 
+PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=replicas(1, 1), decode=replicas(1, 1))
 FIFO_REQUESTS, FIFO_LOAD = 2000, 0.7  # of A4: requests, and share of the time that its instance works [1]
 PROMPTS = (200.0, 8000.0)  # of A4, even in the logarithm [token]
 

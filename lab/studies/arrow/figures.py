@@ -5,7 +5,7 @@ For figure 2 there are no axes at hand: it shows the correlations that the text 
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +13,8 @@ import pandas as pd
 from disagg_sim.workload.statistics import per_minute
 from lab.studies.arrow.claims import AROUND, by_gpus, correlation
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CLIP, COUNTS, ArrowBench, loads
-from lab.studies.paper_figures import Figure
+from lab.studies.paper_figures import read_figures
 
-ATTAINED = {"attainment": "requests inside both SLOs [%]"}
 MOMENTS = 120  # of figure 4 [1]
 #: Correlations of the input and output tokens of a minute that the paper prints. [1]
 CORRELATIONS = {"code": 0.95, "conversation": 0.29}
@@ -101,50 +100,4 @@ def counts(bench: ArrowBench) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-RATE: dict[str, Any] = {
-    "x": "rate",
-    "x_label": "request rate [requests/s]",
-    "x_scale": "log",
-    "panel": "trace",
-    "curve": "policy",
-}
-FIGURES: dict[str, Figure[ArrowBench]] = {
-    "fig01": Figure(
-        title="Figure 1: tokens a minute (Azure code in the paper: 25.7K to 1,327.9K in, 0.25K to 16.6K out)",
-        data=lengths,
-        x="minute",
-        y={"tokens": "tokens a minute"},
-        x_label="time [min]",
-        panel="trace",
-        curve="kind",
-    ),
-    "fig02": Figure(
-        title="Figure 2 (axes are ours): output over input tokens of a minute",
-        data=correlations,
-        x="input",
-        y={"output": "thousand output tokens"},
-        x_label="thousand input tokens",
-        panel="trace",
-        joined=False,
-        curve="curve",
-    ),
-    "fig04": Figure(
-        title="Figure 4: Azure conversation, minutes 20 to 40, static 4 + 4 at its capacity",
-        data=phases,
-        x="time",
-        y={"requests": "requests"},
-        x_label="time [s]",
-        curve="phase",
-    ),
-    "fig07": Figure(title="Figure 7: SLO attainment over the rate", data=against_baselines, y=ATTAINED, **RATE),
-    "fig08": Figure(title="Figure 8: placement of requests and instances", data=ablation, y=ATTAINED, **RATE),
-    "fig09": Figure(
-        title="Figure 9: SLO attainment over GPUs",
-        data=counts,
-        x="gpus",
-        y=ATTAINED,
-        x_label="GPUs",
-        panel="trace",
-        curve="policy",
-    ),
-}
+FIGURES = read_figures(Path(__file__).with_suffix(".yaml"), globals())

@@ -17,7 +17,6 @@ from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
-from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
@@ -25,7 +24,7 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, replicas
+from lab.studies.bench import Place, RatedBench, RunMeasures, Workload, read_cases
 from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import burstgpt_standin
@@ -148,71 +147,15 @@ def _trace(name: str, traces: Path | None) -> tuple[Trace, str]:
     return (trace.between(0.0, MOONCAKE_S) if name == "mooncake" else trace), ""
 
 
-EIGHT = ServedDeployment(
-    name="8 x TP1", gpus=8, prefill=replicas(1, 4), decode=replicas(1, 4), colocated=replicas(1, 8)
-)
-FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=replicas(1, 2), decode=replicas(1, 2))
-SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=replicas(1, 7), decode=replicas(1, 1))
-PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=replicas(1, 1), decode=replicas(1, 1))
-WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=replicas(8, 1))
-HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=replicas(4, 1), decode=replicas(4, 1))
-
-
-def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> StudyCase:
-    return StudyCase(label, deployment, policy_named(policy, **options), MODEL, flip_s)
-
-
-#: Arrow as the paper prints it: running requests alone are load of decode, and no prediction is corrected.
-PRINTED = {"waiting_counts": False, "corrects": False}
-#: The same where a request that waits for memory is running, too.
-READ = {"corrects": False}
-
-CASES = {
-    "arrow": _case("Arrow, 8 x TP1", EIGHT, "arrow"),
-    "least_load": _case("least load, 4 + 4 x TP1", EIGHT, "least_load"),
-    "round_robin": _case("round robin, 4 + 4 x TP1", EIGHT, "round_robin"),
-    "vllm": _case("vLLM, TP8", WHOLE, "vllm"),
-    "disaggregated": _case("vLLM-disaggregated, TP4 + TP4", HALVES, "disaggregated"),
-    "colocated": _case("vLLM, 8 x TP1", EIGHT, "vllm"),
-    "observed": _case("Arrow that reacts, 8 x TP1", EIGHT, "arrow", trigger="observed"),
-    "arrow_4": _case("Arrow, 4 x TP1", FOUR, "arrow"),
-    "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
-    "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
-    "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", **PRINTED),
-    "arrow_read": _case("Arrow as printed, waiting requests count", EIGHT, "arrow", **READ),
-    "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", **PRINTED),
-    "observed_printed": _case("Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", **PRINTED),
-    "no_help": _case("Arrow, idle instances wait", EIGHT, "arrow", idle_helps=False),
-    "no_help_printed": _case("Arrow as printed, idle instances wait", EIGHT, "arrow", idle_helps=False, **PRINTED),
-    "no_help_read": _case(
-        "Arrow as printed, waiting requests count, idle instances wait", EIGHT, "arrow", idle_helps=False, **READ
-    ),
-    "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
-}
-for _seconds in (60, 180, 300):
-    _label = f"flips of {_seconds} s"
-    CASES[f"flip_{_seconds}"] = _case(f"Arrow, {_label}", EIGHT, "arrow", float(_seconds))
-    CASES[f"flip_{_seconds}_printed"] = _case(f"Arrow as printed, {_label}", EIGHT, "arrow", float(_seconds), **PRINTED)
-    CASES[f"flip_{_seconds}_read"] = _case(
-        f"Arrow as printed, waiting requests count, {_label}", EIGHT, "arrow", float(_seconds), **READ
-    )
 COUNTS = range(2, 9)  # of figure 9 [GPU]
-for _count in COUNTS:
-    _part = ServedDeployment(
-        name=f"{_count} x TP1", gpus=_count, prefill=replicas(1, _count - _count // 2), decode=replicas(1, _count // 2)
-    )
-    CASES[f"arrow_of_{_count}"] = _case(f"Arrow as printed, {_part.name}", _part, "arrow", **PRINTED)
-    CASES[f"least_load_of_{_count}"] = _case(f"least load, {_part.name}", _part, "least_load")
+#: Arrow with the rules that this project adds, "_printed" as the paper has it, "_read" where a request that waits for
+#: memory is running, too; and what it is compared with.
+CASES = read_cases(Path(__file__).with_name("cases.yaml"), MODEL)["cases"]
 #: Cases of each baseline, named as its policy, and their chunks: that of the engine's scheduler, and others. [token]
 CHUNKED = {
     name: {name: 2048, **{f"{name}_{chunk}": chunk for chunk in (512, 1024, 4096, 8192)}}
     for name in ("vllm", "disaggregated")
 }
-for _name, _chunked in CHUNKED.items():
-    for _case_name, _chunk in list(_chunked.items())[1:]:
-        CASES[_case_name] = CASES[_name]._replace(
-            label=f"{CASES[_name].label}, chunk {_chunk:,}", policy=policy_named(_name, token_budget=_chunk)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +173,11 @@ class ArrowBench(RatedBench[ArrowMeasures]):
     def __init__(self, workloads: dict[str, Workload], *, quick: bool = False, engine: str | None = None) -> None:
         super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, {MODEL: RECIPE}, engine), quick=quick)
 
-    def result(self, workload: str, case: str, scale: float, *, sample_s: float = 10.0) -> RunResult:
+    def result(self, workload: str, case: str, scale: float) -> RunResult:
         """A run in full."""
         where, how = self.workloads[workload], CASES[case]
         link = LinkSpec(bandwidth=LINK_SHARE * self.setting(MODEL).system.nvlink_bandwidth)
-        options = RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s)
+        options = RunOptions(link=link, flip_s=how.flip_s)
         return self.run(at_rate(where.trace, scale, where.scale_by), how, slo=where.slo, options=options)
 
     def look(self, workload: str, case: str, scale: float) -> ArrowMeasures:

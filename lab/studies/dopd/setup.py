@@ -31,7 +31,7 @@ from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Bench, Place, StudyCase, replicas
+from lab.studies.bench import Bench, Place, StudyCase, read_cases, replicas
 from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import BURSTGPT_REQUESTS, burstgpt_standin
@@ -60,21 +60,10 @@ FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [
 AUTHORS_ENGINE, AUTHORS_PREEMPTION, AUTHORS_ROUTER = "vllm_v0", "swap", "arrival"
 
 
-def pools(prefill: int, decode: int, *, tp_decode: int = 2, gpus: int = 0) -> ServedDeployment:
-    """Prefill instances of one GPU and decode instances; further GPUs are free to start more."""
-    return ServedDeployment(
-        name=f"{prefill}P + {decode}D",
-        gpus=gpus or prefill + tp_decode * decode,
-        prefill=replicas(1, prefill),
-        decode=replicas(tp_decode, decode),
-    )
-
-
-#: The co-located deployments that DOPD is compared with: the paper's four GPUs, and as many as DOPD has.
-COLOCATED = {
-    "four": ServedDeployment(name="TP4", gpus=4, colocated=replicas(4, 1)),
-    "six": ServedDeployment(name="3 x TP2", gpus=6, colocated=replicas(2, 3)),
-}
+def pools(prefill: int, decode: int) -> ServedDeployment:
+    """Prefill instances of one GPU and decode instances of two."""
+    name, one, two = f"{prefill}P + {decode}D", replicas(1, prefill), replicas(2, decode)
+    return ServedDeployment(name=name, gpus=prefill + 2 * decode, prefill=one, decode=two)
 
 
 class Warm(NamedTuple):
@@ -96,35 +85,10 @@ def static_case(deployment: ServedDeployment, **options: object) -> StudyCase:
     return case_of(deployment, "dopd", resize=False, **options)
 
 
-#: One instance of either phase and room for more; and the pools of OPT-30B.
-ROOM, FOR_OPT = pools(1, 1, gpus=8), pools(1, 1, tp_decode=4)
-#: Cases of the static experiments.
-CASES = {
-    "vllm": case_of(COLOCATED["four"], "vllm")._replace(label="vLLM, TP4: four GPUs"),
-    "vllm_six": case_of(COLOCATED["six"], "vllm")._replace(label="vLLM, 3 x TP2: six GPUs"),
-    "dopd": static_case(pools(2, 2))._replace(label="DOPD, 2P + 2D: six GPUs"),
-    "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
-    "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(
-        model=OPT, label="DistServe, 1P + 1D (TP4)"
-    ),
-    "dopd_opt": static_case(FOR_OPT)._replace(model=OPT, label="DOPD, 1P + 1D (TP4)"),
-    "dynamo": case_of(pools(2, 2), "disaggregated")._replace(label="Dynamo, 2P + 2D: six GPUs"),
-    "dynamo_single": case_of(pools(2, 2), "least_load", prompts_per_step=1),
-    "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
-}
-#: Planners of the dynamic experiment, by their names in pictures.
-PLANNERS = {
-    "DOPD": case_of(ROOM, "dopd"),
-    "SLA-driven": case_of(ROOM, "dynamo_sla"),
-    "SLA-driven, load planner in between": case_of(ROOM, "dynamo_sla", load=True),
-    "load-driven": case_of(ROOM, "dynamo_load", mode="throughput"),
-    "load-driven, estimates": case_of(ROOM, "dynamo_load", mode="sla"),
-    "load-driven, low thresholds": case_of(ROOM, "dynamo_load", mode="latency"),
-    "DOPD, action every 60 s": case_of(ROOM, "dopd", action_s=60.0),
-    "DOPD, last value": case_of(ROOM, "dopd", forecast="constant"),
-    "DOPD, batches in order": case_of(ROOM, "dopd", batches="fifo"),
-    "DOPD, rule as printed": case_of(ROOM, "dopd", sizing="printed"),
-}
+_GROUPS = read_cases(Path(__file__).with_name("cases.yaml"), LLAMA)
+#: Cases of the static experiments; planners of the dynamic experiment by their names in pictures, and those that DOPD's
+#: authors had.
+CASES, PLANNERS, AUTHORS_PLANNERS = (_GROUPS[name] for name in ("cases", "planners", "authors"))
 #: DOPD as algorithm 2 has it, with one T for observation and action [s]: the value is in the published code alone, 10.
 TIMES = (10.0, 60.0, 300.0)
 AS_ALGORITHM_2 = {
@@ -132,22 +96,10 @@ AS_ALGORITHM_2 = {
     for sizing in ("printed", "mended", "published")
     for seconds in TIMES
 }
-AUTHORS_PLANNERS = {
-    name: case_of(ROOM, "dopd", sizing=sizing, window_s=seconds, action_s=seconds)
-    for (sizing, seconds), name in AS_ALGORITHM_2.items()
-}
 #: Dynamo's load planner as it was in 2025: thresholds on means, a decision every 180 s, prompts given out one by one.
 LOAD_2025 = "load-driven, 2025"
-AUTHORS_PLANNERS[LOAD_2025] = case_of(ROOM, "dynamo_load", mode="v2025", period_s=180.0, queue_threshold=0)
 #: DOPD, the SLA planner and the load planner as the published configurations have them: five GPUs, or every 20 s.
 AS_CONFIGURED = ("DOPD, as configured", "SLA-driven, five GPUs", "load-driven, 2025, every 20 s")
-_FIVE = pools(1, 1, gpus=5)
-_CONFIGURED = (
-    case_of(_FIVE, "dopd", sizing="published", window_s=TIMES[0], action_s=TIMES[0]),
-    case_of(_FIVE, "dynamo_sla"),
-    case_of(ROOM, "dynamo_load", mode="v2025", period_s=20.0, queue_threshold=0),
-)
-AUTHORS_PLANNERS |= zip(AS_CONFIGURED, _CONFIGURED, strict=True)
 
 
 class DopdBench(Bench):

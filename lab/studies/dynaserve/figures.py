@@ -5,6 +5,8 @@ For figures 1 and 3 there are no axes at hand: they show what the text says of t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
@@ -29,7 +31,7 @@ from lab.studies.dynaserve.setup import (
     DynaServeBench,
     as_printed,
 )
-from lab.studies.paper_figures import Figure
+from lab.studies.paper_figures import read_figures
 
 #: Context [token] and limit [s] of figure 6, and the decodes and prefill tokens that it has.
 STEPS = ((128, 0.03), (1024, 0.05))
@@ -209,78 +211,7 @@ def table_of_decisions(bench: DynaServeBench) -> pd.DataFrame:
     )
 
 
-FIGURES: dict[str, Figure[DynaServeBench]] = {
-    "fig01": Figure(
-        title="Figure 1 (axes are ours): P99 of the gaps on the mix over the rate",
-        data=late,
-        x="rate",
-        y={"gap": "P99 gap [ms]"},
-        x_label="request rate [requests/s]",
-        curve="system",
-    ),
-    "fig03": Figure(
-        title="Figure 3 (axes are ours): prefill over decode time of the requests; balanced at 1",
-        data=balance,
-        x="ratio",
-        y={"share": "requests up to it [%]"},
-        x_label="prefill time over decode time [1]",
-        x_scale="log",
-        curve="workload",
-    ),
-    "fig05": Figure(
-        title="Figure 5: all requests of 1024/1024 cut at one token, Qwen2.5-32B (paper: best at 1358)",
-        data=splits,
-        x="split",
-        y={"rate": "requests/s", "first": "first instance at work [1]", "second": "second instance at work [1]"},
-        x_label="tokens on the first instance",
-        curve="curve",
-    ),
-    "fig06": Figure(
-        title="Figure 6: prefill tokens that fit beside decodes, Llama-3.1-8B",
-        data=steps,
-        x="decodes",
-        y={"tokens": "prefill tokens of a step"},
-        x_label="decodes of a step",
-        panel="limit",
-        curve="curve",
-        printed=(("context 1024, 50 ms", "512 tokens, 29 decodes", 29.0, 512.0),),
-    ),
-    "fig08": Figure(
-        title="Figure 8: goodput over the rate",
-        data=rates,
-        x="rate",
-        y={"goodput": "tokens/s within 100 ms"},
-        x_label="request rate [requests/s]",
-        x_scale="log",
-        panel="workload",
-        curve="system",
-    ),
-    "fig09": Figure(
-        title=f"Figure 9: serving capacity of DynaServe over both, {', '.join(WORKLOADS)} (paper: means)",
-        data=capacities,
-        x="number",
-        y={"ratio": "capacity over it"},
-        x_label="workload",
-        curve="over",
-        printed=tuple(
-            ("capacity over it", what, (len(WORKLOADS) + 1) / 2, mean)
-            for what, mean in (("co-located, tuned", 2.37), ("disaggregated", 1.37))
-        ),
-    ),
-    "fig11": Figure(
-        title="Figure 11: gaps between tokens on the mix at capacity",
-        data=gaps,
-        x="gap",
-        y={"share": "gaps within it [%]"},
-        x_label="gap [ms]",
-        x_scale="log",
-        curve="steps",
-        printed=(
-            ("gaps within it [%]", "SLO-aware steps", 100.0, 99.0),
-            ("gaps within it [%]", "full steps", 100.0, 52.0),
-        ),
-    ),
-}
+FIGURES = read_figures(Path(__file__).with_suffix(".yaml"), globals())
 TABLES = {
     "table_1": table_1,
     "table_mix": table_of_mix,

@@ -14,7 +14,7 @@ from lab.studies.arrow import claims_rules
 from lab.studies.arrow import experiments as arrow
 from lab.studies.arrow import setup as arrow_setup
 from lab.studies.arrow.figures import FIGURES
-from lab.studies.arrow.setup import ALL, EIGHT, HALF, SHAPES, ArrowBench, fewest_instances, loads, workloads
+from lab.studies.arrow.setup import ALL, CASES, HALF, SHAPES, ArrowBench, fewest_instances, loads, workloads
 from lab.studies.claims import COLUMNS
 
 
@@ -24,8 +24,8 @@ def flips(*instances):
 
 def test_fewest_instances_follow_the_flips_one_by_one():
     """4 + 4: instances 4 and 5 go to prefill, then 4, 0 and 1 to decode: decode 2 at least, prefill 3."""
-    assert fewest_instances(flips(), EIGHT) == (4, 4)
-    assert fewest_instances(flips(4, 5, 4, 0, 1), EIGHT) == (3, 2)
+    assert fewest_instances(flips(), CASES["arrow"].deployment) == (4, 4)
+    assert fewest_instances(flips(4, 5, 4, 0, 1), CASES["arrow"].deployment) == (3, 2)
 
 
 def test_loads_count_requests_between_arrival_first_token_and_finish():

@@ -94,5 +94,4 @@ def test_a_decode_instance_takes_what_it_holds_to_the_end(bench):
 
 def test_pools_are_named_and_leave_room():
     assert pools(4, 1).gpus == 6
-    assert pools(1, 1, gpus=8).gpus == 8
     assert pools(2, 3).name == "2P + 3D"
