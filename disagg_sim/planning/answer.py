@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,13 +15,13 @@ import numpy as np
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.planning.candidates import Candidates, DecodeGrid, candidates
+from disagg_sim.planning.candidates import Candidates, DecodeGrid, under_limits
 from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
-from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -35,8 +36,6 @@ FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
 LOOSER = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 #: What is told where only closed forms have a design.
 NONE_HOLDS = "designs keep the limits as planned, but none when it is simulated; a looser limit leaves more room"
-#: Gives the choices of a case under other limits.
-Rebuild = Callable[[Candidates, Demand], Candidates]
 #: Gives a design, the same or one that holds its limits where this one does not; None where none does.
 Check = Callable[[Design], Design | None]
 
@@ -83,7 +82,7 @@ def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
     """Choose among the designs of all cases; what is told, so many beside the best, went through ``check``."""
     chosen = choose(asked.cases, asked.size, check, others)
     if chosen is None:
-        said = "; ".join(why_infeasible(case, asked.size, rebuilt(asked.options)) for case in asked.cases)
+        said = why_infeasible(asked.cases, asked.size, asked.options.max_nic)
         if choose(asked.cases, asked.size, lambda each: each, others) is not None:
             said = NONE_HOLDS
         return replace(asked, infeasible=said)
@@ -183,47 +182,55 @@ def _value(design: Design, *, drawn: bool) -> float:
     return design.rate / design.cost * (1 if drawn else design.gpus)
 
 
-def rebuilt(options: PlanOptions) -> Rebuild:
-    """Make candidates of a case for other lengths or limits, over the same mappings."""
+def why_infeasible(cases: Sequence[Candidates], size: Size, max_nic: float | None) -> str:
+    """Name the limit that nothing keeps, and values that something does; what is said of several cases once.
 
-    def rebuild(case: Candidates, work: Demand) -> Candidates:
-        mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
-        whole = mappings[0][mappings[0].chunk_tokens == 0]
-        setups = (case.at, case.prefill_at)
-        found = candidates(setups, work, (whole, mappings[1]), case.costs, options.max_nic, case.further)
-        return found.with_costs_of(case)
+    Takes ``max_nic`` [B/s].
+    """
+    said: dict[str, list[str]] = {}
+    for case in cases:
+        sender = "" if case.prefill_at is case.at else f" behind prefill on {case.prefill_at.system.name}"
+        where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}{sender}"
+        said.setdefault(_why(case, size, max_nic), []).append(where)
+    return "; ".join(f"{' and '.join(dict.fromkeys(where))}: {why}" for why, where in said.items())
 
-    return rebuild
 
-
-def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
-    """Name the limit that nothing keeps, and values that something does."""
-    where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}"
+def _why(case: Candidates, size: Size, max_nic: float | None) -> str:
+    """The same of one case."""
     prefill, decode = case.grids.prefill, case.decoding
     if said := min(map(_of_memory, decode), key=len) or _of_memory(prefill):
-        return f"{where}: {said}"
+        return said
     work, told = case.work, []
     fastest = min(least(grid.latency, grid.feasible) for grid in decode)
     if fastest > work.tpot.seconds:
         told.append(f"no mapping decodes in the TPOT limit of {_ms(work.tpot)}; the best step is {_ms(fastest)}")
-    first = host_of(case.prefill_at) + least(prefill.latency, prefill.feasible)
+    encoding = 0.0 if case.encode is None else case.encode.alone_s
+    first = host_of(case.prefill_at) + least(prefill.latency, prefill.feasible) + encoding
     if first > work.ttft.seconds:
+        encoded = f" and {_ms(encoding)} of encoding" if encoding else ""
         told.append(
-            f"no mapping prefills a prompt in the TTFT limit of {_ms(work.ttft)}; the best pass with the host's share "
-            f"is {_ms(first)}"
+            f"no mapping prefills a prompt in the TTFT limit of {_ms(work.ttft)}; the best pass with the host's share"
+            f"{encoded} is {_ms(first)}"
         )
     if told:
-        return f"{where}: {'; '.join(told)}"
+        return "; ".join(told)
     if size.gpus is not None:
         pools = [case.colocated, *case.across]
         smallest = min(
             min((gpus_of(each) for each in case.colocated), default=math.inf),
-            sum(min((gpus_of(each) for each in choices), default=math.inf) for choices in case.across),
+            sum(min((gpus_of(each) for each in choices), default=math.inf) for choices in case.across)
+            + (case.encode is not None),
         )
         if any(map(len, pools)) and smallest > size.gpus:
-            return f"{where}: {size.gpus} GPUs are too few; the smallest deployment has {smallest:g}"
-    nearest = _nearest(case, size, rebuild)
-    return f"{where}: no number of instances keeps both limits with queueing{nearest}"
+            few = "1 GPU is" if size.gpus == 1 else f"{size.gpus} GPUs are"
+            return f"{few} too few; the smallest deployment has {smallest:g}"
+    why = "no number of instances keeps both limits with queueing"
+    hand_over = min((each.hand_over for each in case.across[0]), default=0.0)
+    if not case.colocated and first + hand_over > work.ttft.seconds:
+        why = (
+            f"no cache gets to decode in the TTFT limit of {_ms(work.ttft)}; the best hand-over takes {_ms(hand_over)}"
+        )
+    return f"{why}{_nearest(case, size, max_nic)}"
 
 
 def _of_memory(grid: DecodeGrid) -> str:
@@ -238,19 +245,21 @@ def _of_memory(grid: DecodeGrid) -> str:
     return f"no {grid.phase} mapping fits in memory; the closest lacks {lacking / GB:.1f} GB a GPU"
 
 
-def _nearest(case: Candidates, size: Size, rebuild: Rebuild) -> str:
-    """Limits, one loosened at a time, that a deployment keeps; in words."""
+def _nearest(case: Candidates, size: Size, max_nic: float | None) -> str:
+    """Limits, one loosened at a time, that a deployment of no more GPUs than there are keeps; in words."""
+    work, most = case.work, MOST_GPUS if size.gpus is None else size.gpus
+
+    def kept(looser: Demand) -> bool:
+        return bool(designs_at(under_limits(case, looser, max_nic), size.rate or 1e-3, most))
+
     found = []
-    rate = size.rate or 1e-3
     for name in ("ttft", "tpot"):
-        limit: Limit = getattr(case.work, name)
-        for factor in LOOSER:
-            looser = replace(limit, seconds=limit.seconds * factor)
-            work = replace(case.work, ttft=looser) if name == "ttft" else replace(case.work, tpot=looser)
-            other = rebuild(case, work)
-            if designs_at(other, rate):
-                found.append(f"a {name.upper()} limit of {_ms(looser)}")
-                break
+        limit: Limit = getattr(work, name)
+        looser = [replace(limit, seconds=limit.seconds * factor) for factor in LOOSER]
+        works = [replace(work, ttft=each) if name == "ttft" else replace(work, tpot=each) for each in looser]
+        if kept(works[-1]):
+            nearest = looser[bisect_left(works[:-1], True, key=kept)]
+            found.append(f"a {name.upper()} limit of {_ms(nearest)}")
     return f"; {' or '.join(found)} would do" if found else ""
 
 

@@ -149,7 +149,7 @@ def further_pools(
     split = "attention" in asked
     faults = list(pool_faults(options.pools, options.images, [decode.model], float(lengths.isl[0]), {}))
     if options.ffn_system is not None and not split:
-        faults.append("ffn_system: needs attention and ffn among the pools")
+        faults.append("ffn_system: needs attention and ffn among the pools, such as prefill,attention,ffn")
     if asked != {*TWO} and options.hold_prompts != TUNED_DELAY:
         faults.append("hold_prompts: only co-located instances hold prompts back; use 'tuned'")
     if faults:
@@ -205,6 +205,14 @@ def candidates_of(
         encode=None if encode is None else EncodeChoice(step=encode, work=work),
     )
     return with_link_limit(case, max_nic)
+
+
+def under_limits(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
+    """Candidates for other limits or links [B/s], on the same grids."""
+    if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):
+        return with_link_limit(case, max_nic)
+    found = candidates_of((case.at, case.prefill_at), work, case.grids, case.costs, max_nic, case.further)
+    return found.with_costs_of(case)
 
 
 def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:

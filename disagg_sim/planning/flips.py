@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.candidates import Candidates, candidates_of, with_link_limit
+from disagg_sim.planning.candidates import Candidates, candidates_of, under_limits
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
@@ -125,11 +125,9 @@ def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
 
 def _again(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
     """Candidates for other links or limits, on the same grids, or for other lengths, of the mappings that were kept."""
-    setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
-        if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):
-            return with_link_limit(case, max_nic)
-        return candidates_of(setups, work, case.grids, case.costs, max_nic, case.further).with_costs_of(case)
+        return under_limits(case, work, max_nic)
+    setups = (case.at, case.prefill_at)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
     further = None if case.further is None else case.further.under(work.lengths)
     return candidates_of(setups, work, grids, case.costs, max_nic, further).with_costs_of(case)

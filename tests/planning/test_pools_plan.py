@@ -227,14 +227,34 @@ def test_faults_say_what_is_allowed(changes, said):
         asked(**changes)
 
 
-@pytest.mark.usefixtures("without_changes")
-def test_limits_that_only_queues_miss_name_the_nearest_that_hold(capsys):
-    extra = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--ttft", "60 ms")
-    assert run([*COMMAND, *extra]) == 2
-    said = capsys.readouterr().out
-    assert "no number of instances keeps both limits with queueing; a TTFT limit of" in said
-    looser = float(re.search(r"a TTFT limit of (\d+) ms", said)[1]) / 1e3
-    assert asked(("encode", "prefill", "decode"), ttft=looser).best is not None
+def test_what_binds_counts_the_encoders_and_the_caches_on_their_way():
+    """Three pools take three GPUs; a prompt that meets no other waits for its images, and for 0.1 GB over 1 GB/s."""
+    three, narrow = ("encode", "prefill", "decode"), PlanOptions(max_nic=1e8)
+    few = asked(three, size=Size(gpus=2)).infeasible
+    assert few.endswith("2 GPUs are too few; the smallest deployment has 3")
+    assert asked(three, size=Size(gpus=3)).best.gpus == 3
+    step = ds.encode_step(ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv"), images=2, height=1120, width=1120)
+    late = asked(three, ttft=0.02).infeasible
+    assert f"the host's share and {1e3 * step.latency:.3g} ms of encoding is" in late
+    assert "TTFT limit of 500 ms (p90); the best hand-over takes" in asked(three, options=narrow, ttft=0.5).infeasible
+
+
+def test_limits_that_would_do_are_those_of_so_many_gpus():
+    """Prefill that keeps 162 ms takes several GPUs, so three keep a looser limit only."""
+    three, limits = ("encode", "prefill", "decode"), {}
+    for gpus in (3, 32):
+        said = asked(three, size=Size(gpus=gpus), ttft=0.12).infeasible
+        limits[gpus] = float(re.search(r"a TTFT limit of (\d+) ms", said)[1]) / 1e3
+        assert asked(three, size=Size(gpus=gpus), ttft=limits[gpus]).best is not None
+    assert limits[32] < limits[3]
+    assert asked(three, size=Size(gpus=3), ttft=limits[32]).best is None
+
+
+def test_what_is_said_of_two_systems_is_said_once():
+    options = PlanOptions(prefill_system="h200_sxm", pools=("encode", "prefill", "decode"))
+    said = asked(options.pools, options=options, tpot=1e-4).infeasible
+    assert said.count("no mapping decodes in the TPOT limit") == 1
+    assert f"on {SYSTEM} behind prefill on h200_sxm and {MODEL} in" in said
 
 
 def test_ranks_that_no_memory_holds_say_so():
@@ -281,7 +301,8 @@ def test_what_the_rate_rests_on_is_said(capsys):
         ),
         (("--pools", "prefill,attention,ffn", "--confidence", "0.9"), "attention and ffn pools have no error bars"),
         (("--pools", "prefill,attention,ffn", "--tpot", "30 ms@p98"), "p90 where none is said"),
-        (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "no drafts"),
+        (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "use 'off'"),
+        (("--ffn-system", "h200_sxm"), "needs attention and ffn among the pools, such as prefill,attention,ffn"),
     ],
 )
 def test_faults_of_the_command_are_one_line(extra, said, capsys):

@@ -55,6 +55,11 @@ class EncodeChoice(QuickBound):
         return self.step.time * (1.0 - self.step.cached)
 
     @property
+    def alone_s(self) -> float:
+        """Time until the embeddings of a request that meets no other are with prefill. [s]"""
+        return self.each_s + self.step.transfer
+
+    @property
     def most(self) -> float:
         """Rate of a GPU that always encodes, less the headroom. [request/s]"""
         return 1.0 / (self.each_s * self.work.spare)
@@ -65,7 +70,7 @@ class EncodeChoice(QuickBound):
 
     def delay(self, rate: float, gpus: int) -> Delay:
         """Arrival until the embeddings are with prefill: equal times at ``gpus`` servers of one queue."""
-        used, own = rate * self.each_s / gpus, np.array([self.each_s + self.step.transfer])
+        used, own = rate * self.each_s / gpus, np.array([self.alone_s])
         share = share_that_waits(gpus, used)
         wait = mean_wait(gpus, used, self.each_s, self.work.dispersion / 2)
         return Delay(own, np.array([1.0 - share]), own, np.array([share]), wait)

@@ -326,5 +326,5 @@ def require_no_drafts(at: Setup) -> None:
     if at.speculation is not None:
         raise InputError(
             f"speculation {at.speculation.name!r}: steps over attention and feed-forward GPUs have no drafts, as no "
-            "system places a drafter on them; allowed: none"
+            "system places a drafter on them; use 'off'"
         )
