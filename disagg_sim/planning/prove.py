@@ -5,7 +5,8 @@ the question are drawn, and the requests of the first two mean times in the syst
 
 Counts are searched without spares. A plan with spares is then played with them: as many instances of each pool as it
 has spares fail at once, in full load, and are away for the restart of the stated failures. Their requests begin again
-elsewhere, and the limits must hold for those in flight and all that come after.
+elsewhere, and the limits must hold for those in flight and all that come after. Simulated encoders do not fail: their
+spares are away from the beginning.
 """
 
 from __future__ import annotations
@@ -240,16 +241,16 @@ class _Runs:
         trace, begin = requests_of(self.plan, design, self.seed)
         when = begin or float(trace.arrival[-1]) / 2  # in full load; halfway through a trace
         events, numbered = [], 0
-        failing = [pool for pool in design.pools if pool.role != "encode"]  # simulated encoders do not fail
-        for pool in failing:
+        for pool in (each for each in design.pools if each.role != "encode"):
             numbered += pool.instances + pool.spares
             gone = range(numbered - pool.spares, numbered)
             events += [FailureEvent(at_s=when, kind="instance", number=number) for number in gone]
         failures = Failures(events=tuple(events), restart_s=availability.failing.restart, migration_limit=1)
-        result = self._played(design, trace, failures)
+        pools = tuple(replace(pool, spares=pool.spares * (pool.role != "encode")) for pool in design.pools)
+        result = self._played(replace(design, pools=pools), trace, failures)
         run = judged(design, result, max(when - time_alone(self.plan.work), 0.0))
         moved = sum(each.migrated for each in result.records.failures)
-        return Failing(run=run, failed=tuple(pool.spares for pool in failing), moved=moved)
+        return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
 
     def _played(self, design: Design, trace: Trace, failures: Failures | None) -> SimulationResult:
         options = replace(run_options(design, self.plan.options.max_nic), failures=failures)

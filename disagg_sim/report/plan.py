@@ -31,6 +31,7 @@ from disagg_sim.report.plan_rows import (
     latency_rows,
     pool_rows,
     question_line,
+    role_text,
     runner_rows,
     seconds_text,
     verdict,
@@ -298,9 +299,11 @@ def proof_lines(plan: Plan, proof: Proof) -> list[str]:
             f"{run.rate:.4g}, in {proof.runs} simulations"
         )
     if (failing := proof.failing) is not None:
-        one, count = failing.run, " + ".join(map(str, failing.failed))
+        one = failing.run
+        counts = zip(failing.failed, proof.design.pools, strict=True)
+        failed = " + ".join(f"{count} {role_text(pool.role)}" for count, pool in counts)
         lines.append(
-            f"with {count} instances failed at once, as many as there are spares: "
+            f"with {failed} instances failed at once, as many as there are spares: "
             f"{'holds' if one.holds else 'MISSES'} the limits; TTFT {work.ttft.percentile} "
             f"{seconds_text(one.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
             f"{seconds_text(one.tpot[work.tpot.percentile])}, {failing.moved} requests began again"

@@ -13,6 +13,7 @@ from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
+from disagg_sim.report.plan import PlanExtras, plan_json, proof_lines
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.availability.law import Blast
 from disagg_sim.workload.named import traffic_case
@@ -82,6 +83,20 @@ def test_spares_of_three_pools_are_the_cheapest_that_reach_the_target(pools, fai
     assert sum(pool.spares * int(pool.mapping.gpus) for pool in design.pools) == min(able) > 0
     assert sum(part.gpus for pool in design.pools for part in pool.halves) == design.gpus
     assert deployed(design).encode.instances == design.pools[0].instances + design.pools[0].spares
+
+
+def test_the_spares_of_all_pools_are_away_in_one_simulation(failures):
+    """Encoders do not fail in it: theirs are not there. Text and JSON name every pool."""
+    pytest.importorskip("numba")
+    found = asked(WHOLE, Size(rate=40.0), options=PlanOptions(availability=0.999, failures=failures))
+    proof = prove(found, adapt=False)
+    assert proof.failing.failed == proof.design.spares.counts
+    assert proof.failing.failed[0] > 0
+    assert proof.failing.run.ttft["p99"] >= proof.final.ttft["p99"]
+    said = " + ".join(f"{pool.spares} {pool.role}" for pool in found.best.pools)
+    assert proof_lines(found, proof)[-1].startswith(f"with {said} instances failed at once")
+    told = plan_json(found, PlanExtras(proof=proof))["simulated"]["failing"]
+    assert len(told["failed"]) == len(told["run"]["counts"]) == 3
 
 
 def test_an_instance_on_two_systems_fails_with_either():

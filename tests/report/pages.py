@@ -31,12 +31,13 @@ def small_sweep(root: Path) -> Path:
 
 
 def plan_directory(root: Path) -> Path:
-    """The smallest plan, of a model with a spoilt name."""
-    pool = {"role": "colocated", "instances": 2, "gpus": 6, "system": SPOILT, "precision": "fp8", "engine": "vllm"}
+    """A plan of attention and feed-forward ranks, which fail together, of a model with a spoilt name."""
+    pool = {"role": "attention", "instances": 2, "gpus": 6, "system": SPOILT, "precision": "fp8", "engine": "vllm"}
     pool |= {"tp_attn": 2, "dp_attn": 1, "tp_ffn": 2, "ep": 1, "pp": 1, "redundant_slots": 0, "chunk_tokens": 0}
     pool |= {"batch": 64, "token_budget": 2048, "load": 0.8, "memory_bytes": 6e10, "bound": "memory"}
     latency = {"p50": 0.1, "p90": 0.2, "p99": 0.3}
-    best = {"mode": "colocated", "gpus": 4, "rate_per_s": 10.0, "output_tokens_per_s": 1280.0, "pools": [pool]}
+    pools = [pool, {**pool, "role": "ffn", "gpus": 3}]
+    best = {"mode": "disaggregated", "gpus": 9, "rate_per_s": 10.0, "output_tokens_per_s": 1280.0, "pools": pools}
     best |= {"ttft_s": latency, "tpot_s": latency, "kv_bytes_per_s_per_gpu": 0.0, "usd_per_hour": 12.0}
     best |= {"usd_per_million_output_tokens": 2.6, "output_tokens_per_joule": 0.5}
     best["spares"] = {"target": 0.99, "counts": [1], "availability": 0.9991, "without": 0.97, "capacity": 0.9995}

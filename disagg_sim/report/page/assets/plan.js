@@ -177,6 +177,8 @@ const nines = (share) =>
 /** Spare instances of each pool, what they give, and what one failure stops. */
 function planSpares(best) {
   const { spares } = best;
+  const whole = ({ role }) =>
+    best.pools.filter((other) => judgedAs(other.role) === judgedAs(role)).reduce((sum, { gpus }) => sum + gpus, 0);
   return [
     facts([
       ["At full capacity", `${nines(spares.availability)} of the time, at least ${nines(spares.target)} asked for`],
@@ -188,7 +190,7 @@ function planSpares(best) {
       best.pools.map((pool, place) => {
         const spare = ofPool(spares.counts, place),
           all = pool.instances + spare,
-          gpus = pool.gpus / all,
+          gpus = whole(pool) / all,
           mtbf = ofPool(spares.mtbf, place),
           together = ofPool(spares.together, place);
         return [
