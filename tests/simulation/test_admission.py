@@ -53,34 +53,3 @@ def test_only_room_for_the_outputs_rules_out_preemption(admission):
     counts_outputs = admission == AdmissionRule.OUTPUT_FITS
     assert fleet.views.preemptions[0] == (0 if counts_outputs else 1)
     assert (fleet.segments.start_s[1] == 0.0) != counts_outputs
-
-
-@pytest.mark.parametrize(
-    ("keeps", "blocks", "second", "again"),
-    [
-        (False, 10, 64, 81),
-        (True, 10, 64, 81 - 3 * 16),  # the first takes 2 of the 5 blocks, the last of them first, until its end
-        (True, 11, 64, 81 - 4 * 16),  # a block that was free before is taken first
-        (True, 11, 72, 89 - 4 * 16),  # of 6 blocks, 5 of them full, that which is not full goes first
-    ],
-)
-def test_a_preempted_segment_finds_the_blocks_that_nobody_took(keeps, blocks, second, again):
-    """The second has its prompt and 16 tokens in blocks, and one not yet cached, when no block is left."""
-    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=blocks, budget=160, keeps_preempted=keeps)
-    for request, prompt in enumerate((64, second)):
-        fleet.submit(0, request, (0, prompt, 40), 0.0)
-    fleet.run_until(math.inf)
-    assert fleet.views.prefill_tokens[0] == 64 + second + again
-    assert fleet.segments.preemptions.tolist() == [0, 1]
-
-
-def test_a_prompt_that_grows_chunk_by_chunk_preempts_itself_last():
-    """Both are admitted by their first chunks of 32; the newer one, a prompt, gives way to the older one."""
-    fleet = fleet_of(AdmissionRule.FIRST_CHUNK, blocks=10, budget=64)
-    fleet.submit(0, 0, (0, 112, 30), 0.0)
-    fleet.submit(0, 1, (0, 112, 30), 0.0)
-    fleet.run_until(math.inf)
-    segments = fleet.segments
-    assert segments.preemptions[0] == 0
-    assert segments.preemptions[1] > 0
-    assert segments.finish_s[0] < segments.finish_s[1]

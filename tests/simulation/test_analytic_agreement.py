@@ -14,7 +14,6 @@ import pytest
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup
@@ -214,15 +213,6 @@ def test_in_flight_batching(deployment, most):
     assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
-@pytest.mark.parametrize(("isl", "osl", "batch"), [(1024, 1024, 8), (8192, 1024, 256), (32_768, 512, 128)])
-@pytest.mark.parametrize("deployment", ["deepseek_dep8"], indirect=True)
-def test_ranks_that_take_turns(deployment, isl, osl, batch):
-    """DeepSeek-R1 on 8 ranks: most prompts are alone in their pass, and seven ranks go along."""
-    exact, (per_token, _, throughput) = whole_prompts(deployment, (isl, osl), batch, 8, seeds=4)
-    assert per_token == pytest.approx(exact.ttl_s, rel=BOUND)
-    assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
-
-
 @pytest.mark.parametrize(
     ("deployment", "isl", "osl", "batch", "hold"),
     [("deepseek_dep8", 8192, 1024, 64, 128), ("mixtral_dep4", 1024, 257, 32, 16)],
@@ -267,20 +257,6 @@ def random_answers(spec, isl, generate, batch):
     return np.nansum(decoding), (segments.generate[rows] - 1)[~np.isnan(decoding)].sum(), tokens, seconds
 
 
-@pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 4)])
-@pytest.mark.parametrize("deployment", ["llama_8b"], indirect=True)
-def test_few_requests_in_flight(deployment, batch, together):
-    """The pass of a request's own prompt lies before its tokens, however few others there are; those of the others lie
-    between, though a pass may have several prompts: slots are free one by one."""
-    _, mapping, isl, osl, _, at, _, table = deployment
-    options = Colocation(batch=(batch,), prefill_batch=(together,))
-    exact = colocated(at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=options).iloc[0]
-    limits = {"token_budget": 10**6, "max_prompts": together, "max_sequences": batch}
-    spec = InstanceSpec(table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, **limits)
-    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=40 * batch, waiting=batch)
-    assert_meets(fleet, batch, osl, mapping.gpus, exact.ttl_s, exact.tokens_per_s_per_gpu)
-
-
 def test_unlike_prompts_of_a_pipelined_pass_have_their_own_scores():
     """A long and a short prompt together take as long as one after the other, where GEMMs are as efficient.
 
@@ -322,23 +298,6 @@ def test_piggyback_with_a_chunk_in_every_step(deployment):
     assert per_token == pytest.approx(exact.ttl_mean_s, rel=BOUND)
     assert latency == pytest.approx(exact.ftl_s, rel=BOUND)
     assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
-
-
-@pytest.mark.parametrize("deployment", ["llama_8b", "gpt_oss_ep4", "llama_pp2"], indirect=True)
-def test_piggyback_with_a_chunk_in_every_fourth_step(deployment):
-    """Of one attention rank; several prefill in different steps (below).
-
-    TTL = T_mix/4 + 3*T_d/4 and FTL = ISL/c * T_mix (physics page, section 8); B slots for decode and prefill."""
-    _, _, isl, osl, batch, at, cut, _ = deployment
-    chunk = 4 * isl * batch // (osl - 1)
-    resident = batch - 0.25
-    mixed = mixed_step(at, cut, batch=float(batch), context=isl + osl / 2, chunk=Chunk(float(chunk), float(isl))).time
-    plain = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
-    ttl = (float(mixed) + 3 * float(plain)) / 4
-    per_token, latency, throughput = chunks_beside_decode(deployment, chunk, batch)
-    assert per_token == pytest.approx(ttl, rel=BOUND)
-    assert latency == pytest.approx(isl / chunk * float(mixed), rel=BOUND)
-    assert throughput == pytest.approx(resident * osl / ((osl - 1) * ttl), rel=BOUND)
 
 
 @pytest.mark.parametrize("deployment", ["deepseek_dep8"], indirect=True)

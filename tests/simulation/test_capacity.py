@@ -59,24 +59,6 @@ def test_an_aim_met_again_above_the_boundary_is_told_and_does_not_raise_the_answ
     assert "misses the aim (17.0% of the requests are inside the SLO), 2.7" in found.message
 
 
-def test_a_dip_below_the_boundary_lowers_the_answer_to_its_lower_edge():
-    """Met up to 0.7, missed up to 1.7, met up to 6: from 2 the search finds 6; a quarter of it, 1.5, is in the dip."""
-    runs = stretches(0.7, 1.7, 6.0)
-    assert serving_capacity(runs, attains(0.9), rate=1.0, start=2.0, checked=False).rate_scale > 5.7
-    found = serving_capacity(runs, attains(0.9), rate=1.0, start=2.0)
-    assert 0.7 / (1 + TOLERANCE) <= found.rate_scale <= 0.7 <= found.above <= 0.7 * (1 + TOLERANCE)
-    assert 5.7 < found.met_again <= 6.0
-    assert [row.rate_scale for row in found.runs] == sorted(row.rate_scale for row in found.runs)
-
-
-def test_an_aim_that_light_loads_miss_has_no_capacity_and_says_where_it_is_met():
-    """Missed up to 0.8, met up to 1.5: no rate below 0.8 helps."""
-    found = serving_capacity(stretches(0.0, 0.8, 1.5), attains(0.9), rate=1.0)
-    assert (found.rate_scale, found.requests_per_s) == (0.0, 0.0)
-    assert 1.4 < found.met_again <= 1.5
-    assert found.message.startswith("0 requests/s (0 times the trace's rate); NOT MONOTONE: ")
-
-
 @given(st.lists(st.floats(1 / WIDEST, WIDEST), max_size=6), st.floats(0.1, 10.0))
 def test_whatever_the_curve_every_rate_tried_up_to_the_answer_meets_the_aim(edges, start):
     found = serving_capacity(stretches(*edges), attains(0.9), rate=1.0, start=start)

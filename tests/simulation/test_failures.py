@@ -166,18 +166,6 @@ def test_a_run_ends_where_a_link_is_down_for_good(failures):
     assert result.failures[0].until_s == NEVER
 
 
-def test_a_link_that_comes_up_again_beside_one_that_does_not_brings_its_caches_on():
-    """Each prefill instance takes one request; the second link is back at 9 s, long after all else has happened."""
-    events = (
-        FailureEvent(at_s=0.2, kind="link", number=0, lasts_s=NEVER),
-        FailureEvent(at_s=0.2, kind="link", number=1, lasts_s=8.8),
-    )
-    options = replace(PLAIN, failures=Failures(events=events))
-    r = one_each([(0.0, 1000, 2)] * 2, options, "round_robin", prefill=2, decode=2).requests
-    assert r.status.tolist() == [Outcome.UNFINISHED, Outcome.COMPLETED]
-    assert r.decode_start_s[1] > 9.0
-
-
 @pytest.mark.parametrize(
     ("numbers", "policy", "parts", "more"),
     [

@@ -171,51 +171,6 @@ def one(mode=Mode.CHUNKED, **limits):
     return Fleet([InstanceSpec(table=table, mode=mode, **given_limits)])
 
 
-def test_a_chunked_prompt_by_hand():
-    """Budget 100: the prompt of 150 takes steps of 1 + 1 s and 1 + 0.5 s, then two decode steps of 1 s."""
-    fleet = one(token_budget=100)
-    fleet.submit(0, 0, (0, 150, 3), 0.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.first_token_s[0] == pytest.approx(3.5)
-    assert fleet.segments.finish_s[0] == pytest.approx(5.5)
-    assert fleet.itl_counts.sum() == 2
-
-
-def test_an_arrival_joins_after_the_step_in_progress():
-    """Decode steps end at 2, 3, 4 ...; what arrives at 3.5 is prefilled from 4 to 5.1, beside a decode."""
-    fleet = one()
-    fleet.submit(0, 0, (0, 100, 8), 0.0)
-    assert fleet.run_until(3.5) == (-1, 3.5)
-    fleet.submit(0, 1, (0, 10, 1), 3.5)
-    fleet.run_until(math.inf)
-    assert fleet.segments.start_s[1] == pytest.approx(4.0)
-    assert fleet.segments.finish_s[1] == pytest.approx(5.1)
-    assert fleet.segments.finish_s[0] == pytest.approx(2.0 + 7 * 1.0 + 0.1)
-
-
-def test_a_pass_of_whole_prompts_stops_decode():
-    """The pass of the second prompt, 2 s, lies between two decode steps of the first."""
-    fleet = one(Mode.PREFILL_FIRST)
-    fleet.submit(0, 0, (0, 100, 4), 0.0)
-    fleet.run_until(2.5)
-    fleet.submit(0, 1, (0, 100, 1), 2.5)
-    fleet.run_until(math.inf)
-    assert fleet.segments.first_token_s[1] == pytest.approx(5.0)
-    assert fleet.segments.finish_s[0] == pytest.approx(2.0 + 3 * 1.0 + 2.0)
-    gaps = fleet.itl_edges[np.repeat(np.arange(fleet.itl_counts.size), fleet.itl_counts)]
-    np.testing.assert_allclose(gaps, [1.0, 1.0, 3.0], rtol=0.011)
-
-
-def test_a_manual_batch_starts_when_it_is_closed():
-    fleet = one(Mode.MANUAL)
-    fleet.submit(0, 0, (0, 100, 1), 0.0, flags=0)
-    fleet.run_until(7.0)
-    fleet.submit(0, 1, (0, 100, 1), 7.0)
-    fleet.submit(0, 2, (0, 100, 1), 7.0)
-    fleet.run_until(math.inf)
-    np.testing.assert_allclose(fleet.segments.finish_s, [10.0, 10.0, 12.0])
-
-
 def test_the_step_limit_bounds_prefill():
     """1 s + 0.01 s a token within 1.5 s: 50 tokens a step; within 0.5 s: one token a step."""
     fleet = one(Mode.SLO_AWARE, step_limit_s=1.5)
@@ -226,69 +181,6 @@ def test_the_step_limit_bounds_prefill():
     fleet.submit(0, 0, (0, 10, 1), 10.0)
     fleet.run_until(math.inf)
     assert fleet.views.passes[0] == 12
-
-
-def test_columns_are_the_memory_that_the_kernel_writes():
-    """5 s: a prompt of 100 tokens took 2, three decode steps one each; 103 cached tokens are 7 blocks of 16."""
-    fleet = one()
-    views = fleet.views
-    fleet.submit(0, 0, (0, 100, 50), 0.0)
-    fleet.run_until(5.0)
-    fleet.refresh(5.0)
-    assert (views.running_requests[0], views.running_tokens[0], views.decode_steps[0]) == (1, 103, 3)
-    assert views.total_blocks[0] - views.free_blocks[0] == 7
-    assert fleet.segments.dtype.names[:2] == ("request", "instance")
-
-
-def test_blocks_are_held_until_the_transfer_ends():
-    fleet = one(blocks=10)
-    fleet.submit(0, 0, (0, 100, 1), 0.0, flags=NOTIFY | HOLD | CLOSES)
-    fleet.submit(0, 1, (0, 100, 1), 0.0, flags=NOTIFY | CLOSES)
-    assert fleet.run_until(math.inf) == (0, 2.0)
-    assert fleet.run_until(5.0) == (-1, 5.0)
-    assert fleet.status_of(0) == SegmentStatus.HELD
-    fleet.release(0, 5.0)
-    assert fleet.run_until(math.inf) == (1, 7.0)
-
-
-def test_a_draining_instance_reports_when_it_is_empty():
-    fleet = one()
-    fleet.submit(0, 0, (0, 100, 1), 0.0)
-    fleet.run_until(0.5)
-    fleet.drain(0, 0.5)
-    assert fleet.run_until(math.inf) == (-2, 2.0)
-    assert fleet.views.active[0] == 0
-    fleet.submit(0, 1, (0, 100, 1), 9.0)
-    assert fleet.run_until(10.0) == (-1, 10.0)
-    fleet.start(0, 10.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.finish_s[1] == pytest.approx(12.0)
-
-
-def test_an_aborted_instance_loses_its_segments_and_can_start_again():
-    fleet = one()
-    for request in range(3):
-        fleet.submit(0, request, (0, 100, 50), 0.0)
-    fleet.run_until(10.0)
-    assert fleet.abort(0, 10.0).tolist() == [0, 1, 2]
-    assert fleet.run_until(math.inf)[0] == -1
-    fleet.start(0, 20.0)
-    fleet.submit(0, 3, (0, 100, 1), 20.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.finish_s[3] == pytest.approx(22.0)
-    assert (fleet.views.free_blocks == fleet.views.total_blocks).all()
-
-
-def test_an_added_instance_works_beside_the_others():
-    fleet = one()
-    fleet.submit(0, 0, (0, 100, 30), 0.0)
-    fleet.run_until(3.0)
-    other = fleet.add(InstanceSpec(table=TABLE, blocks=50, max_sequences=8), 3.0)
-    fleet.submit(other, 1, (0, 100, 2), 3.0)
-    fleet.run_until(math.inf)
-    assert other == 1
-    assert fleet.segments.finish_s[0] == pytest.approx(31.0)
-    assert 3.0 < fleet.segments.finish_s[1] < 3.1
 
 
 def test_what_waits_is_what_nothing_was_computed_of():

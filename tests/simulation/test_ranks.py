@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from sites import served
 
@@ -13,7 +12,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
+from disagg_sim.simulation.kernel.layout import Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
@@ -54,26 +53,6 @@ def test_what_waits_counts_four_times_what_runs():
     assert ranks_of(fleet)[6:] == [1, 0, 1]
 
 
-def test_what_is_in_the_later_stages_of_a_pipeline_runs():
-    """Of three prompts one a pass, the second is taken back: two of rank 0 have left the first stage. Then 2 and 0.
-
-    The next goes to rank 1, and the one after it to rank 0: 2 against 4. Did what leaves wait, it would be 8 against 4.
-    """
-    mapping = Sharding(dp_attn=2, ep=2, pp=4, chunk_tokens=64)
-    stages = StepTable.build(setup("mixtral_8x7b", "h100_sxm", "bf16"), mapping, max_sequences=16, max_context=1024)
-    latency, busy = stages.pass_time(64)
-    assert latency > 2 * busy
-    fleet = fleet_of(stages, max_prompts=1, mode=Mode.PREFILL_FIRST)
-    taken = [fleet.submit(0, request, (0, 64, 1), 0.0) for request in range(3)]
-    fleet.withdraw(taken[1], 0.0)
-    now = (latency + 2 * busy) / 2
-    fleet.run_until(now)
-    assert [fleet.status_of(taken[k]).name for k in (0, 2)] == ["LEAVING", "LEAVING"]
-    for request in range(3, 5):
-        fleet.submit(0, request, (0, 64, 1), now)
-    assert ranks_of(fleet) == [0, 1, 0, 1, 0]
-
-
 def test_ranks_in_turn_and_by_tokens():
     """SGLang takes the next one whatever it has; TensorRT-LLM that with the fewest prompt tokens, of equal numbers."""
     prompts = [100, 10, 10, 10, 10]
@@ -86,26 +65,6 @@ def test_ranks_in_turn_and_by_tokens():
     assert chosen[RankChoice.IN_TURN] == [0, 1, 0, 1, 0]
     # 1 and 1 requests: rank 1 has fewer tokens; then it has more requests than an even share, so rank 0
     assert chosen[RankChoice.FEWEST_TOKENS] == [0, 1, 1, 0, 1]
-
-
-def test_a_step_lasts_as_long_as_on_the_rank_with_the_longest_prompt():
-    """300 and 100 tokens: both ranks end after 1 + 30 ms; one queue would have put 200 on each, 21 ms."""
-    fleet = fleet_of(TWO)
-    fleet.submit(0, 0, (0, 300, 1), 0.0)
-    fleet.submit(0, 1, (0, 100, 1), 0.0)
-    fleet.run_until(math.inf)
-    assert fleet.segments.finish_s.tolist() == pytest.approx([0.031, 0.031])
-
-
-def test_a_prompt_on_one_rank_delays_the_decodes_of_the_other():
-    """Steps of 1.1 ms; a prompt of 100 tokens that comes at 10.5 ms joins the step from 11 ms on, which takes 11 ms."""
-    fleet = fleet_of(TWO)
-    fleet.submit(0, 0, (16, 0, 30), 0.0, last_token_s=0.0)
-    fleet.run_until(0.0105)
-    fleet.submit(0, 1, (0, 100, 1), 0.0105)
-    fleet.run_until(math.inf)
-    assert ranks_of(fleet) == [0, 1]
-    assert fleet.segments.finish_s.tolist() == pytest.approx([0.022 + 19 * 0.0011, 0.022])
 
 
 @pytest.mark.parametrize(
@@ -121,22 +80,6 @@ def test_an_idle_rank_goes_along_and_experts_work_on_the_tokens_of_all(outputs, 
         fleet.submit(0, request, (16, 0, output), 0.0, last_token_s=0.0)
     fleet.run_until(math.inf)
     assert fleet.segments.finish_s.max() == pytest.approx(1e-3 * time)
-
-
-@pytest.mark.parametrize("step_by_step", [True, False])
-def test_the_longer_attention_counts_at_every_step(step_by_step):
-    """0.01 ms for each 100 tokens of context of a rank: 1,000 of one sequence against 3 of 300, which grow by three a
-    step and overtake it after the 50th: at step k, from 1 on, max(1000 + k, 900 + 3k) tokens.
-    """
-    table = StepTable.affine(per_context=1e-7, ranks=2, max_sequences=16)
-    limits = {"token_budget": 4096, "max_sequences": 16, "watermark": 0.0, "rank_choice": RankChoice.IN_TURN}
-    fleet = Fleet([InstanceSpec(table=table, blocks=400, **limits)], step_by_step=step_by_step)
-    for request, context in enumerate((1000, 300, 1, 300, 1, 300)):
-        fleet.submit(0, request, (context, 0, 100 if context > 1 else 1), 0.0, last_token_s=0.0)
-    fleet.run_until(math.inf)
-    steps = [max(1000 + k, 900 + 3 * k) for k in range(1, 101)]
-    steps[0] = 1001 + 2 * 2  # with the two short ones
-    assert fleet.segments.finish_s.max() == pytest.approx(1e-7 * sum(steps))
 
 
 @pytest.mark.parametrize("hold", [0, 5, 100])
@@ -190,43 +133,6 @@ def test_a_prompt_that_comes_for_the_other_rank_ends_the_wait():
 def test_a_wait_below_none_is_refused():
     with pytest.raises(InputError, match="hold_steps"):
         fleet_of(TWO, hold_steps=-1)
-
-
-def test_memory_of_another_rank_does_not_help():
-    """Two ranks of 4 blocks. On rank 0 two requests of 32 tokens grow into a third block each: the later is preempted,
-    while rank 1 has 4 blocks free. In one memory of 8 blocks nobody would be.
-    """
-    preempted = {}
-    for name, table in (("ranks", TWO), ("one", StepTable.affine(step=1e-3, per_token=1e-4, max_sequences=16))):
-        fleet = fleet_of(table, blocks=8, admission=AdmissionRule.PROMPT, rank_choice=RankChoice.IN_TURN)
-        for request, output in enumerate((10, 1, 10)):
-            fleet.submit(0, request, (0, 32, output), 0.0)
-        fleet.run_until(math.inf)
-        preempted[name] = fleet.segments.preemptions.tolist()
-    assert preempted == {"ranks": [0, 0, 1], "one": [0, 0, 0]}
-
-
-def test_limits_are_shared_by_the_ranks():
-    """Six sequences over four ranks: two, two, one and one run together."""
-    table = StepTable.affine(step=1e-3, ranks=4, max_sequences=16)
-    fleet = fleet_of(table, max_sequences=6, rank_choice=RankChoice.IN_TURN)
-    for request in range(16):
-        fleet.submit(0, request, (16, 0, 10), 0.0, last_token_s=0.0)
-    fleet.run_until(0.005)
-    running = fleet.segments["rank"][~np.isnan(fleet.segments.start_s)]
-    assert np.bincount(running).tolist() == [2, 2, 1, 1]
-    assert fleet.views.running_requests.tolist() == [6]
-
-
-@pytest.mark.parametrize(("most", "passes"), [(1, 4), (2, 2), (8, 1)])
-def test_a_most_number_of_prompts_is_that_of_all_ranks(most, passes):
-    """Four prompts on two ranks: one a pass takes four passes, two take one of each rank."""
-    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_prompts=most)
-    for request in range(4):
-        fleet.submit(0, request, (0, 50, 1), 0.0)
-    fleet.run_until(math.inf)
-    assert len(np.unique(fleet.segments.finish_s)) == passes
-    assert fleet.views.passes.tolist() == [passes]
 
 
 @pytest.mark.parametrize("batch", [7, 50])

@@ -5,23 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_analytic_agreement import assert_meets, full_queue, rate
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
-from disagg_sim.search.grid import prefill_grid
-from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.synthetic import drawn_pasts
 
-BOUND = 0.02
 SLO = ds.Slo(ttft=100.0, tpot=10.0)
 LLAMA, ONE = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Sharding()
 
@@ -119,48 +112,3 @@ class TestPasts:
     def test_what_does_not_go_together_is_said(self, options, said):
         with pytest.raises(InputError, match=said):
             RunOptions(reuse=stated(tiers=(("ssd", 1.0),)), **options)
-
-
-#: Model, recipe, drafter, mapping, prompt, output and batch; half of each prompt is cached.
-CASES = {
-    "module": ("deepseek_r1", "mtp 0.8", {"tp_attn": 8, "ep": 8}, 4000, 577, 32),
-    "draft_model": ("llama_3_1_70b", "draft_model llama_3_1_8b 0.8 0.6", {"tp_attn": 4, "tp_ffn": 4}, 4000, 769, 32),
-}
-PAST = 2000 // 16 * 16
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    model, drafter, degrees, isl, osl, batch = CASES[request.param]
-    curve = ds.load_speculation(drafter)
-    drafts = len(curve.acceptance)
-    at = ds.setup(model, "h200_sxm", "fp8", speculation=curve.trying((drafts,)))
-    cut = Sharding(**degrees, draft_tokens=drafts)
-    return at, cut, isl, osl, batch, StepTable.build(at, cut, max_sequences=64, max_context=8192, max_tokens=4096)
-
-
-class TestDraftsBesidePasts:
-    """Analytic and simulated, at constant lengths and a full queue."""
-
-    @pytest.mark.parametrize("tier", ["hbm", "dram"])
-    def test_a_pair_of_pools(self, case, tier):
-        """Prefill is short: its rate is that of the grid, loads hide behind passes, and decode has AL tokens a step."""
-        at, cut, isl, _, _, _ = case
-        reuse = stated(tiers=((tier, 1.0),))
-        grid = prefill_grid(at, replace(cut, draft_tokens=0), ds.lengths(isl, 33, cached=reuse), batch=[1])
-        options = RunOptions(concurrency=24, reuse=reuse, tiers=() if tier == "hbm" else (tier,))
-        many = trace(160, isl, 33)
-        done = ds.simulate(served(at, 1, 2, cut), many, "disaggregated", slo=SLO, options=options).records.requests
-        assert rate(np.sort(done.prefill_end_s)[40:]) == pytest.approx(float(grid.request_rate[0, 0]), rel=BOUND)
-
-    def test_piggyback_with_a_chunk_in_every_step(self, case):
-        """The rest of a prompt is half of it, so half as many tokens go along with each step."""
-        at, cut, isl, osl, batch, table = case
-        options = Colocation(batch=(batch,), every_step_mixed=True)
-        plain, lens = replace(cut, draft_tokens=0), ds.lengths(isl, osl, cached=0.5)
-        exact = piggyback(at, plain, lens, ftl_limit=math.inf, options=options).iloc[0]
-        chunk = round((isl - PAST) * batch * exact.accepted_tokens_per_step / (osl - 1))
-        budget = batch * (1 + cut.draft_tokens) + chunk
-        spec = InstanceSpec(table=table, blocks=10**6, token_budget=budget, max_sequences=batch + 4)
-        found = full_queue(spec, (0, isl, osl), residents=batch, requests=10 * batch, waiting=batch, cached=PAST)
-        assert_meets(found, batch, osl, cut.gpus, exact.ttl_mean_s, exact.tokens_per_s_per_gpu)

@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import SIMPLE, deployment, served
 
-from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
@@ -76,100 +73,6 @@ def test_who_stays_on_an_instance_has_its_first_token_from_its_prefill():
         if r.prefill_instance[0] == r.decode_instance[0]:
             assert r.first_token_s[0] == pytest.approx(0.020)
             assert r.finish_s[0] == pytest.approx(0.020 + 2 * 0.011)
-
-
-def test_a_push_has_its_blocks_from_the_start():
-    """Two prompts of 2 x 2,048 tokens; the pieces of each but its last leave while it is computed.
-
-    A receiver of 300 blocks has room for the first alone, so the second is pushed when that has ended.
-    """
-    early = policy_named("disaggregated", early_push=True)
-    two = [(0.0, 4096, 2), (0.0, 4096, 2)]
-    fast = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.01)
-    r = run("push", requests=two, blocks=600, policy=early, table=fast).requests
-    assert r.exposed_transfer_s[0] == pytest.approx(2.048)  # a thousand tokens a second
-    r = run("push", requests=two, blocks=300, policy=early, table=fast).requests
-    assert r.exposed_transfer_s[0] == pytest.approx(2.048)
-    assert r.prefill_start_s[1] >= r.decode_start_s[0] - 1e-9  # the sender holds 256 of 300 blocks
-    pulled = run("pull", requests=two, blocks=600, policy=early, table=fast).requests
-    assert pulled.exposed_transfer_s[0] == pytest.approx(4.096)
-
-
-class Onward:
-    """Each request is prefilled on an instance of its own choice, in passes of 32 tokens, and decoded on the last."""
-
-    needs = ("colocated",)
-
-    def __init__(self, senders=1):
-        self.senders = senders
-
-    def build(self, site):
-        limits = Limits(token_budget=32)
-        steps = ByRole(prefill=limits, decode=limits)
-        return Parts(start=site.instances(("colocated", Role.BOTH)), routing=self, steps=steps)
-
-    def place(self, view, request):
-        return Leg(request % self.senders, view.input_tokens[request] + 1, self.senders)
-
-    def proceed(self, view, request, origin):
-        return Leg(self.senders)
-
-
-#: 40 ms for 32 tokens of a prompt, 9 ms for the only decode.
-PASSES = StepTable.affine(step=0.008, per_sequence=0.001, per_token=0.001)
-
-
-def pushed(requests, senders, blocks):
-    """A run whose chunks of 32 tokens take blocks one by one; they cross in 32 ms if alone."""
-    options = RunOptions(transfer="chunks", first_token="prefill", link=LinkSpec(chunk_tokens=32))
-    by = deployment(colocated=senders + 1)
-    return served(requests, Onward(senders), by, table=PASSES, blocks=blocks, options=options).requests
-
-
-def test_chunks_take_blocks_when_they_are_computed():
-    """Three prompts of two chunks, which decode for 144 ms, and a receiver of 8 blocks.
-
-    The first chunk of each leaves after 40 ms of its prefill, in 2 blocks; the rest, with the place of the next token,
-    takes 3. Of the second request it waits from 160 ms until the first is done at 256 ms. The first chunk of the third,
-    computed at 200 ms, waits behind it; at 256 ms 3 blocks are free and 5 are wanted by then, so that all of it waits
-    until the second is done.
-    """
-    r = pushed([(0.0, 64, 17)] * 3, senders=1, blocks=8)
-    assert r.first_token_s == pytest.approx([0.080, 0.160, 0.240])
-    assert r.decode_start_s == pytest.approx([0.112, 0.288, 0.496])
-    assert r.finish_s == pytest.approx([0.256, 0.432, 0.640])
-    assert r.reserve_wait_s == pytest.approx([0.0, 0.096, 0.192])
-    assert r.exposed_transfer_s == pytest.approx([0.032, 0.032, 0.064])
-    assert r.transfer_s == pytest.approx([0.064, 0.064, 0.064])
-    assert r.transferred_tokens.tolist() == [64, 64, 64]
-
-
-def test_a_receiver_full_of_parts_of_caches_goes_on():
-    """Two senders fill 8 blocks with two of three chunks of each; the rest of either needs 3 more.
-
-    The second gives its blocks back, and all of it moves when the first is done. Chunks of both share the link, so the
-    first ones land at 104 ms, the second ones at 168 ms, the rest of the first at 200 ms.
-    """
-    r = pushed([(0.0, 96, 17)] * 2, senders=2, blocks=8)
-    assert r.first_token_s == pytest.approx([0.120, 0.120])
-    assert r.decode_start_s == pytest.approx([0.200, 0.440])
-    assert r.finish_s == pytest.approx([0.344, 0.584])
-    assert r.reserve_wait_s == pytest.approx([0.0, 0.224])
-    assert r.exposed_transfer_s == pytest.approx([0.080, 0.096])
-    assert r.transfer_s == pytest.approx([0.160, 0.096])
-    assert r.preemptions.tolist() == [0, 0]
-
-
-@settings(max_examples=40)
-@given(
-    requests=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 120), st.integers(2, 60)), min_size=1, max_size=25),
-    senders=st.integers(1, 4),
-    blocks=st.integers(12, 20),
-)
-def test_no_order_of_chunks_fills_a_receiver_for_ever(requests, senders, blocks):
-    r = pushed(sorted(requests), senders, blocks)
-    assert (r.status == Outcome.COMPLETED).all()
-    assert r.transferred_tokens.tolist() == r.input_tokens.tolist()
 
 
 class Crosswise:
