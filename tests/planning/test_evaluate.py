@@ -59,17 +59,6 @@ def test_it_is_what_a_simulation_meets(pools: dict[str, Replicas], rate: float) 
     assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.05)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("tp", "instances", "rate"), [(4, 2, 2.3), (8, 1, 1.6)])
-def test_prompts_that_just_miss_a_step_wait_in_the_next_one(tp: int, instances: int, rate: float) -> None:
-    """8,192 tokens do not fit beside decodes in a step of as many: the last ones share a step with the next prompt."""
-    mine = {"colocated": Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances, batch=64)}
-    found = evaluate("llama_3_1_70b", "h100_sxm", mine, ds.lengths(8192, 512), rate=rate, ttft="20 s", tpot="1 s")
-    run = prove(found.given, found.design, adapt=False).planned
-    assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.06)
-    assert found.ttft["p90"] == pytest.approx(run.ttft["p90"], rel=0.16)
-
-
 def test_a_queue_without_end_is_told_as_such() -> None:
     calm, flooded = under(10), under(40)
     assert (calm.overloaded, calm.missed) == ((), ())

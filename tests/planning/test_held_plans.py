@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_engine
 from disagg_sim.launch.engines import ENGINES
@@ -16,7 +15,7 @@ from disagg_sim.launch.workers import Workers, workers_of
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.plan_rows import pool_rows, why_rows
-from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share, waits
+from disagg_sim.techniques.prefill_delay.plan_queue import mixed_share, waits
 
 
 def asked(hold, **options):
@@ -87,16 +86,6 @@ def test_steps_with_prefill_are_those_of_ranks_that_step_together(ranks, used, p
     assert law == pytest.approx(ranks_in_step(used * ranks, ranks, 0.0, pieces), rel=0.06)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("ranks", "used", "longest", "pieces"), [(2, 0.4, 1.0, 2), (2, 0.85, 3.0, 1), (4, 0.4, 0.3, 4), (16, 0.15, 0.3, 8)]
-)
-def test_steps_with_held_prompts_are_those_of_ranks_that_step_together(ranks, used, longest, pieces):
-    load = np.array([used * ranks])
-    law = mixed_share(load, ranks, gathered(load * longest, ranks))[0]
-    assert law == pytest.approx(ranks_in_step(used * ranks, ranks, longest, pieces), rel=0.06)
-
-
 @pytest.mark.parametrize(
     ("rate", "ranks", "longest", "pieces"),
     [(0.5, 8, 4.0, 1), (1.0, 4, 0.5, 4), (0.3, 16, 20.0, 2), (2.0, 4, 1.0, 8), (3.0, 2, 3.0, 1)],
@@ -115,18 +104,6 @@ def test_a_wait_costs_time_to_the_first_token_and_gains_time_per_token(tuned):
     held = [replace(pool.choice, hold_steps=steps) for steps in (4, 16, 64)]
     assert np.all(np.diff([each.ttft(tuned.other.rate, pool.instances, 0.9) for each in held]) > 0)
     assert np.all(np.diff([each.tpot(tuned.other.rate, pool.instances, 0.9) for each in held]) < 0)
-
-
-def test_a_prompt_takes_whole_steps(tuned):
-    """10 tokens wait for the same step as 100; at four times the mean they need more steps than that."""
-    (pool,) = tuned.other.pools
-    choice, ones = replace(pool.choice, hold_steps=16), np.ones(pool.choice.nodes.size)
-    first, same, longer = (
-        replace(choice, nodes=tokens * ones).ttft(tuned.other.rate, pool.instances, 0.9)
-        for tokens in (10.0, 100.0, 4 * choice.work.lengths.mean_new)
-    )
-    assert first == pytest.approx(same, rel=1e-9)
-    assert longer > 1.1 * first
 
 
 def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
@@ -178,11 +155,3 @@ def test_plans_hold_prompts_back_where_launch_writes_that(engine):
     assert str(8) in str(more) or not more
     assert (spec.held_at_most > 0) == spec.holds_prompts
     assert not plain.keys() - written.keys()
-
-
-@pytest.mark.parametrize("text", ["long", "0", "1.5"])
-def test_other_waits_are_one_clear_line(text, capsys):
-    given = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "5"]
-    assert run([*given, "--hold-prompts", text]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "hold_prompts: " in line

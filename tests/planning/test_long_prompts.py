@@ -11,7 +11,6 @@ from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
-from disagg_sim.planning.prove import prove
 from disagg_sim.planning.sizing import designs_at
 
 RATE, OSL = 0.2, 512
@@ -94,21 +93,3 @@ def test_a_second_pool_saves_less_than_half_of_the_gpus_at_a_million_tokens(mill
     """Both modes prefill by chunks through pipelines; the second pool saves what decode keeps the arithmetic idle."""
     assert million.best.mode == ServingMode.DISAGGREGATED
     assert 1.2 < million.gain < 2.0
-
-
-@pytest.mark.long
-def test_a_simulated_pipeline_takes_as_long_as_planned(million):
-    run = prove(million, million.other, adapt=False).planned
-    assert run.holds
-    assert run.tpot["p90"] == pytest.approx(million.other.tpot["p90"], rel=1e-3)
-    assert run.ttft["p50"] == pytest.approx(million.other.ttft["p50"], rel=0.25)
-
-
-@pytest.mark.long
-def test_simulated_requests_keep_the_limits(long_prompts):
-    """Fewer wait for the shortest of many queues than Erlang's C says: TTFT is planned too long, never too short."""
-    design = alone(long_prompts)
-    run = prove(long_prompts, design, adapt=False).planned
-    assert run.holds
-    assert run.tpot["p90"] == pytest.approx(design.tpot["p90"], rel=0.01)
-    assert 0.65 * design.ttft["p90"] < run.ttft["p90"] < 1.05 * design.ttft["p90"]

@@ -7,16 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 import disagg_sim as ds
-from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.cli.main import app
 from disagg_sim.domain import ServingMode
-from disagg_sim.facts.load import load_power
-from disagg_sim.planning.energy import decode_design, drawn, planned_prices, prefill_design
+from disagg_sim.planning.energy import drawn, planned_prices
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.planning.sizing import cost_of
-from disagg_sim.report.plan import PlanExtras, design_json, plan_json
+from disagg_sim.report.plan import design_json, plan_json
 
 #: Cache of a token: layers, K and V of all heads, width; of MLA one latent with its rope. One byte each. [B]
 KV = {
@@ -139,18 +137,6 @@ def test_a_co_located_pool_is_paid_by_the_time_of_a_prompt_and_of_the_output_of_
     assert float(told.output) == pytest.approx(hour * output / (prompt + output) / 256, rel=0.03)
 
 
-def test_two_prices_swapped_are_another_answer():
-    """Decode has most of the GPUs: the system that decodes decides what a deployment costs."""
-    costs = []
-    for prices in (PRICES, {"h100_sxm": 3.5, "h200_sxm": 2.0}):
-        options = PlanOptions(objective="usd", prices=prices)
-        found = ds.plan("llama_3_1_8b", "h100_sxm,h200_sxm", ds.lengths(512, 1024), rate=40, options=options)
-        (name,) = counted(found.best)
-        costs.append((name, sum(prices[each] * count for each, count in counted(found.best).items())))
-        assert found.best.cost == pytest.approx(costs[-1][1])
-    assert [name for name, _ in costs] == ["h100_sxm", "h200_sxm"]
-
-
 # The better mode.
 
 
@@ -197,24 +183,3 @@ def test_the_energy_of_a_plan_is_that_of_its_simulated_pools(at_work, mode):
     assert spent["gpus"].sum() == design.gpus
     assert spent["watts"].to_numpy() == pytest.approx((spent["joules"] / spent["held_s"]).to_numpy())
     assert drawn(design).watts == pytest.approx(spent["joules"].sum() / spent["held_s"].max(), rel=0.06)
-
-
-@pytest.mark.parametrize("mode", [ServingMode.DISAGGREGATED, ServingMode.COLOCATED])
-def test_every_joule_of_a_plan_is_counted_once(at_work, mode):
-    """Waiting GPUs, prompts at the rate, and steps while there are sequences; pools add up."""
-    design, idle = of_mode(at_work, mode), 700 * load_power("h200_sxm").idle
-    lengths, total = at_work.work.lengths, 0.0
-    first, last = design.pools[0], design.pools[-1]
-    fill, step = prefill_design(first, lengths), decode_design(last, lengths)
-    (_, passed), (stepped, _) = step_and_pass(fill), step_and_pass(step)
-    prompts, width = float(fill.prefill_batch[0]), int(first.mapping.gpus)
-    busy = 60 / prompts * float(passed.seconds[0])  # instances' worth of passes
-    total += first.gpus * idle + width * busy * (float(passed.joules[0] / passed.seconds[0]) - idle)
-    left = 1.0 - busy / last.instances if mode == ServingMode.COLOCATED else 1.0
-    awake = (1.0 - math.exp(-last.sequences)) * left
-    total += last.gpus * idle * (mode == ServingMode.DISAGGREGATED)
-    total += last.gpus * awake * (float(stepped.joules[0] / stepped.seconds[0]) - idle)
-    assert drawn(design).watts == pytest.approx(total, rel=1e-9)
-    told = plan_json(at_work, PlanExtras(drawn=drawn(design)))["drawn"]
-    assert told["watts"] == pytest.approx(total)
-    assert told["joules_per_request"] * 60 == pytest.approx(total)

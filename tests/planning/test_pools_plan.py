@@ -14,7 +14,6 @@ from disagg_sim.certainty.pool_parts import encode_spent, split_parts
 from disagg_sim.cli.evaluate import pools_of_plan
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
 from disagg_sim.planning.flips import flips
@@ -69,23 +68,6 @@ def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
         best = without_queues(32, ftl_limit=ttft, ttl_limit=0.03)
         assert least * best.request_rate < found.best.rate <= best.request_rate * (1 + 1e-9)
     assert loose.best.rate > tight.best.rate
-
-
-IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.5)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("lengths", "rate"), [(LENGTHS, 200.0), (ds.lengths(4096, 256, cached=IN_SSD), 100.0)])
-def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths, rate):
-    """An image of one token costs microseconds: prefill and decode are the disaggregated design of ``ds.plan``."""
-    tiny = Images(images=1, height=14, width=14)
-    options = PlanOptions(pools=("encode", "prefill", "decode"), images=tiny)
-    found = ds.plan(MODEL, SYSTEM, lengths, rate=rate, options=options)
-    plain = ds.plan(MODEL, SYSTEM, lengths, rate=rate)
-    (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
-    assert [pool.gpus for pool in found.best.pools[1:]] == [pool.gpus for pool in two.pools]
-    assert found.best.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)
-    assert found.best.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.1)
 
 
 def test_the_queue_of_encoders_is_that_of_the_simulation():
@@ -174,41 +156,6 @@ def test_halves_of_an_instance_are_told_apart():
     assert made["ffn"]["memory_bytes"] == ffn.memory
     assert (made["attention"]["dp_attn"], made["attention"]["ep"]) == (pool.mapping.dp_attn, 1)
     assert (made["ffn"]["dp_attn"], made["ffn"]["ep"]) == (1, pool.mapping.ffn.mapping.ep)
-
-
-def test_a_request_that_meets_no_other_costs_halves_as_much_however_seldom_it_comes():
-    """Power above that of waiting GPUs, over the rate."""
-    each = []
-    for rate in (0.01, 0.05):
-        found = asked(("prefill", "attention", "ffn"), None, Size(rate=rate))
-        waiting = sum(part.gpus * power_at(part.setup).idle for _, part in parts(found).values())
-        each.append((drawn(found.best).watts - waiting) / rate)
-    assert each[1] == pytest.approx(each[0], rel=0.1)
-
-
-def test_what_binds_a_batch_is_what_a_looser_limit_moves():
-    """A decode pool that the TPOT limit holds takes more sequences within a looser one, until memory holds it."""
-    tight = asked(("encode", "prefill", "decode"), tpot=0.004).best.pools[-1]
-    assert tight.choice.seats < tight.choice.memory_seats
-    grid = ds.decode_grid(tight.setup, tight.mapping, LENGTHS)
-    places = [i for i, size in enumerate(grid.batch) if size > tight.batch]
-    assert grid.latency[0, places[0]] > 0.004 >= tight.choice.step[-1]
-    loose = asked(("encode", "prefill", "decode"), tpot="10 s").best.pools[-1]
-    assert loose.choice.seats == loose.choice.memory_seats
-
-
-def test_the_best_of_several_systems_is_the_plan_on_it_alone():
-    both, one, other = (
-        asked(("encode", "prefill", "decode"), size=Size(rate=40.0), system=system)
-        for system in ("h100_sxm,gb200_nvl72", "gb200_nvl72", "h100_sxm")
-    )
-
-    def counts(design):
-        return [(pool.setup.system.name, pool.mapping, pool.instances) for pool in design.pools]
-
-    assert counts(both.best) == counts(one.best)
-    assert one.best.gpus < other.best.gpus
-    assert counts(other.best) in map(counts, both.runners_up)
 
 
 @pytest.mark.parametrize(

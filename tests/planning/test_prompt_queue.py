@@ -77,23 +77,3 @@ def test_limits() -> None:
     assert prompt_delay(2.0, lengths, one, ROOM, step, 1.0)[0][0][0] == np.inf
     even, poisson = (prompt_delay(0.7, lengths, one, ROOM, step, each)[0] for each in (0.5, 1.0))
     assert even[0] @ even[1] < poisson[0] @ poisson[1]
-
-
-@pytest.mark.parametrize(("size", "idle", "fewer"), [(64.0, 60.0, 0.1), (64.0, 200.0, 0.3), (2720.0, 3.0, 0.3)])
-def test_fewer_come_in_steps_with_prompts(size, idle, fewer) -> None:
-    """Step by step, with prompts at ``fewer`` times the rate ``idle``; the mean rate is what was counted."""
-    rng = np.random.default_rng(1)
-    now, line, waits = 0.0, np.zeros(0), list[Floats]()
-    for _ in range(40_000):
-        taken = min(line.size, int(ROOM // size))  # whole prompts
-        last = now + float(step(np.array(taken * size)))
-        came = np.sort(rng.uniform(now, last, rng.poisson((fewer if taken else 1.0) * idle * (last - now))))
-        waits.append(last - line[:taken])
-        now, line = last, np.concatenate([line[taken:], came])
-    run = np.concatenate(waits)
-    [(times, chances)] = prompt_delay(run.size / now, np.array([size]), np.ones(1), ROOM, step, 1.0, fewer)
-    assert times @ chances == pytest.approx(run.mean(), rel=0.05)
-    order = np.argsort(times)
-    assert times[order][np.searchsorted(np.cumsum(chances[order]), 0.9)] == pytest.approx(
-        np.quantile(run, 0.9), rel=0.05
-    )

@@ -8,7 +8,6 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.planning.run_energy import instances_energy
-from disagg_sim.simulation.run_options import RunOptions
 
 ISL, OSL, ONE = 2048, 256, ds.Sharding()
 LENGTHS = ds.lengths(ISL, OSL)
@@ -22,33 +21,6 @@ def at():
 def at_once(requests):
     sizes = np.full(requests, ISL), np.full(requests, OSL)
     return ds.Trace(arrival=np.zeros(requests), input_tokens=sizes[0], output_tokens=sizes[1])
-
-
-@pytest.mark.long
-def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
-    """Mixed steps on the one side, passes between steps on the other: rates differ by 3 %, and so may joules."""
-    options = ds.Colocation(batch=(32,), prefill_batch=(1,))
-    row = ds.with_energy(ds.colocated(at, ONE, LENGTHS, options=options)).iloc[0]
-    served = ds.ServedDeployment(
-        name="one", gpus=1, colocated=(ds.Replicas(mapping=ONE, instances=1, batch=32),), setup=at
-    )
-    result = ds.simulate(served, at_once(1280), "vllm", options=RunOptions(concurrency=64))
-    found = ds.run_energy(result)
-    assert found["joules"].sum() / 1280 == pytest.approx(row["joules_per_request"], rel=0.04)
-    assert found["watts"][0] == pytest.approx(row["drawn_watts"], rel=0.03)
-
-
-@pytest.mark.long
-def test_full_pools_spend_what_their_work_and_waiting_cost(at):
-    prefill, decode = ds.prefill_grid(at, ONE, LENGTHS), ds.decode_grid(at, ONE, LENGTHS, batch=[64])
-    plan = ds.plan_pools([prefill, decode], ftl_limit=2.0, ttl_limit=0.05, gpu_budget=8)
-    row = ds.with_energy(ds.disaggregated(prefill, decode, gpu_cap=8)).iloc[0]
-    result = ds.simulate(plan.deployment, at_once(6000), "disaggregated", options=RunOptions(concurrency=1024))
-    found = ds.run_energy(result)
-    work = ISL * row["prefill_joules_per_prompt_token"] + OSL * row["decode_joules_per_output_token"]
-    spent = (found["joules"].sum() - found["waiting_joules"].sum()) / 6000
-    assert spent == pytest.approx(work, rel=0.04)
-    assert (found["waiting_joules"] > 0).all()  # pools fill and drain, and one is faster
 
 
 def test_a_run_without_requests_in_flight_draws_idle_power(at):

@@ -22,37 +22,6 @@ def at(number: float) -> Occupancy:
     return Occupancy(np.array([number]), np.ones(1), 0.0)
 
 
-def routed(number: float, instances: int, steps: int) -> tuple[float, float]:
-    """Further requests of an instance that was just given one, whose own do not end, over the mean; and its error.
-
-    Requests last for an exponential time, as many come as end, and each goes to the instance with the fewest.
-    """
-    rng = np.random.default_rng(1)
-    counts = np.full(instances, int(number))
-    counts[: round((number - int(number)) * instances)] += 1
-    given, seen, window = 0, 0, max(instances // 20, 1)
-    for _ in range(steps):
-        ends = rng.choice(instances, p=counts / counts.sum())
-        counts[ends] -= 1
-        at = int(rng.choice(np.flatnonzero(counts == counts.min())))
-        counts[at] += 1
-        kept = counts.copy()  # what comes while the instance ends nothing, from here on
-        for _ in range(window):
-            odds = kept.astype(float)
-            odds[at] = 0.0
-            kept[rng.choice(instances, p=odds / odds.sum())] -= 1
-            to = int(rng.choice(np.flatnonzero(kept == kept.min())))
-            kept[to] += 1
-            given, seen = given + (to == at), seen + 1
-    return given / seen * instances, given**0.5 / seen * instances
-
-
-@pytest.mark.parametrize("number", [1.5, 2.25, 6.5, 12.8])
-def test_requests_that_follow_no_end_are_those_of_a_simulated_router(number) -> None:
-    share, error = routed(number, 100, 4000)
-    assert raised(at(number), 10**6) == pytest.approx(share, abs=3.0 * error + 0.05)
-
-
 def test_one_instance_is_given_all_its_requests_whatever_it_does() -> None:
     assert raised(at(7.3), 1) == 1.0
     assert sent(at(7.3), 1, 0.0, 50.0) == sent(at(7.3), 1, 1.0, 50.0) == (1.0, 1.0)
@@ -89,14 +58,6 @@ def test_a_request_meets_what_takes_the_places_of_the_others_at_its_instance(num
     each[: round((number - int(number)) * 100)] += 1
     others = float(each @ (each - 1)) / each.sum()
     assert beside(at(number), 100, 1.0) == pytest.approx(max(others / number, 1e-6))
-
-
-def test_arrivals_of_one_instance_are_met_at_their_rate() -> None:
-    number = np.arange(60.0)
-    share = np.exp(number * np.log(10.0) - 10.0 - np.cumsum(np.log(np.maximum(number, 1.0))))
-    poisson = Occupancy(number, share, 0.0)
-    assert beside(poisson, 1, 1.0) == 1.0
-    assert beside(Occupancy(number / 4, share, 0.0), 4, 1.0) == pytest.approx(1.0 - 1 / 2.5 + 1 / 10 + 0.03, abs=0.02)
 
 
 def test_an_instance_that_is_sent_nothing_while_it_prefills_has_no_queue() -> None:

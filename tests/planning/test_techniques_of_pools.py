@@ -4,20 +4,16 @@ import math
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.prove import deployed, prove
+from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.report.plan import PlanExtras, plan_json, proof_lines
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.availability.law import Blast
-from disagg_sim.workload.named import traffic_case
-from disagg_sim.workload.trace import Trace
 
 WHOLE, SPLIT = ("encode", "prefill", "decode"), ("encode", "prefill", "attention", "ffn")
 MODEL, SYSTEM, LENGTHS = "qwen3_5_35b_a3b", "gb200_nvl72", ds.lengths(4096, 256)
@@ -118,27 +114,6 @@ def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpu
     assert thrifty.best.ttft["p90"] <= 2.0
 
 
-def test_a_gpu_budget_with_joules_serves_within_it():
-    found = asked(SPLIT, Size(gpus=24), options=PlanOptions(objective="joule"))
-    assert found.best.gpus <= 24
-    most = asked(SPLIT, Size(gpus=24)).best
-    assert found.best.rate / drawn(found.best).watts >= most.rate / drawn(most).watts * 0.999
-
-
-def test_bursts_of_a_trace_take_more_gpus_than_poisson_arrivals():
-    """Requests that come eight at once wait for each other: encoders and prefill have more room."""
-    rng = np.random.default_rng(0)
-    arrival = np.repeat(np.cumsum(rng.exponential(8 / 200.0, 500)), 8)
-    trace = Trace(
-        arrival=arrival, input_tokens=np.full(4000, 4096), output_tokens=np.full(4000, 256), name="groups of eight"
-    )
-    bursty = asked(WHOLE, Size(rate=200.0), trace, ttft=0.4).best
-    calm = asked(WHOLE, Size(rate=200.0), ttft=0.4).best
-    assert bursty.work.dispersion > 4.0
-    assert bursty.gpus > calm.gpus
-    assert bursty.ttft["p90"] <= 0.4
-
-
 @pytest.mark.parametrize("technique", [PlanOptions(objective="joule"), PlanOptions(availability=0.999)])
 def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
     found = asked(SPLIT[1:], Size(rate=20.0), options=technique, ffn_system="b200_sxm", system="h200_sxm", tpot=0.1)
@@ -149,36 +124,3 @@ def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
         assert found.best.spares.availability >= 0.999
     else:
         assert found.best.cost == pytest.approx(drawn(found.best).watts)
-
-
-def test_confidence_behind_encoders_adds_headroom_until_the_limits_hold():
-    """An image of one token leaves the probability of the plan of two pools, and its headroom."""
-    options = PlanOptions(pools=WHOLE, images=Images(images=1, height=14, width=14))
-    plain, sure = (
-        surer(ds.plan(MODEL, SYSTEM, LENGTHS, ttft=1.0, tpot=0.03, rate=400.0, options=options), each)
-        for each in (0.5, 0.85)
-    )
-    assert assurance(plain).holds < 0.85 <= assurance(sure).holds
-    assert sure.options.headroom > plain.options.headroom
-    assert sure.best.capacity / 400.0 > plain.best.capacity / 400.0
-    pair = replace(sure, best=_without_encoders(sure))
-    assert assurance(pair).holds == pytest.approx(assurance(sure).holds, abs=0.02)
-
-
-def _without_encoders(found):
-    return replace(found.best, pools=(_alone(found.best.first), found.best.pools[-1]))
-
-
-def _alone(pool):
-    return replace(pool, choice=replace(pool.choice, encode=None))
-
-
-def test_a_plan_of_varied_lengths_is_told_as_it_is_simulated():
-    """As every plan: closed forms say too little of long prompts, so the counts are those that hold when played."""
-    pytest.importorskip("numba")
-    chat, uneven = traffic_case("log_normal_4096_512"), PlanOptions(pools=SPLIT[1:], rank_imbalance="least_load")
-    found = ds.plan("deepseek_r1", "h200_sxm", chat, tpot=0.1, rate=2.0, options=uneven)
-    run = prove(found, adapt=False).planned
-    assert run.holds
-    assert found.best.work.lengths.rank_imbalance == "least_load"
-    assert found.best.tpot["p90"] == pytest.approx(run.tpot["p90"], rel=0.03)

@@ -7,13 +7,8 @@ import math
 import numpy as np
 import pytest
 
-import disagg_sim as ds
-from disagg_sim.domain import Sharding
-from disagg_sim.planning.evaluate import evaluate
 from disagg_sim.planning.mixed_steps import share_by_steps
-from disagg_sim.planning.prove import prove
 from disagg_sim.planning.token_times import Met, prompts_met, token_times
-from disagg_sim.simulation.deployment import Replicas
 
 
 @pytest.mark.parametrize(("work", "used"), [(2.0, 0.3), (6.0, 0.7)])
@@ -61,24 +56,6 @@ def test_prompts_that_come_evenly_leave_the_mean():
     assert even.mean == pytest.approx(poisson.mean, rel=1e-6)
     assert even.at(0.99) == pytest.approx(even.mean, rel=0.02)
     assert poisson.at(0.99) > 1.4 * poisson.mean
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("model", "system", "mapping", "batch", "lengths", "rate"),
-    [
-        ("llama_3_1_70b", "h100_sxm", Sharding(tp_attn=4, tp_ffn=4), 64, (2048, 256), 4.0),
-        ("kimi_k2", "b200_sxm", Sharding(dp_attn=8, ep=8), 256, (3000, 500), 4.75),
-        ("glm_4_5", "h200_sxm", Sharding(dp_attn=8, ep=8), 256, (2048, 512), 3.72),
-    ],
-)
-def test_slow_requests_are_those_of_a_simulation(model, system, mapping, batch, lengths, rate):
-    """Of one rank the p99 was 0.85 of the simulated, of eight ranks the median 0.86, before prompts met each other."""
-    pools = {"colocated": Replicas(mapping=mapping, instances=1, batch=batch)}
-    found = evaluate(model, system, pools, ds.lengths(*lengths), rate=rate, ttft="60 s", tpot="2 s")
-    run = prove(found.given, found.design, adapt=False).planned
-    for share, within in (("p50", 0.04), ("p90", 0.06), ("p99", 0.08)):
-        assert found.tpot[share] == pytest.approx(run.tpot[share], rel=within)
 
 
 def test_one_request_after_the_other_meets_none():

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import ServingMode
 from disagg_sim.planning.kv_links import Cache, linked
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.plan import unevenness
@@ -166,52 +165,6 @@ def test_ttft_is_its_terms(load):
     assert choice.ttft(load / 0.1, 1, 0.5) == pytest.approx(np.quantile(played, 0.5), rel=0.03)
 
 
-@pytest.mark.parametrize(("share", "near"), [(0.5, 0.12), (0.9, 0.12), (0.99, 0.25)])
-def test_a_prefill_pool_that_just_holds_meets_its_limit_when_it_is_played(share, near):
-    """Sized at 3 % more than the rate: at that the asked percentile is at its limit, at 20 % above over it."""
-    limit = Limit(0.35, share)
-    choice = prefill_of(work_of(limit))
-    rates = np.linspace(0.5, 10.0, 400)
-    most = max(rate for rate in rates if choice.holds(rate, 1))
-    at_most, beyond = (0.125 + queue(min(more * most * 0.1, 0.999)) for more in (1.03, 1.2))
-    assert np.quantile(at_most, share) == pytest.approx(limit.seconds, rel=near)
-    assert np.quantile(beyond, share) > limit.seconds
-
-
-@pytest.mark.parametrize(("load", "spread"), [(1 / 3, 4.0), (2 / 3, 2.0)])
-def test_bursts_lengthen_the_queue_as_they_do_when_it_is_played(load, spread):
-    calm, bursty = (prefill_of(work_of(Limit(1.0), dispersion=each)) for each in (1.0, spread))
-    played = queue(load, spread=spread).mean() - queue(load).mean()
-    longer = bursty.mean_ttft(load / 0.1, 1) - calm.mean_ttft(load / 0.1, 1)
-    assert longer == pytest.approx(load * 0.1 / (2 * (1 - load)) * (spread - 1), rel=0.001)  # Allen and Cunneen
-    assert 0.45 * played < longer < 1.25 * played
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
-def test_a_decode_pool_that_just_holds_meets_its_limit(share):
-    """Steps of equal length for any number: sequences are Poisson, and the limit bounds their number."""
-    limit = Limit(0.02 + 0.0002 * 40, share)
-    choice = decode_of(work_of(Limit(1.0), limit), seats=200)
-    most = max(rate for rate in np.linspace(1.0, 40.0, 400) if choice.holds(rate, 1))
-    rng = np.random.default_rng(1)
-    number = played_sequences(1.03 * most, 200, rng)
-    slow = 0.02 + 0.0002 * np.arange(number.size) > limit.seconds + 1e-9
-    assert number[slow].sum() == pytest.approx(1 - share, abs=0.25 * (1 - share) + 0.005)
-
-
-def played_sequences(rate, seats, rng, until=400_000):
-    """Share of the time with each number of sequences of a pool that steps for 100 tokens of each, by jumps."""
-    jumps = rng.random(until)
-    count, spent = 0, np.zeros(seats + 1)
-    done = np.concatenate([[0.0], np.arange(1.0, seats + 1) / (100 * (0.02 + 0.0002 * np.arange(1.0, seats + 1)))])
-    up = rate / (rate + done)
-    stay = 1.0 / (rate + done)
-    for jump in jumps.tolist():
-        spent[count] += stay[count]
-        count = min(count + 1, seats) if jump < up[count] else count - 1
-    return spent / spent.sum()
-
-
 def trace_of(times):
     size = times.size
     return ds.Trace(arrival=times, input_tokens=np.full(size, 2048), output_tokens=np.full(size, 256))
@@ -230,14 +183,6 @@ def test_a_trace_whose_rate_doubles_is_planned_at_the_higher_rate():
     assert bursty.best.tpot["p99"] == pytest.approx(steady.best.tpot["p99"], rel=0.01)
 
 
-def test_the_bursts_of_a_trace_count_within_its_surges():
-    """Gaps of gamma law with a squared variation of 4; windows of 20 requests see nearly all of it."""
-    gaps = np.random.default_rng(2).gamma(0.25, 4.0 / 40.0, 40_000)
-    found, surge = unevenness(trace_of(np.cumsum(gaps)), 40.0, 1.0, 0.9)
-    assert found == pytest.approx(4.0, rel=0.25)
-    assert 1.0 <= surge < 1.35
-
-
 def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     """400 requests at least are a surge: 800 are two, of which the second, 600 in a tenth of the time, is seen."""
     assert unevenness(trace_of(np.array([0.0, 3.0])), 1.0, 2.0, 0.9) == pytest.approx((1.0, 1.0))
@@ -247,48 +192,6 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(two), 40.0, 2.0, 0.9)[1] == pytest.approx(1.0)  # one surge: ten limits are 800 requests
     silent = np.concatenate([np.arange(0.0, 20.0, 0.025), np.arange(60.0, 80.0, 0.025)])  # 800, none, none, 800
     assert unevenness(trace_of(silent), 20.0, 1.0, 0.9) == pytest.approx((1.0, 800 / 400))
-
-
-@pytest.fixture(scope="module")
-def joint():
-    """A design of one co-located instance, with 512 tokens a step.
-
-    At 2,048 and 4,096 mean TTFT is planned 13 to 15 % too short at two thirds of the load (docs/fidelity.md).
-    """
-    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="50 ms", rate=30)
-    design = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
-    small = next(each for each in found.cases[0].colocated if each.mapping.gpus == 1 and each.budget == 512)
-    return replace(design, pools=(replace(design.pools[0], choice=small, instances=1),))
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
-def test_a_co_located_pool_keeps_both_limits_at_3_percent_above_its_rate(joint, share):
-    """A limit just above the latency holds, and one just below does not; the other limit is far."""
-    choice, rate = joint.pools[0].choice, 0.7 * joint.pools[0].choice.most
-    for name, far in (("ttft", "tpot"), ("tpot", "ttft")):
-        latency = getattr(choice, name)(1.03 * rate, 1, share)
-        for factor, holds in ((1.02, True), (0.98, False)):
-            limits = {name: Limit(latency * factor, share), far: Limit(100.0, share)}
-            assert replace(choice, work=replace(choice.work, **limits)).holds(rate, 1) is holds
-
-
-@pytest.mark.parametrize("load", [1 / 3, 2 / 3])
-def test_co_located_prompts_wait_as_long_as_in_a_simulation_and_longer_in_bursts(joint, load):
-    """Gaps of gamma law: of a squared variation of 1, and of 4."""
-    rate, count = load * joint.pools[0].choice.most, 6000
-    one = replace(joint, pools=(replace(joint.pools[0], rate=rate),), rate=rate)
-    played, planned = [], []
-    for spread in (1.0, 4.0):
-        times = np.cumsum(np.random.default_rng(3).gamma(1 / spread, spread / rate, count))
-        trace = ds.Trace(
-            arrival=times, input_tokens=np.full(count, 2048), output_tokens=np.full(count, 64), name="gamma"
-        )
-        table = simulate(deployed(one), trace, policy_of(one), options=run_options(one, None)).frame()
-        played.append(float((table["first_token_s"] - table["arrival_s"])[300:].mean()))
-        choice = replace(joint.pools[0].choice, work=replace(one.work, dispersion=spread))
-        planned.append(choice.mean_ttft(rate, 1))
-    assert planned[0] == pytest.approx(played[0], rel=0.08)
-    assert 0.5 * (played[1] - played[0]) < planned[1] - planned[0] < 1.5 * (played[1] - played[0])
 
 
 @pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])
@@ -305,17 +208,3 @@ def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, t
     assert not replace(made, batch=np.ones(1), busy=np.array([1e-6])).holds(2.6 * sends, 1)
     assert taken.holds(2.4, 1)
     assert not replace(taken, link_rate=2.3).holds(2.4, 1)
-
-
-@pytest.mark.parametrize("takes", [((1, 1), (1, 2)), ((1, 1), (2, 1)), ((1, 2), (2, 2))])
-def test_a_hand_over_counts_the_descriptors_of_each_receiver(takes):
-    """1,000 blocks at 1 ms each over the stages and the GPUs that share tokens, whatever comes first."""
-    at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
-    sender = replace(prefill_of(work), at=at, mapping=ds.Sharding(tp_attn=4, tp_ffn=4))
-    takers = [
-        replace(decode_of(work), at=at, mapping=ds.Sharding(tp_attn=4, tp_ffn=4, pp=pp, dcp=dcp)) for pp, dcp in takes
-    ]
-    wire = Wire(bandwidth=math.inf, latency_s=0.0, descriptor_s=1e-3, inside=False)
-    found = [linked([sender], order, Cache(1.0, 1000.0), wire)[0][0].hand_over for order in (takers, takers[::-1])]
-    step = 1.5 * (0.02 + 0.0002 * 64)
-    assert found == pytest.approx([1.0 / min(pp * dcp for pp, dcp in takes) + step] * 2)
