@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from disagg_sim.physics.attention import RESIDENT_SHARE, AttentionRate, decode_attention_cost, prefill_attention_cost
+from disagg_sim.physics.attention import AttentionRate, decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, absorbed_shape, expanded_shape, mla_work
 from disagg_sim.physics.rates import SOFTMAX
@@ -147,11 +145,6 @@ def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, part
     assert time == pytest.approx(keys * KEY, rel=1e-9)
 
 
-def test_few_keys_are_not_split():
-    assert prefill(SHARED, new=64.0, past=448.0) == prefill(ALONE, new=64.0, past=448.0)
-    assert prefill(SHARED, new=64.0, past=449.0) < prefill(ALONE, new=64.0, past=449.0)
-
-
 def test_partial_outputs_are_written_and_read():
     """64 tokens of 8 heads of 128 elements are 524288 B a part, written and read; 4 tiles are split into 23 parts."""
     moved = replace(SHARED, io_bandwidth=1e12)
@@ -161,22 +154,10 @@ def test_partial_outputs_are_written_and_read():
     assert prefill(moved, new=64.0, past=100_000.0) == pytest.approx(computed + exchange + parts, rel=1e-9)
 
 
-@given(new=st.integers(1, 4000), past=st.integers(0, 200_000), q_heads=st.sampled_from([2, 4, 8, 64]))
-def test_sharing_keys_never_takes_longer_where_partial_outputs_are_free(new, past, q_heads):
-    sizes = {"new": float(new), "past": float(past), "q_heads": float(q_heads)}
-    assert prefill(SHARED, **sizes) <= prefill(ALONE, **sizes) * (1 + 1e-12)
-
-
 def test_a_window_bounds_the_longest_block_and_the_serial_time():
     wide, narrow = (AttentionShape(1.0, 512.0, 7680.0, 8.0, 8.0, 128, 0.0, window) for window in (0.0, 1024.0))
     assert (wide.longest, narrow.longest) == (8192.0, 1024.0)
     assert (wide.shortest, narrow.shortest) == (7680.0, 1024.0)
-
-
-def test_reading_the_past_overlaps_with_multiplying_it():
-    slow_memory = dataclasses.replace(PREFILL, bandwidth=1e9)
-    assert prefill(slow_memory) == prefill()
-    assert prefill(slow_memory, past=65536.0) > 65536 * 1024 / 1e9 > prefill(past=65536.0)
 
 
 def test_no_tokens_take_the_launch_alone():
@@ -189,29 +170,6 @@ def test_a_form_that_is_ruled_out_takes_forever_and_leaves_its_sums_without_nan(
     cost = decode_attention_cost(Work(np.inf, 1e6), AttentionShape(1.0, 512.0, 0.0, 16.0, 1.0, 544), DECODE)
     assert np.isinf(cost.time)
     assert not np.isnan(cost.sums).any()
-
-
-@given(
-    size=st.sampled_from(["sequences", "new", "past", "q_heads", "kv_heads"]),
-    start=st.integers(1, 5000),
-    more=st.integers(1, 5000),
-)
-def test_prefill_never_gets_faster_with_more_of_anything(size, start, more):
-    assert prefill(**{size: float(start + more)}) >= prefill(**{size: float(start)}) * (1 - 1e-12)
-
-
-@given(size=st.sampled_from(["sequences", "context", "q_heads"]), start=st.integers(1, 5000), more=st.integers(1, 5000))
-def test_decode_never_gets_faster_with_more_of_anything(size, start, more):
-    assert decode(**{size: float(start + more)}) >= decode(**{size: float(start)}) * (1 - 1e-12)
-
-
-@given(st.integers(1, 100_000), st.integers(1, 1024))
-def test_a_cache_in_l2_is_never_slower_and_a_large_one_gains_nothing(context, sequences):
-    warm = dataclasses.replace(DECODE, resident=RESIDENT_SHARE * 50e6)
-    here, cold = (decode(rate, context=float(context), sequences=float(sequences)) for rate in (warm, DECODE))
-    assert here <= cold * (1 + 1e-12)
-    if context * sequences * 4096 > 200e6:
-        assert here == pytest.approx(cold, rel=1e-3)
 
 
 @pytest.mark.parametrize("heads", [8.0, 128.0])

@@ -91,18 +91,6 @@ def test_a_gather_over_domains_by_hand(ranks, domains, inside, across):
     assert float(group_cost(gather, at).sums.communication) == pytest.approx(expected, rel=1e-9)
 
 
-def test_hierarchical_all_reduce_inside_one_domain_adds_nothing():
-    inside = MessageTime(10e-6, 35e-6)
-    assert hierarchical_all_reduce(MESSAGE, 8.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6) == inside
-
-
-def test_tp_over_the_nic_costs_more_than_inside():
-    at = setup("llama_3_1_70b", "h100_sxm", "fp8", "measured")
-    inside, across = (float(all_reduce_cost(MESSAGE, n, at).time) for n in (8.0, 16.0))
-    nic = at.profile.nic_efficiency * at.system.nic_bandwidth
-    assert across - inside == pytest.approx(1e6 / nic + 2 * at.profile.nic_latency, rel=1e-9)
-
-
 @pytest.mark.parametrize(("n", "copies"), [(8, 4.59), (64, 7.46), (1, 0.0)])
 def test_copies_of_a_token_without_duplicates(n, copies):
     """Expected distinct other ranks of 8 picks."""
@@ -177,24 +165,6 @@ def test_curves_go_straight_in_the_doublings_and_stay_flat_outside():
     latency, bandwidth = known.at(np.array([1.0, 2.0, 4.0, 8.0, 32.0]))
     assert latency == pytest.approx([4e-6, 4e-6, 6e-6, 8e-6, 10e-6])
     assert bandwidth == pytest.approx([100e9, 100e9, 200e9, 300e9, 300e9])
-
-
-def test_group_of_one_costs_nothing_at_any_rate():
-    for profile in ("ideal", "optimistic", "measured"):
-        at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile)
-        assert float(all_reduce_cost(MESSAGE, 1.0, at).time) == 0.0
-        assert exchange(at) == [0.0, 0.0]
-
-
-@pytest.mark.usefixtures("seed_fits")
-def test_volume_counts_what_the_fit_counted():
-    """GB200's NVLink exchange was fitted with one copy per pick, DeepEP with one per distinct rank."""
-    at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", "measured")
-    rate = at.rates.dispatch["decode"]
-    assert rate.inside.copies is copies_per_pick
-    latency, bandwidth = rate.inside.at(64.0)
-    cost = all_to_all_cost(1000.0, 64.0, 1.0, hidden=7168, top_k=8, wire_bytes=1.03, rate=rate)
-    assert float(cost.time) == pytest.approx(float(latency) + 7.875 * 7168e3 * 1.03 / float(bandwidth), rel=1e-9)
 
 
 @pytest.mark.parametrize("mapping", [Sharding(dp_attn=8.0, ep=8.0), Sharding(dp_attn=32.0, ep=32.0)])

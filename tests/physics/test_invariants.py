@@ -13,13 +13,11 @@ from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.schema import units_of
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import resolve_rates
-from disagg_sim.physics.residents import decode_residents, prompt_residents
 from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import head
@@ -64,52 +62,6 @@ def test_ftl_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer
 @quick
 @given(
     cases(),
-    st.integers(1, 16),
-    st.integers(1, 16),
-    st.integers(1, 12_000),
-    st.integers(1, 12_000),
-    st.sampled_from([512, 2048]),
-)
-def test_ftl_in_chunks_never_falls_as_batch_or_prompt_grows(case, batch, more, isl, longer, chunk):
-    at, mapping = case
-    base = ftl_of(at, mapping, batch, isl, chunk)
-    assert base <= ftl_of(at, mapping, batch + more, isl, chunk) * CLOSE
-    assert base <= ftl_of(at, mapping, batch, isl + longer, chunk) * CLOSE
-
-
-@quick
-@given(cases(), batches, batches, st.integers(1, 50_000), st.integers(1, 50_000), st.integers(2, 8000))
-def test_memory_never_falls_as_batch_or_lengths_grow(case, batch, more, isl, longer, osl):
-    at, mapping = case
-    degrees = mapping
-
-    def decode(batch, isl, osl):
-        return float(decode_bytes(at, degrees, float(batch), cached=decode_residents(isl, osl)))
-
-    def prefill(batch, isl, chunk=0.0, cached=False):
-        return float(
-            prefill_bytes(
-                at,
-                degrees,
-                float(batch),
-                prompt=prompt_residents(isl),
-                chunk_tokens=chunk,
-                mla_form="cached" if cached else "auto",
-            )
-        )
-
-    assert decode(batch, isl, osl) <= decode(batch + more, isl, osl) * CLOSE
-    assert decode(batch, isl, osl) <= decode(batch, isl + longer, osl) * CLOSE
-    assert decode(batch, isl, osl) <= decode(batch, isl, osl + longer) * CLOSE
-    for chunk in (0.0, 512.0):
-        assert prefill(batch, isl, chunk) <= prefill(batch + more, isl, chunk) * CLOSE
-        assert prefill(batch, isl, chunk) <= prefill(batch, isl + longer, chunk) * CLOSE
-        assert prefill(batch, isl, chunk) <= prefill(batch, isl, chunk, cached=True)
-
-
-@quick
-@given(
-    cases(),
     st.sampled_from(["hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth", "peak_flops"]),
     st.floats(1.0, 10.0),
     batches,
@@ -123,18 +75,6 @@ def test_faster_hardware_is_never_slower(case, what, factor, batch, length):
     assert ftl_of(faster, mapping, prompts, length) <= ftl_of(at, mapping, prompts, length) * CLOSE
     in_chunks = [ftl_of(one, mapping, prompts, 4000, 512) for one in (faster, at)]
     assert in_chunks[0] <= in_chunks[1] * CLOSE
-
-
-@quick
-@given(cases(systems=("gb200_nvl72",)), batches, st.integers(1, 30_000))
-def test_a_larger_nvlink_domain_is_never_slower(case, batch, length):
-    at, mapping = case
-    if max(mapping.tp_attn, mapping.tp_ffn) > 8:
-        return
-    small = at.changed(system=replace(at.system, nvlink_domain=8))
-    prompts = 1 + batch % 32
-    assert ttl_of(at, mapping, batch, length) <= ttl_of(small, mapping, batch, length) * CLOSE
-    assert ftl_of(at, mapping, prompts, length) <= ftl_of(small, mapping, prompts, length) * CLOSE
 
 
 @quick
@@ -172,17 +112,6 @@ def test_pipelines_never_lower_ttl_below_the_unsharded_sum(case, batch, context)
     flat = replace(mapping, pp=1)
     micro = -(-batch // min(mapping.pp, batch))
     assert ttl_of(at, mapping, batch, context) >= ttl_of(at, flat, micro, context) / CLOSE
-
-
-@quick
-@given(cases(), st.integers(1, 500), st.integers(2, 50_000))
-def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
-    at, mapping = case
-    args = at, mapping
-    mixed = mixed_step(*args, batch=float(batch), context=float(context), chunk=Chunk(0.0, 100.0))
-    plain = decode_step(*args, batch=float(batch), context=float(context))
-    assert float(mixed.time) == pytest.approx(float(plain.ttl), rel=1e-12)
-    assert [float(s) for s in mixed.sums] == pytest.approx([float(s) for s in plain.sums], rel=1e-12)
 
 
 @quick

@@ -112,16 +112,6 @@ def test_a_window_as_long_as_the_context_is_full_attention(window, context, new)
             assert seen.flops < whole.flops
 
 
-def test_the_cost_of_a_window_is_flat_beyond_it():
-    block = layer_of(LayerKind(GqaAttention(**GQA, window=128, sinks=True), DENSE)).attention
-    at_128, far = (
-        block.decode(BF16.resolve(BASE), 1.0, Tokens(decodes=1.0, context=context), "auto")[0][0].work
-        for context in (128.0, 1e6)
-    )
-    assert at_128 == far
-    assert far.hbm_bytes == 128 * 2 * 8 * 128 * 2
-
-
 @given(new=st.integers(1, 60), past=st.integers(0, 60), chunk=st.integers(1, 40))
 def test_pairs_of_chunks_are_counted_token_by_token(new, past, chunk):
     assert chunk_pairs(new, past, chunk) == sum(position % chunk + 1 for position in range(past, past + new))
@@ -209,26 +199,6 @@ def test_a_dense_layer_beside_the_experts_adds_its_weights_and_flop():
     resolved = BF16.resolve(alone)
     assert weight_bytes(more, resolved) - weight_bytes(alone, resolved) == 2 * added
     assert layer_of(more.kinds[0]).ffn.rejects(Sharding(tp_attn=3)) == "tp_attn does not divide the dense width 2048"
-
-
-def test_counted_weights_are_those_that_memory_holds():
-    """In bf16 a parameter is two bytes, whatever kinds there are."""
-    ffn = MoeFfn(
-        experts=8,
-        top_k=2,
-        width=512,
-        latent=256,
-        latent_norm=True,
-        shared_experts=1,
-        shared_width=128,
-        shared_gate=True,
-    )
-    model = model_of(
-        (GqaAttention(**GQA, output_gate="head", sinks=True), replace(ffn, router_bias=True, expert_bias=True))
-    )
-    assert weight_bytes(model, BF16.resolve(model)) + 2 * model.hidden == pytest.approx(
-        2 * model.total_params, rel=1e-12
-    )
 
 
 def test_residual_streams_are_read_and_written_by_each_part():

@@ -1,9 +1,7 @@
 """Linear attention: a state of each sequence in place of a cache, by hand for Qwen3.5, Kimi K3 and Nemotron-3."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from disagg_sim.domain import Sharding
@@ -16,22 +14,13 @@ from disagg_sim.facts.sparse_attention import CsaAttention, HcaAttention
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.blocks.linear import delta_scan_flops
 from disagg_sim.physics.counts import decode_work, prefill_work
-from disagg_sim.physics.kv_transfer import (
-    checkpoint_tokens,
-    descriptors,
-    kv_bytes_per_request,
-    prefix_bytes,
-    unique_gpus,
-)
+from disagg_sim.physics.kv_transfer import checkpoint_tokens, descriptors, kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.simulation.physical_site import kv_blocks
-from disagg_sim.techniques.prefix.play import Checkpointed
 
 BASE = load_model("llama_3_1_8b")
 GDN = GdnAttention(key_heads=16, value_heads=64, key_dim=128, value_dim=128)  # Qwen3.5-397B
@@ -81,17 +70,6 @@ def test_decode_moves_every_state_twice_and_nothing_else(kind):
     assert moved == pytest.approx(7 * 2 * KINDS[kind].state_bytes, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_cost_is_linear_in_the_prompt_and_flat_in_the_context(kind):
-    at = at_of(KINDS[kind])
-    steps = [float(decode_step(at, Sharding(), batch=32.0, context=c).ttl) for c in (1e3, 1e6)]
-    assert steps[0] == steps[1]
-    first, second, third = (prefill_work(at.model, isl=n).flops for n in (10_000, 20_000, 30_000))
-    assert third - second == pytest.approx(second - first, rel=1e-12)
-    passes = [float(prefill_pass(at, Sharding(), batch=1.0, isl=n).ftl) for n in (2e5, 4e5)]
-    assert passes[1] / passes[0] == pytest.approx(2.0, rel=0.02)
-
-
 def test_an_ideal_step_of_64_sequences_takes_the_time_of_their_states():
     """45 layers of Qwen3.5-397B: 64 x 192 MB in and out at 4.8 TB/s are 5.1 ms, at TP 8 an eighth of it."""
     at = at_of(*[GDN] * 45, profile="ideal")
@@ -113,13 +91,6 @@ def test_few_sequences_wait_for_the_walk_over_their_chunks():
     one, four = (float(prefill_pass(alone, Sharding(), batch=b, isl=32_768.0).ftl) for b in (1.0, 2.0))
     assert one == pytest.approx(scan.t0 + 32_768 * scan.walk, rel=1e-9)
     assert four < 2 * one
-
-
-def test_prompts_in_chunks_read_and_write_their_state_once_a_chunk():
-    at = at_of(GDN, profile="ideal")
-    whole = float(chunked_prefill_pass(at, Sharding(), batch=1.0, isl=8192.0, chunk_tokens=8192.0).busy)
-    pieces = float(chunked_prefill_pass(at, Sharding(), batch=1.0, isl=8192.0, chunk_tokens=64.0).busy)
-    assert pieces > whole
 
 
 # Memory, hand-over, mappings.
@@ -169,14 +140,6 @@ def test_mappings_ask_the_key_heads():
     assert any(reason == "tp_attn does not divide 16 heads of a recurrent state" for reason, _ in table.refused)
 
 
-def test_a_simulated_instance_reserves_states_for_its_sequences():
-    at = at_of(*[GDN] * 3, FULL)
-    few, many = (kv_blocks(at, Sharding(), max_sequences=n, max_tokens=2048) for n in (64, 128))
-    block = 16 * 2 * 2 * 128 * 2 / at.cache_share
-    logits = 4 * at.model.vocab
-    assert few - many == pytest.approx(64 * (3 * STATE + logits) / block, rel=1e-3)
-
-
 def test_projections_of_kimi_k3_on_eight_gpus():
     """12 of 96 heads: 5 x 1536 columns with the gate of full rank, beta 12; the decay's first matrix is whole."""
     block = layer_of(LayerKind(KDA, NoFfn())).attention
@@ -190,31 +153,7 @@ def test_projections_of_kimi_k3_on_eight_gpus():
     assert held == pytest.approx(float(block.matmul_params(7168, 8.0)), rel=1e-12)
 
 
-@pytest.mark.parametrize("system", ["b200_sxm", "mi300x"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_system_times_every_kind_and_says_what_is_assumed(kind, system):
-    at = at_of(KINDS[kind], system=system)
-    assert float(decode_step(at, Sharding(), batch=8.0, context=1000.0).ttl) > 0
-    told = {taken.what: taken.chosen.engine for taken in at.rates.used if taken.kind == "attention_part"}
-    assert len(told) == 4
-    if kind == "mamba2":
-        assert told["MAMBA2 scan"] == told["MAMBA2 step"] == "assumed"
-    assert np.isfinite(float(prefill_pass(at, Sharding(), batch=1.0, isl=4096.0).ftl))
-
-
 # Prefixes.
-
-
-def test_a_cached_prefix_is_taken_up_where_a_state_was_saved():
-    """A state of 4,268,032 B beside 1,024 B a token of full attention: a block of 4,176 tokens is as large."""
-    at = at_of(GDN, GDN, GDN, FULL)
-    assert checkpoint_tokens(at.model, at.precision) == -(-STATE // (1024 * 16)) * 16 == 4176
-    cache = 1024 * 10_000
-    assert prefix_bytes(at.model, at.precision, 10_000) == cache + 2 * 3 * STATE
-    assert prefix_bytes(at.model, at.precision, 4000) == 1024 * 4000
-    full = at_of(FULL)
-    assert checkpoint_tokens(full.model, full.precision) == 1
-    assert prefix_bytes(full.model, full.precision, 4000) == 1024 * 4000
 
 
 def test_entries_of_several_tokens_are_cached_whole():
@@ -223,17 +162,3 @@ def test_entries_of_several_tokens_are_cached_whole():
     hca = HcaAttention(**v4, window=128, ratio=128)
     at = setup(model_of(csa, hca), "h200_sxm", "bf16", profile="ideal")
     assert checkpoint_tokens(at.model, at.precision) == 128
-
-
-def test_a_simulated_memory_finds_whole_checkpoints():
-    remembered = SimpleNamespace(
-        found=lambda instance, request: 10_000,
-        found_everywhere=lambda request: np.array([10_000, 4000, 4176]),
-        keep=None,
-        again=None,
-        forget=None,
-        blocks_of=None,
-    )
-    memory = Checkpointed(remembered, 4176)
-    assert memory.found(0, 0) == 8352
-    assert memory.found_everywhere(0).tolist() == [8352, 0, 4176]

@@ -1,7 +1,5 @@
 """The mixed step: its limits, and its chunk penalty under MLA."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from cases import cached_setting, cases, mappings_of
@@ -54,14 +52,6 @@ def test_a_grid_gives_what_single_calls_give():
             assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
 
 
-@quick
-@given(cases(), batches, chunks, contexts)
-def test_a_chunk_never_makes_a_step_faster_than_decode_alone(case, batch, chunk, context):
-    at, mapping = case
-    plain = decode_step(at, mapping, batch=float(batch), context=float(context)).ttl
-    assert step_of(at, mapping, batch, chunk, context).time >= plain * (1 - 1e-12)
-
-
 def colocated_memory(at, mapping, batch, prompts, *, mixed):
     """Bytes with ``prompts`` in prefill, of which 512 tokens are live on a rank."""
     return float(
@@ -83,26 +73,3 @@ def test_memory_without_prompts_is_that_of_decode(case, batch, mixed):
     at, mapping = case
     alone = decode_bytes(at, mapping, float(batch), cached=decode_residents(4096, 512))
     assert colocated_memory(at, mapping, batch, 0.0, mixed=mixed) == pytest.approx(float(alone), rel=1e-12)
-
-
-@quick
-@given(cases(), batches, st.booleans())
-def test_prompts_in_prefill_come_on_top_of_the_residents(case, batch, mixed):
-    """Without a pipeline, sliding windows included: one more prompt a rank holds its share of one cache at least."""
-    at, mapping = case[0], replace(case[1], pp=1)
-    none, one, two = (
-        colocated_memory(at, mapping, batch, n * float(mapping.dp_attn), mixed=mixed) for n in (0.0, 1.0, 2.0)
-    )
-    share = at.model.kv_bytes(4096, at.precision) / mapping.tp_attn
-    assert one - none >= share * (1 - 1e-9)
-    assert two - one >= share * (1 - 1e-9)
-
-
-@quick
-@given(cases(), batches)
-def test_a_mixed_step_holds_the_activations_of_both_phases(case, batch):
-    """An engine whose memory is known sets room for a full step aside, whatever is in it."""
-    at, mapping = case
-    apart, both = (colocated_memory(at, mapping, batch, 1.0, mixed=mixed) for mixed in (False, True))
-    set_aside = at.overheads is not None and at.overheads.memory is not None
-    assert both >= apart if set_aside else both > apart

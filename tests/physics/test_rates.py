@@ -106,15 +106,6 @@ def test_fits_of_another_system_are_marked(system, recipe, inherited):
     assert not rates_of("llama_3_1_70b", "ideal", system=(system, recipe)).inherited
 
 
-def test_h800_has_the_fits_of_h100_on_its_own_links():
-    """The same shares of the same peaks; messages over the narrower NVLink."""
-    h100, h800 = (setup("llama_3_1_70b", name, "fp8") for name in ("h100_sxm", "h800_sxm"))
-    assert h800.rates.gemm["fp8"] == h100.rates.gemm["fp8"]
-    links = h800.system.nvlink_bandwidth / h100.system.nvlink_bandwidth
-    assert links < 1
-    assert h800.rates.all_reduce.at(8.0)[1] == pytest.approx(links * h100.rates.all_reduce.at(8.0)[1])
-
-
 def test_the_faster_of_two_expert_kernels_counts_at_every_point():
     """A kernel that starts sooner for few tokens, the fitted one, which is faster, for many."""
     at = setup("deepseek_r1", *GB200)

@@ -18,9 +18,8 @@ from disagg_sim.facts.load import load_model, load_precision, load_system
 from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention, MsaAttention
 from disagg_sim.physics.attention_parts import PartRate, part_cost, part_rate
 from disagg_sim.physics.blocks import layer_of
-from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.memory import instance_parts, weight_bytes
+from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
@@ -104,13 +103,6 @@ def test_a_shared_index_costs_and_caches_nothing():
     assert DSA.sequence_bytes(1000, 1.0) == (656 + 132) * 1000
 
 
-def test_pooled_index_keys():
-    """GLM-5.3-Flash joins 4 tokens to an index key: a fourth of the FLOP and of the bytes."""
-    pooled = works(replace(DSA, index_pool=4), context=8192.0)["index"]
-    whole = works(DSA, context=8192.0)["index"]
-    assert (4 * pooled.flops, 4 * pooled.hbm_bytes) == (whole.flops, whole.hbm_bytes)
-
-
 def test_the_indexer_is_whole_on_every_rank():
     block = layer_of(LayerKind(DSA, NoFfn())).attention
     plain = layer_of(LayerKind(MlaAttention(**LATENT), NoFfn())).attention
@@ -168,21 +160,6 @@ def test_a_token_of_deepseek_v4_pro_at_262144():
     assert hca["main"].hbm_bytes == (128 + 2048) * 576
 
 
-@given(context=st.integers(1, 4096), new=st.integers(1, 4096))
-def test_a_choice_of_all_entries_attends_to_all_of_them(context, new):
-    """CSA with 1,024 entries of 4 tokens chosen, up to 4,096 tokens: HCA with a ratio of 4, and an index."""
-    every = replace(HCA, ratio=4)
-    assert works(CSA, context=float(context))["main"] == works(every, context=float(context))["main"]
-    sizes = {"new": float(min(new, context)), "past": float(max(context - new, 0))}
-    chosen, whole = works(CSA, **sizes)["main"], works(every, **sizes)["main"]
-    assert (chosen.flops, chosen.hbm_bytes) == pytest.approx((whole.flops, whole.hbm_bytes), rel=1e-12)
-
-
-def test_a_ratio_of_zero_is_the_window_alone():
-    assert works(WINDOW, context=1e6)["main"].flops == 4 * 128 * 512 * 128
-    assert works(WINDOW, context=1e6) == works(WINDOW, context=128.0)
-
-
 def test_tensor_parallelism_cuts_queries_and_output_groups():
     block = layer_of(LayerKind(CSA, NoFfn())).attention
     recipe = load_precision("bf16").resolve(model_of(CSA))
@@ -213,16 +190,6 @@ def test_beyond_the_choice_only_the_index_grows(kind):
         assert (two["index"].flops, three["index"].hbm_bytes) == (2 * one["index"].flops, 3 * one["index"].hbm_bytes)
 
 
-@pytest.mark.parametrize("kind", ["dsa", "msa", "csa"])
-def test_time_beyond_the_choice_is_flat_but_for_the_index(kind):
-    """Layers whose index takes no time decode as fast after a million tokens as after ten thousand."""
-    at = at_of(KINDS[kind])
-    assert at.rates.adjust is None
-    alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.name != "index")))
-    times = [float(decode_step(alone, Sharding(), batch=32.0, context=c).ttl) for c in (1e4, 1e6)]
-    assert times[0] == times[1]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_do_the_flop_of_the_whole_prompt(kind):
     whole = works(KINDS[kind], new=8192.0, past=0.0)
@@ -242,19 +209,6 @@ def test_a_layer_alone_is_timed_everywhere_and_longer_is_never_faster(kind):
     assert float(pieces.ftl) > 0
     resolved = at.precision
     assert kv_bytes_per_request(at.model, resolved, 5000) == KINDS[kind].sequence_bytes(5000, 1.0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_in_bf16_are_two_bytes_a_parameter(kind):
-    model = model_of(KINDS[kind], KINDS[kind])
-    counted = 2 * model.total_params - 2 * model.hidden
-    assert weight_bytes(model, load_precision("bf16").resolve(model)) == pytest.approx(counted, rel=1e-9)
-
-
-def test_counts_name_the_index():
-    model = model_of(DSA)
-    assert prefill_work(model, isl=100)["index"].flops == 2 * 64 * 128 * 5050
-    assert decode_work(model, context=100)["index k"].flops == 2 * 7168 * (128 + 64)
 
 
 # Time of the parts.
