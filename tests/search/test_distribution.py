@@ -13,15 +13,9 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.engine_time import LayerTimes, slowest_stage
-from disagg_sim.physics.passes.layers import attention_side
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import Tokens
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.points import pareto_front
 from disagg_sim.workload.distributions import Constant, LogNormal, length_distribution
 from disagg_sim.workload.lengths import independent_lengths, lengths
 
@@ -138,24 +132,6 @@ def half_a_stair(at, traffic, chunk):
     return float(np.max(weight @ stairs_at(at, nodes, chunk) / 2 / (weight @ timed_passes(at, nodes, chunk))))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("model", "traffic"),
-    [
-        ("llama_3_1_70b", TRAFFIC),
-        ("llama_3_1_70b", "azure_2023_code"),
-        ("deepseek_r1", "azure_2023_conversation"),
-        ("deepseek_r1", "mooncake_long_prompts"),
-    ],
-)
-@pytest.mark.usefixtures("seed_fits")
-def test_quadrature_of_smooth_passes_is_within_half_a_percent_of_a_dense_sum(model, traffic):
-    """Mean FTL and busy time, kernels without tiles; measured: 4e-4 unchunked, 0.43 % in chunks at worst."""
-    at = setup(model, SYSTEM, RECIPE, engine="kernels")
-    for chunk, limit in ((0.0, 1e-3), (512.0, 5e-3), (2048.0, 5e-3)):
-        assert quadrature_error(at, traffic, chunk) < limit, chunk
-
-
 @pytest.mark.parametrize(("model", "traffic"), [("llama_3_1_70b", "azure_2023_conversation"), ("deepseek_r1", TRAFFIC)])
 def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, traffic):
     """A pass rises by 3 % at 65 ... 385 tokens, 1.7 % near 1,000 and 0.7 % near 4,000 (Llama, rows of 64 tokens).
@@ -167,16 +143,6 @@ def test_tiles_add_at_most_half_a_stair_to_the_error_of_the_quadrature(model, tr
         stair = half_a_stair(at, traffic, chunk)
         assert quadrature_error(at, traffic, chunk) < limit + stair, chunk
         assert stair < 0.02
-
-
-def test_a_pass_climbs_a_stair_at_every_row_of_tiles():
-    """Size of the stairs over the time of the pass, 70B: the last row is one of T/64, times the share of the GEMMs."""
-    at = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels")
-    for tokens, most in ((128, 0.03), (1024, 0.02), (4096, 0.008), (16384, 0.002)):
-        lengths = np.array([float(tokens)])
-        stair = stairs_at(at, lengths, 0) / timed_passes(at, lengths, 0)
-        assert np.all(stair > 0.3 * most)
-        assert np.all(stair < most)
 
 
 # --- grids ----------------------------------------------------------------------------------------------
@@ -225,12 +191,6 @@ def test_grids_with_tiles_are_those_of_constant_lengths_without_variance_and_a_s
     check_limit(model, mappings, 0.0, stair=0.0)
     for sigma in (1e-4, 3e-3):
         check_limit(model, mappings, sigma, stair=0.003)
-
-
-def throughput(front, interactivity):
-    """Best tokens/s/GPU at each interactivity or above."""
-    x, y = front["tokens_per_s_per_user"].to_numpy(), front["tokens_per_s_per_gpu"].to_numpy()
-    return np.array([y[x >= at].max() for at in interactivity])
 
 
 @TWO_MODELS
@@ -282,68 +242,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     assert abs(rate / decode.request_rate[0, 0] - 1) < 4 * error
 
 
-def test_passes_of_independent_lengths_take_the_mean_time_of_passes_that_share_one():
-    """4 prompts of independent lengths (4000 passes, seed 3) on Llama TP4: same mean within 4 standard errors.
-
-    A pass sees lengths through its tokens T = sum S and its pairs, sum S^2 = Q: T^2/Q prompts of Q/T tokens.
-    """
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
-    isl = length_distribution(load_traffic(TRAFFIC).cases[0].isl)
-    drawn = isl.sample(np.random.default_rng(3), 4 * 4000).reshape(-1, 4).astype(float)
-    total, squares = drawn.sum(axis=1), (drawn**2).sum(axis=1)
-    tokens = Tokens(prompts=total**2 / squares, new=squares / total, emitted=4.0)
-    side = attention_side(at, np.full_like(total, 4.0), tokens, "auto", "prefill")
-    layers = LayerTimes(side.layers, side.scores, side.embedding, side.head, side.sums)
-    times = np.asarray(slowest_stage(at.model, 1.0, layers)) + at.profile.host
-    grid = prefill_grid(at, DENSE[:1], law, batch=[4])
-    assert abs(times.mean() - grid.latency[0, 0]) < 4 * times.std() / math.sqrt(times.size)
-    assert times.std() / math.sqrt(times.size) < 0.015 * times.mean()
-
-
 # --- claim C28 ------------------------------------------------------------------------------------------
-
-
-def p50_over(law, isl, osl):
-    """Throughput of the front at constant lengths over that of the law, at 25-100 tokens/s/user (Llama-3.1-70B)."""
-    at, flat = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(isl, osl)
-    table = enumerate_mappings(at)
-    x = np.geomspace(25, 100, 41)
-    under = disaggregated(prefill_grid(at, table, law), decode_grid(at, table, law))
-    constant = disaggregated(prefill_grid(at, table, flat), decode_grid(at, table, flat))
-    ratio = throughput(pareto_front(constant), x) / throughput(pareto_front(under), x)
-    print(f"front at {isl}/{osl} over that of the law: {min(ratio):.3f}-{max(ratio):.3f}, mean {ratio.mean():.3f}")
-    return ratio
-
-
-def test_p50_approximation_tracks_the_distribution_front_at_a_moderate_spread_of_prompts():
-    """The paper's appendix C, figure 14: the front at 4096/512 lies close to that of the whole distribution.
-
-    Pointwise within 20 %, 10 % in the mean: holds where the input length has a sigma of about 0.4 to 0.7
-    (measured means 0.96, 1.02, 1.08 at 0.5, 0.6, 0.7). The paper does not publish the spread.
-    """
-    law = independent_lengths(LogNormal(median=4096, sigma=0.7), LogNormal(median=512, sigma=0.859))
-    ratio = p50_over(law, 4096, 512)
-    assert np.all(np.abs(ratio - 1) < 0.20)
-    assert np.abs(ratio - 1).mean() < 0.10
-
-
-def test_p50_approximation_has_the_shape_but_not_the_level_at_the_spread_of_the_azure_conversations():
-    """MISS of the same claim at sigma 0.985 and 0.859: the P50 front lies 28-50 % too high, 43 % in the mean.
-
-    Reason: the mean prompt is 1.62 and the mean output 1.45 times the median, so a token of output
-    carries 1.12 times the prompt tokens and a resident 1.71 times the cache; a mean pass takes 1.80 times
-    that of the median prompt, 1.10 times that of the mean prompt. The front at the MEAN lengths, which
-    lacks only convexity and length bias, is still 12 % too high. The shape of the front holds: the ratio
-    stays within 11 % of its mean, much of it the steps between points.
-    """
-    law = lengths(TRAFFIC)
-    assert law.at_medians() == lengths(4096, 512)
-    ratio = p50_over(law, 4096, 512)
-    assert ratio.mean() == pytest.approx(1.43, abs=0.02)
-    assert ratio.min() > 1.26
-    assert ratio.max() < 1.53
-    assert np.all(np.abs(ratio / ratio.mean() - 1) < 0.11)
-    assert p50_over(law, round(law.mean_isl), round(law.mean_osl)).mean() == pytest.approx(1.12, abs=0.02)
 
 
 # --- bad input ------------------------------------------------------------------------------------------

@@ -155,14 +155,6 @@ def test_several_passes_between_two_steps_are_one_gap():
     assert row.ttl_mean_s == pytest.approx(ttl_at(64, osl=16) + 64 / 15 * row.ftl_s)
 
 
-def test_chunks_above_a_prompt_take_several_prompts_at_once():
-    rows = run("piggyback", batch=64, isl=512, osl=64, rank_chunk_tokens=2048, ttl_measure="p99")
-    row = only(rows[rows.mixed_chunk_tokens == 2048])
-    assert row.prefill_batch == 4
-    assert row.ftl_s == pytest.approx(row.ttl_largest_gap_s)
-    assert row.ftl_with_slot_wait_s - row.ftl_s == pytest.approx(4 / (2 * row.request_rate_per_s))
-
-
 def test_a_balance_below_one_token_is_one_token_in_some_of_the_steps():
     row = only(run("piggyback", batch=2, isl=16, osl=1025, every_step_mixed=True))
     assert (row.mixed_chunk_tokens, row.mixed_step_share) == (1.0, pytest.approx(2 * 16 / 1024))
@@ -211,45 +203,11 @@ def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, meas
 # Limits.
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_vanishing_share_of_prefill_leaves_decode_alone(mode):
-    row = only(run(mode, batch=2, isl=1, osl=65536, ftl_limit=1e3))  # a slot is free every two minutes
-    assert row.ttl_mean_s == pytest.approx(ttl_at(2, isl=1, osl=65536), rel=1e-4)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("model", "measure"), [(LLAMA, "tpot"), (R1, "mean"), (R1, "p99")])
-def test_no_mode_beats_decode_alone(mode, model, measure):
-    rows = run(mode, model, mappings(model), ttl_measure=measure)
-    alone = rows.decode_request_rate_per_s * 512 / rows.total_gpus
-    assert (rows.tokens_per_s_per_gpu < alone).all()
-    assert (rows.ttl_mean_s >= rows.decode_batch / (rows.decode_request_rate_per_s * 511)).all()
-    assert (rows.ttl_largest_gap_s >= rows.ttl_mean_s * (1 - 1e-12)).all()
-
-
 def test_without_piggyback_the_seconds_of_a_request_add_up():
     """1/X = 1/p + 1/r: the instance does one phase or the other."""
     rows = run("colocated", R1, mappings(R1))
     x, p, r = (rows[name] for name in ("request_rate_per_s", "prefill_request_rate_per_s", "decode_request_rate_per_s"))
     np.testing.assert_allclose(1 / x, 1 / p + 1 / r, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("model", "isl", "osl"), [(LLAMA, 4096, 512), (R1, 16384, 2048), (R1, 1024, 8192)])
-def test_with_real_valued_counts_disaggregated_never_loses_to_colocated_without_piggyback(model, isl, osl):
-    """GPU seconds of a request are 1/P + 1/R in both, but the TTL is not shared with prefill (invariant 6)."""
-    table = mappings(model, 32)
-    at, shape = setup(model, SYSTEM, RECIPE), lengths(isl, osl)
-    prefill, decode = prefill_grid(at, table, shape), decode_grid(at, table, shape)
-    usable = prefill.feasible & (prefill.latency <= 10.0)
-    best = np.max(prefill.request_rate / prefill.gpus[:, None], where=usable, initial=0.0)
-    rate = (decode.request_rate / decode.gpus[:, None])[decode.feasible]
-    order = np.argsort(decode.latency[decode.feasible])
-    ttl = decode.latency[decode.feasible][order]
-    bound = np.maximum.accumulate((osl * best * rate / (best + rate))[order])  # the most at each TTL or below
-    rows = run("colocated", model, table, isl=isl, osl=osl)
-    at = np.searchsorted(ttl, rows.ttl_s.to_numpy(), side="right") - 1
-    assert (at >= 0).all()
-    assert (rows.tokens_per_s_per_gpu.to_numpy() <= bound[at] * (1 + 1e-9)).all()
 
 
 # The choice among options.
@@ -281,26 +239,6 @@ def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, s
     for _, rows in together.groupby(key):
         ordered = rows.sort_values("ttl_s")
         assert (np.diff(ordered["tokens_per_s_per_gpu"]) > 0).all()
-
-
-@pytest.mark.parametrize("measure", ["tpot", "p99"])
-def test_waits_never_lower_the_frontier(measure):
-    """Prompts that are held back are one option more; nothing else changes."""
-    table, common = mappings(R1, 8), {"isl": 8192, "osl": 1024, "ttl_measure": measure, "ftl_limit": 20.0}
-    off, tuned = (run("colocated", R1, table, hold_steps=steps, **common) for steps in ((), None))
-    key = ["decode_tp_attn", "decode_dp_attn", "decode_tp_ffn", "decode_ep", "decode_pp", "decode_batch"]
-    best = tuned.groupby(key, observed=True)[THROUGHPUT].max().reindex(pd.MultiIndex.from_frame(off[key]))
-    assert (best.to_numpy() >= off[THROUGHPUT].to_numpy() * (1 - 1e-12)).all()
-    waits = tuned[tuned.hold_steps > 0]
-    assert len(waits)
-    assert (waits.decode_dp_attn > 1).all()
-    assert (waits.decode_batch >= waits.decode_dp_attn).all()
-    assert (waits.prefill_batch == waits.decode_dp_attn).all()
-    assert (off.hold_steps == 0).all()
-    alone = tuned[tuned.decode_dp_attn == 1].drop(columns="hold_steps")
-    pd.testing.assert_frame_equal(
-        alone.reset_index(drop=True), off[off.decode_dp_attn == 1].drop(columns="hold_steps").reset_index(drop=True)
-    )
 
 
 def test_a_wait_by_hand():
@@ -341,14 +279,6 @@ def test_a_design_that_waits_is_scored_again():
     again = rescore(waits)
     for name in (THROUGHPUT, "ttl_s", "ftl_s"):
         np.testing.assert_allclose(again[name], waits[name], rtol=1e-9)
-
-
-def test_more_options_never_lower_the_frontier():
-    table = mappings(R1, 8)
-    every, free = (run("piggyback", R1, table, every_step_mixed=flag) for flag in (True, False))
-    key = ["decode_tp_attn", "decode_dp_attn", "decode_tp_ffn", "decode_ep", "decode_pp", "decode_batch"]
-    both = every[[*key, "ttl_s"]].merge(free[[*key, "ttl_s"]], on=key, how="left", suffixes=("", "_free"))
-    assert (both["ttl_s_free"] <= both["ttl_s"]).all()
 
 
 def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():

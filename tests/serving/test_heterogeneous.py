@@ -12,7 +12,6 @@ from synthetic import SETUP, SYSTEM, make_grid, match
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
-from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
@@ -80,13 +79,6 @@ def test_decode_twice_as_dear_takes_fewer_decode_instances():
     assert (row["prefill_instances"], row["decode_instances"], row["usd_per_hour"]) == (1, 1, 3.0)
     assert row["tokens_per_usd"] == pytest.approx(0.65 * 101 * 3600 / 3)
     assert row["tokens_per_s_per_gpu"] == pytest.approx(0.65 * 101 / 2)
-
-
-def test_power_is_the_tdp_of_all_gpus():
-    """2 GPUs of 300 W and 4 of 1200 W, one instance each at 1 request/s of 101 tokens."""
-    row = disaggregated(*grids([(2, 1.0)], [(4, 1.0)]), ftl_limit=LOOSE, per="watt").iloc[0]
-    assert row["tdp_watts"] == 5400.0
-    assert row["tokens_per_joule"] == pytest.approx(101 / 5400)
 
 
 def test_rows_name_both_sides():
@@ -182,20 +174,6 @@ def shipped():
         at = ds.setup("llama_3_1_8b", system, precision)
         grid[phase] = scored(at, ds.enumerate_mappings(at, max_gpus=4), ds.lengths(2048, 256))
     return grid
-
-
-def test_h100_prefill_feeds_gb200_decode(shipped):
-    prices = {"gb200_nvl72": 9.0}
-    table = disaggregated(shipped["prefill"], shipped["decode"], per=prices)
-    assert (table["prefill_system"] == "h100_sxm").all()
-    assert (table["system"] == "gb200_nvl72").all()
-    prefill_gpus = table["prefill_instances"] * table["prefill_gpus"]
-    decode_gpus = table["decode_instances"] * table["decode_gpus"]
-    np.testing.assert_allclose(table["usd_per_hour"], prefill_gpus * (1.99 + 5.00) / 2 + decode_gpus * 9.0)
-    kept = prefill_candidates(shipped["prefill"], ftl_limit=10.0)
-    pd.testing.assert_frame_equal(disaggregated(kept, shipped["decode"], per=prices), table)
-    watts = with_cost(table, "watt")["tdp_watts"]
-    np.testing.assert_allclose(watts, 700.0 * prefill_gpus + 1200.0 * decode_gpus)
 
 
 def test_cost_of_one_system_can_be_added_afterwards(shipped):

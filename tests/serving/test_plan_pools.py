@@ -51,30 +51,6 @@ def test_encoding_takes_its_time_of_the_first_token(kimi, grids):
     assert ds.plan_pools([step, *grids], ftl_limit=step.latency, gpu_budget=100).binds == "ftl"
 
 
-def test_split_and_whole_instances_compete_for_decode(grids, split):
-    """With both to choose from, the plan is at least as good as with either."""
-    prefill, decode = grids
-    alone = [ds.plan_pools([prefill, each], ttl_limit=0.03, gpu_budget=96) for each in (decode, split)]
-    both = ds.plan_pools([prefill, decode, split], ttl_limit=0.03, gpu_budget=96)
-    assert both.status == "optimal"
-    assert both.request_rate >= max(plan.request_rate for plan in alone)
-    assert {"attention", "ffn"} <= {*alone[1].gpus}
-    assert all(plan.ttl_s <= 0.03 for plan in (*alone, both))
-
-
-def test_four_pools_keep_up_with_one_rate(kimi, grids, split):
-    step = ds.encode_step(kimi, images=2, height=1120, width=1120)
-    plan = ds.plan_pools([step, grids[0], split], ttl_limit=0.03, gpu_budget=96)
-    assert set(plan.gpus) == {"encode", "prefill", "attention", "ffn"}
-    assert plan.total_gpus <= 96
-    rates = {}
-    for member, count in plan.members:
-        name = type(member).__name__
-        rate = member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s
-        rates[name] = rates.get(name, 0.0) + count * rate
-    assert min(rates.values()) == pytest.approx(plan.request_rate)
-
-
 def test_feed_forward_gpus_may_be_cheaper_ones(kimi, grids):
     """The cost counts every GPU at the price of its own system."""
     cheap = replace(kimi, system=replace(kimi.system, name="cheap"))
@@ -96,16 +72,6 @@ def test_a_dense_model_splits_into_groups_of_tensor_parallel_ranks():
     assert (grid.gpus <= 16).all()
     assert grid.feasible.any()
     assert np.isfinite(grid.latency).all()
-
-
-def test_r1_on_a100_is_bound_by_a_kernel_that_does_not_split_the_keys():
-    """61 layers of 16,384 keys at 1.889 ms (aiconfigurator-core 0.12.0, TensorRT-LLM 1.0.0, batch 1): 115 ms of it."""
-    at, lengths = ds.setup("deepseek_r1", "a100_sxm_80gb", "bf16"), ds.lengths(16384, 2048)
-    mappings = ds.enumerate_mappings(at)
-    both = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
-    plan = ds.plan_pools(both, ttl_limit=0.05, gpu_budget=128)
-    assert (plan.status, plan.binds) == ("infeasible", "ttl")
-    assert plan.nearest > 61 * 1.889e-3
 
 
 def test_faults_name_what_is_missing(kimi, grids, split):

@@ -11,19 +11,10 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
 from disagg_sim.workload.lengths import lengths
-from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
 from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 from disagg_sim.workload.turns import session_found
-from tests.shared_data import shared_file
-
-SIZES = (0.1e6, 0.3e6, 1e6, 3e6, 10e6, 30e6, 100e6, np.inf)
-#: Share of input tokens found by one LRU cache, ``data/workloads/agentic.md`` section 2. [%]
-TABLE = {
-    "conversation": (4.3, 4.3, 5.4, 13.8, 29.1, 36.6, 37.4, 37.4),
-    "synthetic": (1.2, 5.0, 14.2, 31.5, 57.7, 65.1, 65.1, 65.1),
-}
 
 
 def of_blocks(prompts, block_tokens=16):
@@ -82,16 +73,6 @@ def test_stack_distances_are_a_replay(prompts, blocks, caches):
     curve = hit_curve(trace, which)
     assert curve.found(blocks * 16).tolist() == replayed(trace, blocks, which)
     assert curve.found(np.inf).tolist() == replayed(trace, 10**6, which)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", TABLE)
-def test_hit_rates_of_mooncake_are_those_of_the_table(name):
-    """The table evicts the first block of a prompt before its last, which costs up to 0.6 points in small caches."""
-    curve = hit_curve(load_trace(shared_file(f"traces/mooncake/{name}_trace.jsonl.gz")))
-    for size, share in zip(SIZES, TABLE[name], strict=True):
-        ours = 100 * curve.share(size)
-        assert share - 0.06 <= ours <= share + (0.6 if size <= 1e6 else 0.1)
 
 
 def test_content_blind_routing_dilutes_as_the_formula_says():

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from disagg_sim import load_trace
-from disagg_sim.errors import DisaggSimError, TraceError
+from disagg_sim.errors import TraceError
 from disagg_sim.workload.readers import columns
 from disagg_sim.workload.readers.mooncake import spread_batches
-from disagg_sim.workload.trace import LONGEST_S
 
 CSV = "arrival_s,input_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -310,55 +307,3 @@ def test_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path, newline, mark):
     assert rows(load_trace(path)) == [(0.0, 10, 2), (1.0, 20, 4)]
     path = write(tmp_path, mark + mooncake(record(0), record(3000)).replace("\n", newline), "m.jsonl")
     assert len(load_trace(path)) == 2
-
-
-TEXTS = [
-    CSV + "0,10,3\n1,20,4\n2,30,5\n",
-    AZURE + "2023-11-16 18:17:03.97,1,1\r\n2023-11-16 18:17:04,2,2\r\n",
-    BURST + "5,ChatGPT,472,18,490,API log\n45,GPT-4,30,0,30,API log\n",
-    "num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n",
-    mooncake(record(0, hash_ids=[1, 2]), record(3000, hash_ids=[1, 3])),
-]
-PIECES = [
-    *(
-        b"nan",
-        b"inf",
-        b"-1",
-        b"1e400",
-        b"1e-320",
-        b"",
-        b",",
-        b"\n",
-        b"\r",
-        b'"',
-        b"\xff",
-        b"\0",
-        b"0",
-        30 * b"9",
-        b"0x10",
-    ),
-    *(b"1700000000000", b"2023-02-30", b"0001-01-01", b"99999-01-01", b"true", b"null", b"[", b"{", b"XXX"),
-    b"\xef\xbb\xbf",
-]
-
-
-@given(
-    text=st.sampled_from(TEXTS),
-    changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 5), st.sampled_from(PIECES)), max_size=3),
-)
-def test_a_spoilt_file_is_a_trace_or_one_line(tmp_path_factory, text, changes):
-    """Bytes replaced at any place: whatever comes of it is finite and starts at 0, or the fault is one line."""
-    content = bytearray(text.encode())
-    for place, length, piece in changes:
-        content[place : place + length] = piece
-    path = write(tmp_path_factory.mktemp("spoilt"), bytes(content))
-    said, trace = "", None
-    try:
-        trace = load_trace(path, rate=1.0)
-    except DisaggSimError as error:
-        said = str(error)
-    if trace is None:
-        assert len(said.splitlines()) == 1
-    else:
-        assert 0 <= trace.arrival[0] <= trace.arrival[-1] <= LONGEST_S
-        assert trace.input_tokens.min() >= 1

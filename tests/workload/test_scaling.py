@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.scaling import at_rate, units
-from disagg_sim.workload.statistics import per_minute
 from disagg_sim.workload.trace import Trace
 
 RATES = st.floats(0.05, 6.0)
@@ -23,14 +22,6 @@ def traces(draw) -> Trace:
     gaps = draw(st.lists(st.floats(0.0, 30.0), min_size=20, max_size=60))
     n = len(gaps)
     return Trace(arrival=np.cumsum(gaps), input_tokens=np.arange(1, n + 1), output_tokens=np.full(n, 3))
-
-
-def waves(period: float) -> Trace:
-    """A rate of 20 (1 + sin) requests/s for two hours, without noise: arrivals at the whole values of its integral."""
-    time = np.arange(0.0, 7200.0, 0.1)
-    integral = 20 * (time + (1 - np.cos(2 * np.pi * time / period)) * period / (2 * np.pi))
-    arrival = np.interp(np.arange(140_000), integral, time)
-    return Trace(arrival=arrival, input_tokens=np.full(140_000, 100), output_tokens=np.full(140_000, 10))
 
 
 @given(trace=traces(), rate=RATES, seed=SEEDS)
@@ -55,14 +46,6 @@ def test_thinning_keeps_times_and_order(trace, rate, seed):
     found = at_rate(trace, rate, "requests", seed=seed)
     assert np.all(np.diff(found.input_tokens) > 0)
     assert np.array_equal(found.arrival, trace.arrival[found.input_tokens - 1])
-
-
-def test_thinning_is_a_fair_choice():
-    """Each of 50 requests is kept in a fifth of 2,000 draws: 400, with a standard deviation of 18."""
-    trace = Trace(arrival=np.arange(50.0), input_tokens=np.arange(1, 51), output_tokens=np.ones(50))
-    drawn = [at_rate(trace, 0.2, "requests", seed=seed).input_tokens for seed in range(2000)]
-    kept = np.bincount(np.concatenate(drawn), minlength=51)[1:]
-    assert abs(kept - 400).max() < 4 * 18
 
 
 def test_copies_are_rotated_by_less_than_the_shift_and_stay_apart():
@@ -113,32 +96,6 @@ def test_a_system_prompt_does_not_make_one_conversation():
     trace = Trace(arrival=np.arange(100.0), input_tokens=np.full(100, 9), output_tokens=np.ones(100), prefix=same)
     assert len(set(units(trace).tolist())) == 100
     assert len(at_rate(trace, 0.31, "requests")) == 31
-
-
-def test_a_loop_of_30_s_sees_six_times_the_change_under_compressed_time():
-    """From one look to the next the rate of a wave of an hour changes by 2 sin(30 pi/3600) = 5 % of its mean at most.
-
-    At six times the rate by compressed time the wave lasts 10 minutes: 31 %. By six times the requests it is still 5 %.
-    """
-    trace = waves(period=3600.0)
-
-    def steepest(found: Trace) -> float:
-        looks = np.arange(0.0, found.duration, 30.0)
-        seen = np.histogram(found.arrival, looks)[0] / (30.0 * found.rate)
-        return float(np.abs(np.diff(seen[3:])).max())  # copies wrap at the seam of the first minute
-
-    assert steepest(trace) == pytest.approx(2 * np.sin(np.pi / 120), rel=0.1)
-    assert steepest(at_rate(trace, 6.0, "requests")) == pytest.approx(2 * np.sin(np.pi / 120), rel=0.1)
-    assert steepest(at_rate(trace, 6.0)) == pytest.approx(2 * np.sin(np.pi / 20), rel=0.05)
-
-
-def test_superposition_keeps_the_shape_of_the_minutes():
-    """Waves of 10 minutes counted by the minute have c_v sinc(1/10)/sqrt(2) = 0.696; shifts of up to a minute, 0.63 rad
-    of the wave, leave at least cos(0.31) = 95 % of it."""
-    trace = waves(period=600.0)
-    for rate in (1.0, 3.0, 6.0):
-        found = per_minute(at_rate(trace, rate, "requests").arrival)[:120]
-        assert 0.95 * 0.696 < np.std(found) / np.mean(found) < 0.70, rate
 
 
 @pytest.mark.parametrize(

@@ -76,31 +76,12 @@ def test_azure_code_is_what_is_published():
     assert (outputs[outputs > 0].min(), outputs.max()) == (257, 16_642)
 
 
-def test_azure_conversation_is_what_is_published():
-    """Wu et al., Arrow: 19,366 requests, correlation 0.29: that of clock minutes, which hang on two cut-off ones."""
-    trace = load_trace(shared_file("traces/azure2023/AzureLLMInferenceTrace_conv.csv"))
-    assert len(trace) == 19_366
-    clock = trace.between(-46.68059, math.inf)  # the first request came at 18:15:46.68
-    assert trace_statistics(clock).every_minute.correlation == pytest.approx(0.29, abs=0.02)
-    assert trace_statistics(clock.between(60, 59 * 60)).every_minute.correlation < 0
-    first = trace.head(1024)
-    assert trace.input_tokens.mean() == pytest.approx(1154.7, abs=0.1)
-    assert (round(first.input_tokens.mean()), round(first.output_tokens.mean())) == (1024, 245)  # Liao et al., DOPD
-
-
 @pytest.mark.parametrize(("name", "requests", "hits"), [("conversation", 12_031, 0.366), ("synthetic", 3_993, 0.640)])
 def test_mooncake_prefixes_are_reused_as_published(name, requests, hits):
     trace = load_trace(shared_file(f"traces/mooncake/{name}_trace.jsonl.gz"))
     assert len(trace) == requests
     assert trace_statistics(trace).prefix_hit_rate == pytest.approx(hits, abs=5e-4)
     assert np.all(np.diff(trace.prefix.offsets) == np.ceil(trace.input_tokens / 512))
-
-
-def test_mooncake_conversation_in_its_first_ten_minutes():
-    """Wu et al., Arrow: 1,756 requests, the batch at 600 s among them; their c_v of 0.16 is not found: it is 0.08."""
-    trace = load_trace(shared_file("traces/mooncake/conversation_trace.jsonl.gz"), spread=False)
-    assert len(trace.between(0, 600.0005)) == 1_756
-    assert trace_statistics(trace.between(0, 600)).every_minute.input_cv == pytest.approx(0.084, abs=0.001)
 
 
 def test_spreading_moves_no_request_past_the_next_batch():
@@ -113,31 +94,3 @@ def test_spreading_moves_no_request_past_the_next_batch():
     assert np.diff(spread.arrival).max() < 3.01
     assert trace_statistics(spread).gap_cv < 0.4
     assert trace_statistics(as_is).gap_cv > 2
-
-
-def test_the_head_of_burstgpt():
-    found = trace_statistics(load_trace(shared_file("traces/burstgpt/BurstGPT_1_head400.csv")))
-    assert (found.requests, found.dropped) == (383, 17)
-    assert (found.input_tokens.cv, found.output_tokens.cv) == (
-        pytest.approx(1.013, abs=1e-3),
-        pytest.approx(1.029, abs=1e-3),
-    )
-    share = found.input_tokens.mean / (found.input_tokens.mean + found.output_tokens.mean)
-    assert share * 733.9 == pytest.approx(479.3, abs=0.1)  # the stand-in's mean input
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "inputs", "outputs"),
-    [
-        ("arxiv_summarization_stats_llama2_tokenizer_filtered_v2", 28_257, 2588, 291),
-        ("sharegpt_8k_filtered_stats_llama2_tokenizer", 30_731, 2340, 439),
-        ("nanoflow_sharegpt", 58_787, 299, 324),
-        ("nanoflow_lmsys", 100_000, 92, 207),
-    ],
-)
-def test_length_tables_have_their_means(name, rows, inputs, outputs):
-    table = load_trace(shared_file(f"traces/lengths/{name}.csv.gz"), rate=1.0)
-    assert table.input_tokens.size <= rows
-    assert table.input_tokens.size >= 0.99 * rows
-    assert table.input_tokens.mean() == pytest.approx(inputs, rel=0.01)
-    assert table.output_tokens.mean() == pytest.approx(outputs, rel=0.01)

@@ -13,9 +13,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_failures, load_system
 from disagg_sim.planning.design import Availability
 from disagg_sim.report.plan_facts import spares_rows
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, expected_share, spares_for
-from disagg_sim.techniques.availability.play import Failures
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 LLAMA, H100, NVL72 = load_failures("llama_3_405b"), load_system("h100_sxm"), load_system("gb200_nvl72")
@@ -90,16 +88,6 @@ def test_without_failures_nothing_is_spared():
     assert spares_for([Need(instances=7, cost=1.0, blast=blast_of(at_once, H100, 8))], 0.999).counts == (0,)
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 9), st.integers(1, 9), st.floats(0.9, 0.999), st.floats(0.9, 0.999), st.floats(0.5, 4.0))
-def test_no_cheaper_spares_of_two_pools_reach_the_target(first, second, a, b, price):
-    needs = [Need(instances=first, cost=1.0, blast=alone(a)), Need(instances=second, cost=price, blast=alone(b))]
-    found = spares_for(needs, 0.99)
-    assert found.availability >= 0.99 > found.without or found.counts == (0, 0)
-    every = [(n + price * m, n, m) for n in range(12) for m in range(12) if needs[0].up(n) * needs[1].up(m) >= 0.99]
-    assert found.counts[0] + price * found.counts[1] == pytest.approx(min(every)[0])
-
-
 def test_expected_capacity_lies_below_the_least_of_the_pools():
     pools = [(Need(instances=n, cost=1.0, blast=alone(0.9)), 0) for n in (3, 4)]
     alone_each = [expected_share([each]) for each in pools]
@@ -107,38 +95,6 @@ def test_expected_capacity_lies_below_the_least_of_the_pools():
     assert expected_share(pools) < min(alone_each)
     more = [(need, 2) for need, _ in pools]
     assert expected_share(more) > 0.99
-
-
-def played(instances, gpu_mtbf_s, node_mtbf_s, restart_s, duration_s):
-    """Instances of two GPUs that serve over time, in a simulation with failures: share of time with each number."""
-    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    replicas = ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=instances, batch=8, token_budget=512)
-    deployment = ds.ServedDeployment(name="six", gpus=12, colocated=(replicas,), setup=at)
-    trace = ds.synthetic_trace(rate=0.001, requests=round(duration_s * 0.001), lengths=(64, 4), seed=1)
-    fails = Failures(gpu_mtbf_s=gpu_mtbf_s, node_mtbf_s=node_mtbf_s, restart_s=restart_s, migration_limit=100)
-    result = ds.simulate(deployment, trace, "vllm", seed=3, options=RunOptions(failures=fails))
-    end = result.records.duration_s
-    changes = [(0.0, instances)]
-    for failure in result.records.failures:
-        changes += [(failure.time_s, -len(failure.instances)), (min(failure.until_s, end), len(failure.instances))]
-    times, steps = map(np.array, zip(*sorted(changes), strict=True))
-    lasts = np.diff(np.append(times, end))
-    return np.bincount(np.cumsum(steps), weights=lasts, minlength=instances + 1) / end
-
-
-@pytest.mark.long
-def test_simulated_failures_leave_what_the_closed_form_says():
-    """Six instances of two GPUs: four share the first node. It fails some 25 times: one part in five is noise."""
-    gpu, node, restart = 4000.0, 12_000.0, 100.0
-    share = played(6, gpu, node, restart, 300_000.0)
-    failing = replace(LLAMA, gpu_mtbf=gpu, node_mtbf=node, link_mtbf=None, restart=restart)
-    blast = blast_of(failing, H100, 2)
-    assert blast.per_node == 4
-    found = blast.serving(6)
-    assert (np.arange(7) * share).sum() == pytest.approx((np.arange(7) * found).sum(), rel=0.005)
-    for needed, noise in ((3, 0.6), (5, 0.2), (6, 0.1)):
-        short, expected = 1 - share[needed:].sum(), 1 - found[needed:].sum()
-        assert short == pytest.approx(expected, rel=noise)
 
 
 @pytest.mark.parametrize("name", list_specs("failures"))

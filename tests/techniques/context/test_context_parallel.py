@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents, prefill_load, prompt_residents
@@ -252,53 +247,6 @@ def test_the_past_of_a_chunk_is_gathered_before_it_is_scored():
     assert float(found["all-gather of the past"].size) == (65_536 - 2048) / 2 * 576
 
 
-@given(
-    dcp=st.sampled_from([2, 4, 8]),
-    batch=st.sampled_from([1.0, 4.0, 32.0]),
-    context=st.sampled_from([4096.0, 65_536.0, 524_288.0]),
-    exchange=st.sampled_from(["ag_rs", "a2a", "helix"]),
-    parameter=st.sampled_from(["nvlink_bandwidth", "hbm_bandwidth", "flops"]),
-)
-@settings(max_examples=20)
-def test_more_of_anything_is_never_slower(dcp, batch, context, exchange, parameter):
-    at = under(FITTED, dcp_exchange=exchange)
-    faster = scaled(at, parameter, 2.0)
-    step, sooner = (decode_step(each, sharing(dcp), batch=batch, context=context).ttl for each in (at, faster))
-    assert sooner <= step * (1 + 1e-12)
-
-
-@given(name=st.sampled_from(["deepseek_r1", "deepseek_v3_2", "kimi_k2"]), pool=st.integers(1, 512))
-@settings(max_examples=15)
-def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name, pool):
-    at = ds.setup(name, "b200_sxm", "fp8", profile="ideal")
-    cached = decode_residents(32_768, 1024)
-    held = [
-        float(instance_parts(at, each, decode_load(at, each, pool, cached=cached)).cache)
-        for each in (sharing(dcp) for dcp in (1, 2, 4, 8))
-    ]
-    assert held == sorted(held, reverse=True)
-    assert held[0] > held[-1]
-
-
-def test_dp_reads_less_than_tp_from_as_many_tokens_as_copies_of_weights_weigh():
-    """W*(tp - 1)/(K*(copies - 1)) resident tokens: 8 GPUs, 4 KV heads, 71.3e6 weights of a layer against 1024 B."""
-    at = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal")
-    ((layer, _),) = layers_of(at.model)
-    weights, row = layer.attention.spec.matmul_params(at.model.hidden), layer.attention.spec.cache_elements
-    tokens = weights * (8 - 1) / (row * (8 / 4 - 1))
-    assert tokens == pytest.approx(487_424)
-
-    def memory(tp: float, batch: float, resident: float) -> float:
-        held = Tokens(decodes=batch, context=resident / 8)
-        projections = layer.attention.projections(at.model, at.precision, tp, batch)
-        return float((total_cost(projections, at) + attention_cost(layer.attention, at, tp, held, "auto")).sums.memory)
-
-    ratio = [memory(8.0, 8.0, share * tokens) / memory(1.0, 1.0, share * tokens) for share in (0.5, 1.0, 2.0)]
-    assert ratio[1] == pytest.approx(1.0, rel=0.01)
-    assert ratio[0] < 0.8
-    assert ratio[2] > 1.2
-
-
 def test_rules_of_sharing_are_told():
     qwen = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8")
     hybrid = ds.setup("qwen3_next_80b_a3b", "h200_sxm", "bf16")
@@ -339,25 +287,3 @@ def test_points_name_the_degrees_and_are_timed_again_from_them():
     again = rescore(points)
     np.testing.assert_allclose(again["ttl_s"], points["ttl_s"], rtol=1e-12)
     np.testing.assert_allclose(again["ftl_s"], points["ftl_s"], rtol=1e-12)
-
-
-@given(
-    name=st.sampled_from(["deepseek_r1", "llama_3_1_70b", "deepseek_v3_2"]),
-    isl=st.sampled_from([4096.0, 65_536.0]),
-    past=st.sampled_from([0.0, 2048.0]),
-    exchange=st.sampled_from(["all_gather", "ring"]),
-    parameter=st.sampled_from(["nvlink_bandwidth", "nic_bandwidth", "hbm_bandwidth", "flops"]),
-)
-@settings(max_examples=15)
-def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones(name, isl, past, exchange, parameter):
-    at = under(ds.setup(name, "b200_sxm", "fp8"), pcp_exchange=exchange)
-    one, two = (ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))
-
-    def ftl(at: Setup, mapping: ds.Sharding) -> float:
-        return float(prefill_pass(at, mapping, batch=1, isl=isl, past=past).ftl)
-
-    assert ftl(scaled(at, parameter, 2.0), two) <= ftl(at, two) * (1 + 1e-12)
-    sent = {"all-gather of keys and values", "ring of keys and values", "all-gather", "reduce-scatter"}
-    adjust = {"adjust": lambda op, cost: cost * 0.0 if op.name in sent else cost}
-    free = replace(at, rates=replace(at.rates, **adjust))
-    assert ftl(free, two) <= ftl(free, one) * (1 + 1e-9)

@@ -64,19 +64,6 @@ def test_a_request_alone_waits_for_its_images():
     assert with_images.arrival_s == pytest.approx([0.0])
 
 
-def test_a_full_queue_is_encoded_at_the_rate_of_the_plan():
-    """Three GPUs encode what comes at once; prefill and decode could do more. Within 2 %."""
-    requests, pool = 400, Encoders(step=STEP, instances=3)
-    trace = ds.Trace(arrival=np.zeros(requests), input_tokens=[4096] * requests, output_tokens=[4] * requests)
-    found = ran(trace, pool).records.requests
-    first = np.sort(found.first_token_s)
-    rate = (requests - 100) / (first[-1] - first[99])
-    assert rate == pytest.approx(3 * STEP.request_rate, rel=0.02)
-    free = np.sort(ran(trace, None).records.requests.first_token_s)
-    assert free[-1] < 0.5 * first[-1]
-    assert (found.arrival_s == 0.0).all()
-
-
 def test_what_an_encode_pool_cannot_stand_before_is_one_line():
     pool, trace = Encoders(step=STEP, instances=1), ds.synthetic_trace(rate=1.0, requests=10, lengths=(4096, 8))
     short = ds.synthetic_trace(rate=1.0, requests=10, lengths=(1000, 8))

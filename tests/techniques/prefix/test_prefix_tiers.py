@@ -1,6 +1,5 @@
 """Tiers below HBM: what they hold, what a load costs, and the analytic model at constant lengths and a full queue."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,26 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
-from disagg_sim.facts.load import load_system, load_traffic
-from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.physics.setup import setup
-from disagg_sim.search.grid import prefill_grid
-from disagg_sim.serving.colocated import colocated
-from disagg_sim.serving.colocation import Colocation
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.facts.load import load_traffic
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.metrics import tier_use
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import run, serve
+from disagg_sim.simulation.run import serve
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.techniques.prefix.play_tiers import Stores
 from disagg_sim.techniques.prefix.requests_hits import hit_curve
-from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
@@ -41,10 +32,6 @@ TOKEN = 131_072
 
 #: 800 tokens in 40 ms.
 SLOW = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
-
-
-def with_tiers(system, **tiers):
-    return replace(load_system(system), kv_tiers=tiers)
 
 
 def small(requests, options, served_by=None, policy="vllm", **tiers):
@@ -176,20 +163,6 @@ def test_tiers_that_are_written_back_are_one_lru_stack(blocks, rooms):
         assert here == stack.tier_of(each)
 
 
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12)), max_size=40), st.integers(1, 6))
-def test_a_shared_tier_keeps_the_newest_blocks_of_all_instances(uses, room):
-    """Each instance that has stored something brings its share of the room."""
-    stores, newest = Stores([True], lambda _: [room * BLOCK], block_tokens=BLOCK, back=False), []
-    for instance, block in uses:
-        stores.used(instance, [block])
-        newest = [block, *(each for each in newest if each != block)]
-    held = {each for each in range(13) if stores.tier_of(0, each) == 0}
-    assert held == {each for each in range(13) if stores.tier_of(1, each) == 0}
-    assert set(newest[:room]) <= held
-    assert len(held) <= room * len({instance for instance, _ in uses})
-
-
 def test_what_fails_loses_its_tiers_and_its_requests_end_once():
     """The load of the third prompt is under way when its instance fails; it begins again, with nothing remembered."""
     trace = alike([0.0, 1.0, 2.0, 6.0], 1600, 800)
@@ -201,63 +174,6 @@ def test_what_fails_loses_its_tiers_and_its_requests_end_once():
     assert (found.requests.status == Outcome.COMPLETED).all()
     assert found.requests.cached_tokens.tolist() == [0, 800, 0, 800]
     assert found.requests.migrations.tolist() == [0, 0, 1, 0]
-
-
-ONE_RANK, TWO_RANKS = Sharding(tp_attn=4, tp_ffn=4), Sharding(dp_attn=2, ep=2)
-
-
-@pytest.mark.parametrize(
-    ("model", "mapping", "bandwidth", "limits"),
-    [
-        ("llama_3_1_70b", ONE_RANK, 1e9, True),
-        pytest.param("llama_3_1_70b", ONE_RANK, 50e9, False, marks=pytest.mark.long),
-        pytest.param("qwen3_30b_a3b", TWO_RANKS, 5e9, True, marks=pytest.mark.long),
-    ],
-)
-def test_a_full_queue_of_loads_is_the_analytic_model(model, mapping, bandwidth, limits):
-    """The link is the limit, or the pass; each rank loads its own prompts one after the other."""
-    isl, share = 8192, 0.9
-    at = setup(model, with_tiers("h100_sxm", dram=KvTier(bandwidth=bandwidth, latency_s=20e-6)), "fp8")
-    ranks = int(mapping.dp_attn)
-    law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=share), tiers=(("dram", 1.0),)))
-    exact = prefill_grid(at, mapping, law, batch=[ranks])
-    count = 160 * ranks
-    trace = alike(np.zeros(count), isl, int(law.cached.mean_past), outputs=2)
-    pools = {"prefill": (Replicas(mapping=mapping, instances=1, batch=ranks),)}
-    pools["decode"] = (Replicas(mapping=mapping, instances=1),)
-    served = ServedDeployment(name="pools", gpus=2 * mapping.gpus, **pools)
-    options = RunOptions(concurrency=24 * ranks, prefix_cache_tokens=1, tiers=("dram",))
-    found = run(trace, served, "disaggregated", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
-    ends = np.sort(found.requests.prefill_end_s)[count // 4 :]
-    rate = (ends.size - 1) / (ends[-1] - ends[0])
-    assert rate == pytest.approx(float(exact.request_rate[0, 0]), rel=0.02)
-    in_hbm = prefill_grid(at, mapping, lengths(isl, 2, cached=share), batch=[ranks])
-    assert (exact.request_rate[0, 0] < 0.9 * in_hbm.request_rate[0, 0]) == limits
-
-
-def test_whole_passes_of_a_co_located_instance_with_loads_before_them():
-    """Decodes wait for passes alone, not for loads. The first answers end one after the other, as in the long run."""
-    mapping, isl, osl, batch = ONE_RANK, 8192, 481, 32
-    at = setup("llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=2e9, latency_s=20e-6)), "fp8")
-    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),)))
-    past = int(law.cached.mean_past)
-    options = Colocation(batch=(batch,), prefill_batch=(1,))
-    exact = colocated(at, mapping, law, ftl_limit=math.inf, options=options).iloc[0]
-    outputs = np.full(8 * batch, osl)
-    outputs[:batch] = 1 + osl * np.arange(1, batch + 1) // batch
-    trace = replace(alike(np.zeros(8 * batch), isl, past), output_tokens=outputs)
-    part = Replicas(mapping=mapping, instances=1, batch=batch, token_budget=isl - past)
-    served = ServedDeployment(name="one", gpus=4, colocated=(part,))
-    options = RunOptions(concurrency=2 * batch, prefix_cache_tokens=1, tiers=("dram",))
-    whole = policy_named("vllm", chunked=False)
-    found = run(trace, served, whole, at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
-    steady, done = slice(3 * batch, -2 * batch), found.requests
-    per_token = ((done.finish_s - done.first_token_s) / (osl - 1))[steady]
-    assert np.mean(per_token) == pytest.approx(exact["ttl_s"], rel=0.02)
-    ends = np.sort(done.finish_s)[steady]
-    rate = (ends.size - 1) / (ends[-1] - ends[0])
-    assert rate * osl / 4 == pytest.approx(exact["tokens_per_s_per_gpu"], rel=0.02)
-    assert found.tier_loads.tokens[batch:].min() == past
 
 
 def test_blocks_of_free_memory_are_not_written_back():

@@ -1,6 +1,5 @@
 """What caches hold of prompts: whole blocks, distributions of the share, few prompts that stand for all."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
 from disagg_sim.techniques.prefix.requests import parted, reuse_text
-from disagg_sim.workload.lengths import lengths, observed_lengths
+from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.named import lengths_named
 
 
@@ -51,40 +50,6 @@ def test_a_quantile_table_of_shares_is_uniform_between_its_points():
     share = cached.past / 1e8
     assert cached.weight @ share == pytest.approx(0.2, rel=1e-6)
     assert cached.weight @ share**2 == pytest.approx(0.5 * 0.8**2 / 3, rel=1e-6)
-
-
-def bilinear(new, past):
-    """The form of a prefill pass: linear layers, and pairs of queries and keys."""
-    return 3.0 + 2e-3 * new + 1e-8 * new * (past + new / 2)
-
-
-@pytest.mark.parametrize("share", [0.9, BetaShare(alpha=0.6, beta=0.4)])
-@pytest.mark.parametrize("traffic", ["log_normal_4096_512", (16_384, 256)])
-def test_few_prompts_integrate_a_pass(traffic, share):
-    reuse = Reuse(share=ConstantShare(share=share) if isinstance(share, float) else share)
-    law = lengths(traffic, cached=reuse) if isinstance(traffic, str) else lengths(*traffic, cached=reuse)
-    nodes, whole = law.prompt_nodes(), law.cached
-    assert nodes.weight.sum() == pytest.approx(1.0)
-    mean = whole.weight @ bilinear(whole.new, whole.past)
-    assert nodes.weight @ bilinear(nodes.new, nodes.past) == pytest.approx(mean, rel=2e-3)
-
-
-def test_turns_of_sessions_integrate_as_one_by_one():
-    """A joint distribution in which long pasts have short turns, and first turns find nothing."""
-    rng = np.random.default_rng(3)
-    new = np.ceil(rng.lognormal(7.5, 1.0, 5000))
-    past = np.where(rng.random(5000) < 0.08, 0.0, np.floor(1e5 * rng.random(5000)))
-    law = observed_lengths(new + past, np.full(5000, 500), past)
-    nodes = law.prompt_nodes()
-    assert nodes.isl.size <= 32
-    assert nodes.weight @ nodes.past == pytest.approx(past.mean(), rel=1e-3)
-    assert nodes.weight @ bilinear(nodes.new, nodes.past) == pytest.approx(bilinear(new, past).mean(), rel=2e-3)
-
-    def roofline(new, past):
-        """The larger of compute and memory is no polynomial."""
-        return np.maximum(2e-6 * new + 1e-11 * new * past, 3e-8 * past)
-
-    assert nodes.weight @ roofline(nodes.new, nodes.past) == pytest.approx(roofline(new, past).mean(), rel=0.02)
 
 
 def test_what_decode_holds_is_not_sent():

@@ -1,25 +1,18 @@
 """What equal queues of unequal requests cost: the simulated ranks against their order statistics, within 2 %."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.hardware import KvTier
-from disagg_sim.facts.load import load_system
-from disagg_sim.facts.traffic import BetaShare, Reuse
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoads, RestLoads
 from disagg_sim.techniques.ranks.physics_sums import request_law
 from disagg_sim.workload.named import lengths_named
@@ -111,92 +104,6 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
     assert even > 1.5 * served
 
 
-@pytest.mark.parametrize(("chunk", "together", "cached"), [(512, 16, False), (2048, 4, True)])
-def test_chunks_of_a_pipeline_wait_for_the_longest_prompts(chunk, together, cached):
-    """One and four prompts a rank, with and without pasts: even ranks would be 1.15 to 1.8 times as fast."""
-    at, cut = setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=4, ep=4, pp=4)
-    prompts = np.clip(drawn(8192 if cached else 4096, 4800, 1), 300, 30_000)
-    share = np.random.default_rng(3).beta(2.0, 1.0, prompts.size)
-    past = (np.minimum(share * prompts, prompts - 1) // 16 * 16).astype(int) if cached else np.zeros_like(prompts)
-    table = StepTable.build(at, replace(cut, chunk_tokens=chunk), max_tokens=2**18)
-    served = served_in_passes(table, prompts, past, together)
-    asked = {"cached": past} if cached else {}
-    even, waits = (
-        ds.prefill_grid(
-            at,
-            cut,
-            ds.lengths(prompts, np.full(prompts.size, 128), rank_imbalance=each, **asked),
-            batch=[together],
-            chunk_tokens=[chunk],
-        ).request_rate[1, 0]
-        for each in ("even", "least_load")
-    )
-    assert waits == pytest.approx(served, rel=0.03)
-    assert even > 1.15 * served
-
-
-@pytest.mark.parametrize(
-    ("shares", "loaded"), [({"hbm": 0.5, "dram": 0.5}, [0.5]), ({"dram": 0.5, "ssd": 0.5}, [0.5, 0.0])]
-)
-def test_ranks_wait_for_rests_whose_pasts_come_from_tiers(shares, loaded):
-    """Of 5 GB/s and 1.25 GB/s a GPU the first brings first tokens sooner than computing pasts again does.
-
-    Each rank loads by itself; even ranks would be 1.3 to 1.4 times as fast."""
-    tiers = {"dram": KvTier(bandwidth=5e9, latency_s=20e-6), "ssd": KvTier(bandwidth=1.25e9, latency_s=1e-4)}
-    at, cut = setup("mixtral_8x7b", replace(load_system("h100_sxm"), kv_tiers=tiers), "bf16"), Sharding(dp_attn=4, ep=4)
-    reuse, prompts = Reuse(share=BetaShare(alpha=2.0, beta=1.0), tiers=(*shares.items(),)), drawn(8192, 1600, 1)
-    prompts = np.clip(prompts, 300, 30_000)
-    pools = {name: (ds.Replicas(mapping=cut, instances=1, batch=4),) for name in ("prefill", "decode")}
-    options = RunOptions(concurrency=96, reuse=reuse, tiers=tuple(name for name in shares if name != "hbm"))
-    found = ds.simulate(
-        ds.ServedDeployment(name="pools", gpus=8, setup=at, **pools),
-        ds.Trace(arrival=np.zeros(prompts.size), input_tokens=prompts, output_tokens=np.full(prompts.size, 2)),
-        "disaggregated",
-        slo=ds.Slo(ttft=10.0, tpot=1.0),
-        options=options,
-    ).records
-    assert (found.tier_loads.tokens > 0).mean(axis=0) == pytest.approx(loaded, abs=0.03)
-    ends = np.sort(found.requests.prefill_end_s)[200:-200]
-    served = (ends.size - 1) / (ends[-1] - ends[0])
-    even, waits = (
-        ds.prefill_grid(
-            at, cut, ds.lengths(prompts, np.full(prompts.size, 2), cached=reuse, rank_imbalance=each), batch=[4]
-        ).request_rate.item()
-        for each in ("even", "least_load")
-    )
-    assert waits == pytest.approx(served, rel=0.03)
-    assert even > 1.3 * served
-
-
-def test_steps_with_pieces_wait_for_the_one_with_the_longest_past(deployment):
-    """Eight ranks that have pieces of 2,048 tokens in an eighth of their steps: even ranks would be 10 % faster."""
-    at, table = deployment
-    flying, piece, requests = 128, 2048, 128 * 30
-    prompts, output = drawn(4096, requests, 1), drawn(256, requests, 2)
-    budget = flying + 8 * (piece + 1)
-    fleet = Fleet([InstanceSpec(table=table, blocks=10**8, token_budget=budget, max_sequences=256, watermark=0.0)])
-    now = 0.0
-    for request in range(requests):
-        if request >= flying:
-            _, now = fleet.run_until(math.inf)
-        fleet.submit(0, request, (0, int(prompts[request]), int(output[request])), now, flags=NOTIFY | CLOSES)
-    segments = fleet.segments
-    since, until = segments.submit_s[4 * flying], segments.submit_s[-1]
-    some = (segments.finish_s > since) & (segments.finish_s <= until)
-    decoding = (segments.finish_s - segments.first_token_s)[some]
-    residents, tpot = round(decoding.sum() / (until - since)), decoding.sum() / (output[some] - 1).sum()
-    found = {}
-    for each in ("even", "least_load"):
-        lengths = ds.lengths(prompts, output, rank_imbalance=each)
-        rows = ds.piggyback(at, EIGHT, lengths, ftl_limit=math.inf, options=ds.Colocation(batch=(residents,)))
-        busy = residents * lengths.mean_new / (lengths.gaps * 8 * piece)
-        rows = rows.assign(mixed_chunk_tokens=8.0 * piece, mixed_step_share=busy)
-        found[each] = 1 / ds.rescore(rows, origin=Origin(lengths=lengths, exact=False))["tokens_per_s_per_user"].item()
-    assert 0.1 < busy < 0.15
-    assert found["least_load"] == pytest.approx(tpot, rel=0.03)
-    assert found["even"] < 0.92 * tpot
-
-
 def test_pieces_anywhere_in_a_prompt_come_after_the_pasts_of_order_statistics():
     """The largest of R uniform pasts is at R/(R + 1); where one rank of two has a piece, at a half."""
     one = PieceLoads(np.array([600.0]), np.array([100.0]), np.ones(1))
@@ -225,17 +132,6 @@ def test_rests_without_a_past_are_prompts():
     rest = RestLoads(prompts, np.full(3, 1e-9), np.full(3, 1 / 3)).prefill(batch, ranks)
     assert rest.prompts == pytest.approx(plain.prompts, rel=1e-6)
     assert rest.new == pytest.approx(plain.new, rel=1e-6)
-
-
-@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e5)), min_size=2, max_size=12), st.sampled_from([2.0, 8.0]))
-def test_slowest_rests_have_no_fewer_tokens_and_pairs_than_the_mean(drawn_prompts, ranks):
-    new, past = map(np.array, zip(*drawn_prompts, strict=True))
-    load = RestLoads(new, past, np.full(new.size, 1 / new.size)).prefill(2 * ranks, ranks)
-    assert load.prompts * load.new >= 2 * new.mean() * (1 - 1e-3)
-    pairs = load.prompts * load.new * (load.past + load.new / 2)
-    assert pairs >= 2 * (new * (past + new / 2)).mean() * (1 - 1e-3)
-    assert min(load.prompts, load.new) > 0
-    assert load.past >= 0
 
 
 def test_one_rank_and_equal_requests_are_as_ever():

@@ -39,18 +39,6 @@ def test_many_requests_are_nearly_normal():
     assert load.context / mean == pytest.approx(1 + largest_normal(8) * deviation / (mean * 20), rel=2e-3)
 
 
-@pytest.mark.parametrize(("batch", "ranks"), [(16, 8), (64, 8), (256, 64)])
-def test_random_ranks_against_draws(batch, ranks):
-    rng = np.random.default_rng(3)
-    steps = np.array([199.0, 999.0, 199.0, 999.0])
-    place = rng.choice(4, size=(3000, batch), p=steps / steps.sum())
-    held = LAW.isl[place] + LAW.osl[place] * rng.random(place.shape)
-    rank = rng.integers(0, ranks, place.shape)
-    tokens = np.array([np.bincount(r, h, minlength=ranks).max() for r, h in zip(rank, held, strict=True)])
-    load = RankLoads(LAW, "random").decode(float(batch), float(ranks), held.mean())
-    assert load.context * load.batch == pytest.approx(tokens.mean(), rel=0.02)
-
-
 @settings(max_examples=25)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 20_000), st.integers(2, 4_000)), min_size=1, max_size=6),

@@ -10,7 +10,6 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.mixed_steps import fullest_rank
 from disagg_sim.planning.pools import ColocatedChoice
-from disagg_sim.planning.prove import prove, resized
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +50,8 @@ def test_all_ranks_wait_for_the_one_with_a_full_piece(design):
     assert times == pytest.approx([2.0, 2.0 + 3.0 * (1 / 3 - 1 / 9), 3.0])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("load", "near"), [pytest.param(0.1, 0.1, marks=pytest.mark.rare), (0.5, 0.1), (1.0, 0.4)])
-def test_simulated_requests_wait_as_long(found, design, load, near):
-    asked = resized(found, design, (design.pools[0].instances,), load * design.rate)
-    run = prove(found, asked, adapt=False).planned
-    pool = asked.pools[0]
-    assert pool.choice.ttft(asked.rate, pool.instances, 0.5) == pytest.approx(run.ttft["p50"], rel=near)
-    assert pool.choice.tpot(asked.rate, pool.instances, 0.5) == pytest.approx(run.tpot["p50"], rel=0.06)
-
-
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_prompts_of_the_fullest_rank_are_those_of_drawn_steps(ranks):
     draws = np.random.default_rng(5).poisson(np.array([[0.1], [0.5], [1.3], [4.0], [12.0]]) * ranks, (5, 200_000))
     expected = [np.ceil(each[each > 0] / ranks).mean() for each in draws]
     assert fullest_rank(np.array([0.1, 0.5, 1.3, 4.0, 12.0]) * ranks, ranks) == pytest.approx(expected, rel=5e-3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.rare), 0.8, 1.0])
-def test_short_prompts_of_a_rank_share_its_steps(load):
-    """At full load seven prompts of 512 tokens come to each of two ranks in a step."""
-    found = ds.plan("qwen3_30b_a3b", "gb200_nvl72", ds.lengths(512, 128), ttft="1 s", tpot="50 ms", rate=300)
-    case = found.cases[0]
-    choice = max((each for each in case.colocated if each.ranks == 2), key=lambda each: each.most)
-    rate = load * choice.most
-    pools = (PlannedPool(role="colocated", choice=choice, instances=1, rate=rate),)
-    design = Design(mode=ServingMode.COLOCATED, pools=pools, rate=rate, cost=2.0, work=case.work)
-    run = prove(found, design, adapt=False).planned
-    for name, share in (("p50", 0.5), ("p90", 0.9)):
-        assert choice.tpot(rate, 1, share) == pytest.approx(run.tpot[name], rel=0.06)

@@ -1,12 +1,11 @@
 """Speculative decoding: counts by hand, limits, and what a search over draft tokens must keep."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
@@ -18,7 +17,6 @@ from disagg_sim.facts.load import load_speculation
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import overlaps, prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import accepted_length
@@ -173,35 +171,6 @@ class TestLimits:
         for k in range(6):
             step = decode_step(at, Sharding(tp_attn=8, tp_ffn=8, draft_tokens=k), batch=64.0, context=4096.0)
             assert step.time / step.ttl == pytest.approx(k + 1, rel=1e-14)
-
-    def test_a_mixed_step_without_a_chunk_is_the_decode_step(self):
-        at = drafted("deepseek_r1", profile="measured")
-        mapping = replace(WIDE, draft_tokens=2)
-        step = decode_step(at, mapping, batch=64.0, context=4096.0)
-        mixed = mixed_step(at, mapping, batch=64.0, context=4096.0, chunk=Chunk(0.0, isl=1000.0))
-        assert mixed.time == pytest.approx(float(step.time), rel=1e-12)
-
-    def test_a_mixed_step_without_decodes_is_a_pass_of_prompts_through_all_layers(self):
-        at = drafted("llama_3_1_70b")
-        mapping = Sharding(tp_attn=8, tp_ffn=8, draft_tokens=2)
-        chunk = mixed_step(at, mapping, batch=0.0, context=0.0, chunk=Chunk(4096.0, isl=4096.0)).time
-        whole = prefill_pass(at, mapping, batch=1, isl=4096).ftl
-        assert chunk == pytest.approx(float(whole), rel=0.02)  # it joins hidden states and drafts a token, too
-
-    @settings(max_examples=25)
-    @given(
-        st.sampled_from(["llama_3_1_8b", "deepseek_r1", "qwen3_5_397b_a17b"]),
-        st.integers(1, 512),
-        st.integers(100, 30_000),
-    )
-    def test_a_step_with_more_drafts_never_takes_less_time(self, model, batch, context):
-        at = drafted(model, profile="measured")
-        mapping = WIDE if at.model.is_moe else Sharding()
-        steps = [
-            decode_step(at, replace(mapping, draft_tokens=k), batch=float(batch), context=float(context))
-            for k in range(4)
-        ]
-        assert all(a.time <= b.time * (1 + 1e-12) for a, b in pairwise(steps))
 
 
 class TestSearch:

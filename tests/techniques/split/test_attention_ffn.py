@@ -90,18 +90,6 @@ def test_the_halves_of_a_layer_add_up_to_the_layer_without_its_exchange(r1):
     assert own + times.ends == pytest.approx(whole, rel=1e-9)
 
 
-def test_two_micro_batches_of_half_the_sequences_take_no_less_than_attention_of_all(r1):
-    split = Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=8, ep=8), np.array([[1.0], [2.0], [4.0]]))
-    step = split_step(r1, r1, split, sequences=np.array([[32.0, 256.0]]), context=4096.0)
-    assert step.ttl.shape == (3, 2)
-    assert (np.diff(step.ttl, axis=0) > 0).all()  # more micro-batches, more tokens in a step
-    assert (step.ttl[:, 1] > step.ttl[:, 0]).all()
-    for idle in (step.attention_idle, step.ffn_idle):
-        assert ((idle >= 0) & (idle <= 1)).all()
-    per_token = step.ttl / np.array([[1.0], [2.0], [4.0]])
-    assert (np.diff(per_token, axis=0) < 0).all()  # and less time for each
-
-
 def test_memory_of_the_pools_is_that_of_a_whole_instance(r1):
     """Weights, caches and the rest of 16 + 16 GPUs: one runtime a GPU more than on 16 that do both, and the router."""
     wide = Sharding(dp_attn=16, ep=16)

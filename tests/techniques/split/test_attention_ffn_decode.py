@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import disagg_sim as ds
@@ -77,26 +76,6 @@ def deployment(name, senders, *, seats=None, decode=None):
     }
     gpus = sum(each.gpus for entries in parts.values() for each in entries)
     return ServedDeployment(name="split", gpus=gpus, setup=at, **parts)
-
-
-@pytest.mark.parametrize(("name", "senders", "lengths"), [("r1", 6, (2048, 257)), ("dense", 3, (1024, 513))])
-def test_a_full_queue_is_served_at_the_analytic_rate(name, senders, lengths):
-    """B/(TTL*(OSL - 1)) requests a second at constant lengths, caches of prefill instances handed over between."""
-    pytest.importorskip("numba")
-    (isl, osl), (at, attention, ffn, batch) = lengths, pools(name)
-    served = deployment(name, senders)
-    requests = 8 * batch
-    trace = ds.Trace(
-        arrival=np.zeros(requests), input_tokens=np.full(requests, isl), output_tokens=np.full(requests, osl)
-    )
-    options = RunOptions(concurrency=2 * batch + 8 * senders)
-    found = ds.simulate(served, trace, slo=SLO, options=options)
-    finish = np.sort(found.records.requests.finish_s)[batch - 1 :: batch][2:-2]
-    rate = batch * (finish.size - 1) / (finish[-1] - finish[0])
-    ttl = analytic(at, attention, ffn, batch, isl + osl / 2)
-    assert rate == pytest.approx(batch / (ttl * (osl - 1)), rel=BOUND)
-    assert found.records.instances.gpus[-1] == attention.gpus + ffn.mapping.gpus
-    assert found.summary().gpu_hours * 3600 == pytest.approx(served.gpus * found.records.duration_s)
 
 
 def test_one_micro_batch_over_free_links_is_plain_decode(monkeypatch):
