@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -49,25 +48,6 @@ def seconds(found, latency):
 
 
 MODES = ["disaggregated", "colocated", "piggyback"]
-GAPS = [("colocated", "p99"), ("colocated", "mean"), ("piggyback", "p99"), ("cpp", "p99")]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("mode", "measure"), [*((mode, "tpot") for mode in MODES), *GAPS])
-def test_parts_add_up_under_a_shipped_distribution(mode, measure):
-    points, origin = served(mode, measure)
-    again = ds.rescore(points, origin=origin)
-    for name in again:
-        assert np.allclose(again[name], points[name], rtol=1e-12, atol=0.0)
-    found = ds.breakdown(points, origin=origin)
-    for name in LATENCIES:
-        assert seconds(found, name).sum() == pytest.approx(points[f"{name}_s"][0], rel=1e-9)
-        assert found.operators.loc[found.operators["latency"] == name, "share"].sum() == pytest.approx(1.0, rel=1e-9)
-    split = found.operators[[f"{name}_s" for name in RESOURCES]].sum(axis=1)
-    assert np.allclose(split, found.operators["seconds"], rtol=1e-9, atol=0.0)
-    for phase in ("prefill", "decode"):
-        filled = found.memory.loc[found.memory["phase"].isin([phase, "both"]), "bytes"].sum()
-        assert filled == pytest.approx(points[f"{phase}_memory_bytes"][0], rel=1e-12)
 
 
 @pytest.mark.parametrize("row", [0, 1], ids=["whole prompts", "chunks"])

@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from design_tables import tables_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty import error_bars
@@ -67,29 +65,6 @@ def test_models_with_linear_and_compressed_attention_have_bands(model):
     bands = ds.uncertainty(points, samples=100).bands()
     assert (bands["ttl_p10_s"] < bands["ttl_s"]).all()
     assert (bands["ttl_s"] < bands["ttl_p90_s"]).all()
-
-
-@settings(max_examples=3)
-@given(wider=st.floats(1.1, 4.0), which=st.sampled_from((("step", "first_token"), ("first_token",))))
-def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
-    points = frontiers("dense").groupby("mode", observed=True).head(3)
-    served = {name: replace(e, base=e.base * (wider if name in which else 1)) for name, e in SPREADS.served.items()}
-    widths = []
-    for each in (SPREADS.served, served):
-        found = ds.uncertainty(points, samples=100, spreads=replace(SPREADS, served=each))
-        widths.append([np.quantile(x, 0.9, axis=1) / np.quantile(x, 0.1, axis=1) for x in (found.ttl, found.ftl)])
-    assert all((after >= before * (1 - 1e-9)).all() for before, after in zip(*widths, strict=True))
-
-
-def test_what_both_modes_share_cancels_in_the_gain():
-    """One common factor on every operator and pass moves both frontiers alike: the gain stays what it is."""
-    kinds = {name: replace(kind, shared=1.0) for name, kind in SPREADS.kinds.items()}
-    points, at = frontiers("dense"), [60.0, 100.0]
-    together = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, kinds=kinds, shared=1.0)).gain(at)
-    single = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, shared=0.0)).gain(at)
-    width = [table["gain_p90"] / table["gain_p10"] for table in (together, single)]
-    assert (width[0] < width[1]).all()
-    assert ((together["probability"] >= 0) & (together["probability"] <= 1)).all()
 
 
 def test_bands_of_a_frontier_and_of_the_gain_are_those_of_each_sample_by_hand():

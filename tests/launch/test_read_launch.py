@@ -1,5 +1,7 @@
 """A deployment is read from what starts it: from files that were written for a plan, and from commands by hand."""
 
+from functools import cache
+
 import pytest
 from typer.testing import CliRunner
 
@@ -8,9 +10,25 @@ from disagg_sim.cli.main import app
 from disagg_sim.errors import InputError
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.read import Started, read_launch
-from tests.launch.test_reads_back import QUESTIONS, planned
 
 LOAD = ["--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--alone"]
+
+
+QUESTIONS = {
+    "dense": ("llama_3_1_8b", "h100_sxm", None, ds.lengths(4096, 512), 40),
+    "varied": ("llama_3_1_70b", "h200_sxm", None, ds.lengths("azure_2023_conversation"), 60),
+    "bf16": ("qwen3_8b", "h100_sxm", "bf16", ds.lengths(2000, 300), 40),
+    "experts": ("deepseek_r1", "h200_sxm", None, ds.lengths(2048, 1024), 20),
+}
+
+
+@cache
+def planned(name: str, engine: str):
+    model, system, precision, lengths, rate = QUESTIONS[name]
+    options = ds.PlanOptions(engine=engine, precision=precision, within=engine)
+    found = ds.plan(model, system, lengths, ttft="2 s", tpot="60 ms", rate=rate, options=options)
+    designs = [found.best, *found.runners_up]
+    return next(each for each in designs if each is not None and not ds.expressible(each, engine))
 
 
 def only(given: str) -> Started:

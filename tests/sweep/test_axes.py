@@ -11,10 +11,7 @@ import pytest
 
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InfeasibleError
-from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.points import pareto_front
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
@@ -23,7 +20,6 @@ from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import MODES, ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.sweep.traffic import Traffic
-from disagg_sim.workload.lengths import lengths
 
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 SMALL = SweepSpec(
@@ -140,25 +136,6 @@ def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path):
     assert set(after["case"]) == set(before["case"])
 
 
-def test_limits_never_help_and_stand_in_the_frontier(tmp_path):
-    """A cap of 4 GPUs, a tight first token: fronts of every mode lie below the free ones, somewhere strictly."""
-    limits = tuple(PointLimits(max_gpus=8, ftl_s=ftl, gpu_cap=cap) for ftl in (0.1, 10.0) for cap in (4, 64))
-    result = run(replace(SMALL, modes=MODES, limits=limits), tmp_path)
-    table = pd.read_csv(tmp_path / "frontier.csv")
-    for mode in MODES:
-        mine = table[table["mode"] == mode]
-        free = mine[(mine["ftl_limit_s"] == 10.0) & (mine["gpu_cap"] == 64)]
-        for (ftl, cap), front in mine.groupby(["ftl_limit_s", "gpu_cap"]):
-            assert reaches(free, front)
-            assert (front["total_gpus"] <= cap).all()
-            assert (front["ftl_s"] <= ftl).all()
-        assert len(mine.groupby("case")) == 4
-        assert not reaches(mine[(mine["ftl_limit_s"] == 0.1) & (mine["gpu_cap"] == 4)], free)
-    refused = pd.read_csv(tmp_path / "infeasible.csv").query("reason == 'more GPUs than gpu_cap'")
-    assert set(refused["mode"]) == {"colocated", "piggyback"}
-    assert len(result.cases) == 4
-
-
 def test_a_fixed_ratio_is_held_and_never_better(tmp_path):
     spec = replace(SMALL, ctx_gen_ratios=(None, Fraction(1, 2), Fraction(7, 2)))
     best, half, more = fronts(run(spec, tmp_path))
@@ -168,36 +145,6 @@ def test_a_fixed_ratio_is_held_and_never_better(tmp_path):
     for fixed in (half, more):
         assert reaches(best, fixed)
         assert not reaches(fixed, best)
-
-
-@pytest.mark.parametrize(
-    ("model", "system", "recipe"), [("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ("llama_3_1_70b", "h100_sxm", "fp8")]
-)
-def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model, system, recipe):
-    """And those that span several domains of 8 never get slower in one of 72."""
-    machine = load_system(system)
-    small, large = (replace(machine, nvlink_domain=domain) for domain in (8, 72))
-    table = enumerate_mappings(setup(model, small, recipe))
-    for grid in (prefill_grid, decode_grid):
-        narrow, wide = (
-            grid(setup(model, each, recipe), table, lengths(4096, 256), batch=[1, 8, 64, 512])
-            for each in (small, large)
-        )
-        inside = narrow.gpus <= 8
-        np.testing.assert_array_equal(narrow.latency[inside], wide.latency[inside])
-        np.testing.assert_array_equal(narrow.request_rate[inside], wide.request_rate[inside])
-        np.testing.assert_array_equal(narrow.feasible, wide.feasible)
-        assert (wide.latency <= narrow.latency * (1 + 1e-9)).all()
-        assert (wide.latency < narrow.latency * 0.99).any()
-
-
-def test_a_larger_domain_is_never_worse(tmp_path):
-    spec = replace(SMALL, nvlink_domains=(2, None), limits=(PointLimits(max_gpus=8),))
-    narrow, own = fronts(run(spec, tmp_path))
-    assert (set(narrow["nvlink_domain"]), set(own["nvlink_domain"])) == ({2}, {8})
-    assert narrow["decode_tp_attn"].max() <= 2
-    assert reaches(own, narrow)
-    assert not reaches(narrow, own)
 
 
 def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
@@ -215,29 +162,6 @@ def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
     assert set(one["mixed_step_share"]) == {1.0}
     assert reaches(free, naive)
     assert not reaches(naive, free)
-
-
-def test_the_measure_of_ttl_costs_throughput(tmp_path):
-    spec = replace(SMALL, modes=("piggyback",))
-    free, strict = (
-        fronts(run(replace(spec, sharing=ColocatedOptions(**sharing)), tmp_path / str(number)))[0]
-        for number, sharing in enumerate(({}, {"ttl_measure": "p99"}))
-    )
-    assert reaches(free, strict)
-    assert not reaches(strict, free)
-    assert (strict["ttl_s"] == strict["ttl_largest_gap_s"]).all()
-
-
-def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path):
-    """A law with longer means than medians costs throughput in every mode."""
-    law = Traffic(isl=6654, osl=740, law="log_normal_4096_512")
-    spec = replace(SMALL, traffic=(law, Traffic(isl=4096, osl=512)), modes=MODES)
-    under, constant = run(spec, tmp_path).cases
-    assert under.total.computed == under.plan.points
-    for spread, flat in zip(under.modes, constant.modes, strict=True):
-        assert spread.mode == flat.mode
-        assert set(spread.frontier["traffic"]) == {"log_normal_4096_512"}
-        assert reaches(flat.frontier, spread.frontier)
 
 
 def test_pools_on_different_systems_per_usd(tmp_path):
