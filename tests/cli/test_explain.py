@@ -10,7 +10,6 @@ import pytest
 
 from disagg_sim.cli.main import run
 from disagg_sim.facts.load import load_failures, load_system
-from disagg_sim.parquet import read_parquet
 from disagg_sim.techniques.availability.law import Need, blast_of
 
 SWEEP = """
@@ -207,16 +206,6 @@ def test_a_wrong_design_by_hand_is_one_line(arguments, said, capsys):
     assert said in line
 
 
-LAW = """
-name: law
-models: [llama_3_1_8b]
-systems: {h100_sxm: fp8}
-traffic: [log_normal_4096_512]
-modes: [disaggregated, piggyback]
-limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
-"""
-
-
 @pytest.mark.long
 def test_memory_of_a_server_is_told_by_its_terms(capsys):
     """A model with states on an engine whose start-up is known: all that fills the GPU, and what lies outside."""
@@ -226,29 +215,6 @@ def test_memory_of_a_server_is_told_by_its_terms(capsys):
     assert "outside of it CUDA graphs 1.1 and in use before 0.5 GB" in lines[0]
     told = {line.split("  ")[0] for line in lines[2:7]}
     assert told == {"weights", "KV cache", "states of sequences", "activations, logits", "runtime, libraries"}
-
-
-@pytest.mark.long
-def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path, capsys):
-    """A sweep names the distribution in its frontier, where a block of points finds it."""
-    (tmp_path / "law.yaml").write_text(LAW)
-    sweep, out = [str(tmp_path / "law.yaml"), "--out", str(tmp_path / "out")], tmp_path / "out"
-    assert run(["sweep", *sweep, "--jobs", "1", "--no-figures"]) == 0
-    front = pd.read_csv(out / "frontier.csv")
-    law = front["traffic"] == "log_normal_4096_512"
-    block = next(out.glob("points/*log_normal*/piggyback-*.parquet"))
-    for path, table in ((out, front[law]), (block, read_parquet(block))):
-        row = int(table.index[len(table) // 2])
-        capsys.readouterr()
-        assert run(["explain", str(path), "--row", str(row), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)["operators"]
-        for name in ("ttl", "ftl"):
-            parts = [part["seconds"] for part in told if part["latency"] == name]
-            assert sum(parts) == pytest.approx(table[f"{name}_s"][row], rel=1e-9)
-    by_hand = ["--model", "llama_3_1_8b", *BY_HAND[:4], "--phase", "colocated", "--traffic", "log_normal_4096_512"]
-    capsys.readouterr()
-    assert run(["explain", *by_hand]) == 0
-    assert "log_normal_4096_512 (6,653 tokens in, 740 out on average)" in capsys.readouterr().out
 
 
 def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:

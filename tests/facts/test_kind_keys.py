@@ -6,10 +6,9 @@ import pytest
 
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.attention import GqaAttention
-from disagg_sim.facts.ffn import MoeFfn
-from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention, Mamba2Attention
+from disagg_sim.facts.linear_attention import GdnAttention, KdaAttention
 from disagg_sim.facts.model import model_of
-from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention, MsaAttention
+from disagg_sim.facts.sparse_attention import CsaAttention, DsaAttention, HcaAttention
 from disagg_sim.facts.yaml_text import parse_yaml
 
 HEAD = """\
@@ -104,22 +103,6 @@ def test_gated_delta_net_of_qwen_3_5():
     assert spec.stores(1.0) == ()
 
 
-def test_kimi_delta_attention_of_k3():
-    """96 heads of 128: q, k, v, o and a gate of full rank 7168 x 12288 each; the decay's two matrices; beta."""
-    spec = KdaAttention(heads=96, head_dim=128, full_rank_gate=True)
-    assert spec.matmul_params(7168) == 5 * 7168 * 12_288 + 128 * (7168 + 12_288) + 7168 * 96
-    assert 69 * spec.state_bytes == 449_372_160
-    low = KdaAttention(heads=96, head_dim=128)
-    assert low.matmul_params(7168) == 4 * 7168 * 12_288 + 2 * 128 * (7168 + 12_288) + 7168 * 96
-
-
-def test_mamba_2_of_nemotron_3_super():
-    """128 heads of 64, 8 groups of 128: 170.2 MB a sequence over 40 layers."""
-    spec = Mamba2Attention(heads=128, head_dim=64, state_dim=128, groups=8)
-    assert spec.matmul_params(4096) == 4096 * (2 * 8192 + 2 * 1024 + 128) + 8192 * 4096
-    assert 40 * spec.state_bytes == 40 * (4 * 8192 * 128 + 2 * 3 * (8192 + 2048)) == 170_229_760
-
-
 def test_states_beside_published_figures():
     """A sequence of Qwen3.5-27B: 78.4 MB (LLMServingSim); five slots of Kimi-K3 at TP 8: 270 MB (AIConfigurator).
 
@@ -161,13 +144,6 @@ def test_compressed_attention_of_deepseek_v4():
     assert csa.matmul_params(7168) - shared == 4 * 7168 * 512 + 1536 * 8192 + 4 * 7168 * 128 + 7168 * 64
 
 
-def test_block_sparse_attention_of_minimax_m3():
-    spec = MsaAttention(q_heads=64, kv_heads=4, head_dim=128, index_heads=4, index_dim=128, block=128, top_blocks=16)
-    assert spec.matmul_params(6144) == 6144 * 128 * (64 + 4 + 4 + 64) + 6144 * 5 * 128
-    assert spec.chosen == 2048
-    assert sum(store.token_bytes for store in spec.stores(1.0)) == 2 * 4 * 128 + 256
-
-
 def test_gates_and_value_sizes_of_grouped_queries():
     """MiMo caches 192 + 128 a KV head; Qwen's gate is as wide as the output, Step's one number a head."""
     mimo = GqaAttention(q_heads=64, kv_heads=4, head_dim=192, value_dim=128)
@@ -181,12 +157,3 @@ def test_gates_and_value_sizes_of_grouped_queries():
     gemma = GqaAttention(q_heads=32, kv_heads=4, head_dim=512, values_from_keys=True)
     assert gemma.matmul_params(5376) == 5376 * (2 * 32 + 4) * 512
     assert gemma.cache_elements == 2 * 4 * 512
-
-
-def test_experts_in_a_latent():
-    """Nemotron-3-Super: 2 matrices of 1024 x 2688, two of 4096 x 1024 around them, a shared expert of 4096 x 5376."""
-    spec = MoeFfn(experts=512, top_k=22, width=2688, latent=1024, matrices=2, shared_experts=1, shared_width=5376)
-    assert spec.expert_params(4096) == 2 * 1024 * 2688
-    around = 2 * 4096 * 1024 + 2 * 4096 * 5376 + 4096 * 512
-    assert spec.params(4096, active=False) == 512 * 2 * 1024 * 2688 + around
-    assert spec.params(4096, active=True) == spec.token_matmul_params(4096) == 22 * 2 * 1024 * 2688 + around
