@@ -4,7 +4,6 @@ import pytest
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup
@@ -33,14 +32,6 @@ def test_prefix_and_rest_compute_as_much_as_the_whole(llama, past):
     assert first + rest == pytest.approx(whole + head, rel=1e-5)
 
 
-def test_work_left_at_nine_tenths():
-    """GEMM 1 - h = 0.10, pairs 1 - h^2 = 0.19; together 0.154 of the FLOP of Qwen3-Coder at 65,536 tokens."""
-    at = setup("qwen3_coder_480b_a35b", "h200_sxm", "fp8", profile="ideal")
-    wide = Sharding(tp_attn=8, ep=8)
-    whole, rest = (prefill_pass(at, wide, batch=1, isl=65_536, past=past).sums.compute for past in (0, 58_976))
-    assert rest / whole == pytest.approx(0.154, abs=0.02)
-
-
 def test_one_token_after_a_past_is_a_decode_step(llama):
     """S = 1: the same matrices and the same cache; the prefill kernel writes the token's keys, too."""
     one = prefill_pass(llama, EIGHT, batch=64, isl=16_384, past=16_383)
@@ -54,11 +45,6 @@ def test_one_chunk_is_the_whole_pass(llama, r1):
             prompt_pass(at, mapping, batch=8, isl=32_768, past=24_576, chunk_tokens=chunk).ftl for chunk in (0, 8192)
         ]
         assert passes[0] == pytest.approx(passes[1], rel=1e-9)
-
-
-def test_a_chunk_of_all_new_tokens_in_a_step_is_the_pass(llama):
-    step = mixed_step(llama, EIGHT, batch=0.0, context=1.0, chunk=Chunk(4096.0, isl=65_536, past=61_440))
-    assert step.time == pytest.approx(prefill_pass(llama, EIGHT, batch=1, isl=65_536, past=61_440).ftl, rel=1e-9)
 
 
 def test_kept_projections_of_a_prefix_are_made_once(r1):

@@ -55,15 +55,6 @@ def test_power_is_between_waiting_and_the_limit(one, compute, memory, time, idle
     assert idle <= drawn <= 1.0 + 1e-12
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(LAWS), SHARE, SHARE, TIME, st.floats(1.0, 3.0))
-def test_power_never_falls_with_work_or_time(one, compute, memory, time, more):
-    drawn = kernel_power(one, compute=compute, memory=memory, time=time, idle=0.2)
-    for name, value in (("compute", compute), ("memory", memory), ("time", time)):
-        raised = {"compute": compute, "memory": memory, "time": time} | {name: value * more}
-        assert kernel_power(one, **raised, idle=0.2) >= drawn - 1e-12
-
-
 def test_a_large_multiply_is_at_the_limit_and_a_small_one_is_not():
     at = setup("llama_3_1_70b", "h200_sxm", "bf16")
     sizes = np.array([1.0, 8192.0])

@@ -179,18 +179,6 @@ def test_tensor_parallelism_cuts_queries_and_output_groups():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_beyond_the_choice_only_the_index_grows(kind):
-    """Scores and values are flat, HCA apart, all of whose entries are attended to; the index is linear."""
-    one, two, three = (works(KINDS[kind], context=1e5 * n) for n in (1, 2, 3))
-    if kind != "hca":
-        assert one["main"] == two["main"] == three["main"]
-    else:
-        assert three["main"].flops - two["main"].flops == pytest.approx(two["main"].flops - one["main"].flops)
-    if "index" in one:
-        assert (two["index"].flops, three["index"].hbm_bytes) == (2 * one["index"].flops, 3 * one["index"].hbm_bytes)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_chunks_do_the_flop_of_the_whole_prompt(kind):
     whole = works(KINDS[kind], new=8192.0, past=0.0)
     parts = [works(KINDS[kind], new=1024.0, past=1024.0 * step) for step in range(8)]
@@ -252,13 +240,3 @@ def test_few_heads_on_an_fp8_cache_take_another_kernel():
     fp8, bf16 = (part_rate(fit, load_system("h200_sxm"), cache) for cache in ("fp8", "bf16"))
     assert part_seconds(fp8, new=1000.0, heads=16.0) == pytest.approx(750e-6)
     assert part_seconds(fp8, new=1000.0, heads=32.0) == part_seconds(bf16, new=1000.0, heads=16.0) < 10e-6
-
-
-def test_the_index_starts_to_cost_beyond_the_choice():
-    """The step of a layer jumps where the context passes 2048 tokens, and rises with the context from there on."""
-    at = at_of(DSA)
-    at_2048, beyond, far = (float(decode_step(at, Sharding(), batch=1.0, context=c).ttl) for c in (2048.0, 2049.0, 1e6))
-    rate = at.rates.attention_parts["dsa index_step"]
-    assert rate.choice is not None
-    assert beyond - at_2048 > 0.99 * rate.choice
-    assert far - beyond >= 132 * (1e6 - 2049) / rate.bandwidth * 0.99

@@ -87,9 +87,3 @@ def test_one_prompt_goes_through_a_pipeline_in_chunks_and_its_tokens_pass_all_st
     step = float(decode_step(choice.at, replace(mapping, chunk_tokens=0), batch=1.0, context=1_001_000.0).ttl)
     assert choice.tpot(1e-9, 1, 0.99) == pytest.approx(step)
     assert choice.service.mean == pytest.approx(float(choice.passes[0]) + 1999 * step)
-
-
-def test_a_second_pool_saves_less_than_half_of_the_gpus_at_a_million_tokens(million):
-    """Both modes prefill by chunks through pipelines; the second pool saves what decode keeps the arithmetic idle."""
-    assert million.best.mode == ServingMode.DISAGGREGATED
-    assert 1.2 < million.gain < 2.0

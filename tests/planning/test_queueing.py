@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.planning.passes import passes
 from disagg_sim.planning.queueing import (
     Delay,
     Occupancy,
@@ -23,12 +22,6 @@ def test_two_servers_by_hand():
     """M/M/2 at rho: C = 2*rho^2/(1 + rho)."""
     for rho in (0.1, 0.5, 0.9):
         assert share_that_waits(2, rho) == pytest.approx(2 * rho**2 / (1 + rho))
-
-
-def test_many_servers_continue_the_recursion():
-    """The limit of many servers agrees with Erlang's recursion where one takes over from the other."""
-    for used in (0.9, 0.95, 0.99):
-        assert share_that_waits(201, used) == pytest.approx(share_that_waits(200, used), rel=0.1)
 
 
 @given(st.floats(0.05, 0.95))
@@ -81,16 +74,6 @@ def test_a_pool_in_steps_is_the_pool_one_by_one():
     mean, wide = found.moments(10 * found.number)
     assert mean == pytest.approx(4000, rel=0.01)
     assert wide == pytest.approx(math.sqrt(4000), rel=0.05)
-
-
-def test_passes_grow_with_the_rate_and_leave_no_idle_time():
-    batch = np.arange(1.0, 17.0)
-    busy = 1.0 + 0.1 * batch
-    slow, fast = (passes(rate, batch, busy) for rate in (0.1, 5.0))
-    assert slow.meets < 0.2
-    assert fast.meets > 0.99
-    assert fast.share @ fast.rests.mean(axis=1) > slow.share @ slow.rests.mean(axis=1)
-    assert fast.share.sum() == pytest.approx(1)
 
 
 def test_a_quantile_that_a_sum_reaches_is_found_however_it_is_rounded():

@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError
-from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.gemm import TILE_M
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
-from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.workload.distributions import Constant, LogNormal, length_distribution
+from disagg_sim.workload.distributions import Constant, LogNormal
 from disagg_sim.workload.lengths import independent_lengths, lengths
 
 SYSTEM, RECIPE, TRAFFIC = "gb200_nvl72", "nvfp4_fp8kv", "log_normal_4096_512"
@@ -191,55 +189,6 @@ def test_grids_with_tiles_are_those_of_constant_lengths_without_variance_and_a_s
     check_limit(model, mappings, 0.0, stair=0.0)
     for sigma in (1e-4, 3e-3):
         check_limit(model, mappings, sigma, stair=0.003)
-
-
-@TWO_MODELS
-def test_convexity_costs_prefill_rate_and_memory_is_never_below_that_of_the_mean(model, mappings):
-    law = lengths(TRAFFIC)
-    mean = lengths(round(law.mean_isl), round(law.mean_osl))
-    at = setup(model, SYSTEM, RECIPE, engine="kernels")
-    spread, flat = (prefill_grid(at, mappings, each, chunk_tokens=0, batch=BATCH) for each in (law, mean))
-    assert np.all(spread.request_rate < flat.request_rate)
-    assert np.all(spread.latency > flat.latency)
-    assert np.all(spread.memory_bytes > flat.memory_bytes)
-    spread, flat = (decode_grid(at, mappings, each, batch=BATCH) for each in (law, mean))
-    assert np.all(spread.memory_bytes > flat.memory_bytes)
-    assert np.all(spread.latency >= flat.latency)  # length-biased context
-    assert spread.kv_bytes_per_request == pytest.approx(flat.kv_bytes_per_request, rel=1e-4)
-
-
-def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
-    """4000 requests, seed 11; standard errors from the sample itself; z below 4 for rate, FTL, context and r."""
-    at, law = setup("llama_3_1_70b", SYSTEM, RECIPE, engine="kernels"), lengths(TRAFFIC)
-    case, n = load_traffic(TRAFFIC).cases[0], 4000
-    rng = np.random.default_rng(11)
-    isl = length_distribution(case.isl).sample(rng, n).astype(float)
-    osl = length_distribution(case.osl).sample(rng, n).astype(float)
-    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0)
-
-    def z(sample, expected):
-        return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))
-
-    lengths_seen, count = np.unique(isl[:1500], return_counts=True)
-    each = [float(prefill_pass(at, mapping, batch=4.0, isl=s).ftl) for s in lengths_seen.tolist()]
-    times = np.repeat(each, count)
-    prefill = prefill_grid(at, DENSE[:1], law, batch=[4])
-    assert z(times, prefill.latency[0, 0]) < 4
-    assert z(times, 4 / prefill.request_rate[0, 0]) < 4
-    high = prefill_grid(at, DENSE[:1], law, ftl_quantile=0.9, batch=[4])
-    share = (times <= high.latency[0, 0]).astype(float)
-    assert z(share, 0.9) < 4
-    assert high.request_rate[0, 0] == prefill.request_rate[0, 0]
-
-    # a ratio of means, linearised: E[(O-1)(I+O/2)]/E[O-1]
-    residual = (osl - 1) * (isl + osl / 2 - law.context) / (law.mean_osl - 1)
-    assert z(residual, 0.0) < 4
-    assert z(osl, law.mean_osl) < 4
-    decode = decode_grid(at, DENSE[:1], law, batch=[4])
-    step = decode_step(at, mapping, batch=4.0, context=law.context)
-    rate = 4 / (float(step.ttl) * (osl.mean() - 1))
-    error = osl.std(ddof=1) / math.sqrt(n) / osl.mean()
-    assert abs(rate / decode.request_rate[0, 0] - 1) < 4 * error
 
 
 # --- claim C28 ------------------------------------------------------------------------------------------

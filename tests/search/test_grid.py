@@ -1,23 +1,19 @@
 """Grids: the batch axis, points that do not fit, and what may only grow the feasible set."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import disagg_sim as ds
 from disagg_sim.domain import BOUNDS, Sharding, Status
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.facts.load import load_system
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.setup import setup
 from disagg_sim.search import blocks
 from disagg_sim.search.axes import batch_axis, batch_sizes
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.search.phase_grid import CHOSEN_FORMS
-from disagg_sim.workload.lengths import lengths, uneven
+from disagg_sim.workload.lengths import lengths
 
 GB200 = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv")
 R1 = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
@@ -66,20 +62,6 @@ def test_batch_axis_keeps_one_batch_when_nothing_fits():
     table = Sharding.stack(tensor_parallel(1))
     axis = batch_axis(A100, table, lengths(1024, 128), phase="decode")
     assert axis.tolist() == [1]
-
-
-@pytest.mark.parametrize("score", [decode_grid, prefill_grid])
-def test_more_memory_never_shrinks_the_feasible_set(score):
-    table = Sharding.stack([*tensor_parallel(1, 2, 8), Sharding(tp_attn=2, tp_ffn=2, pp=4)])
-    small = load_system("gb200_nvl72")
-    large = replace(small, hbm_reported=1.4 * small.hbm_reported)
-    before, after = (
-        score(setup("llama_3_1_70b", system, "nvfp4_fp8kv"), table, lengths(8192, 1024), batch=batch_sizes(4000))
-        for system in (small, large)
-    )
-    assert np.all(after.feasible[before.feasible])
-    assert after.feasible.sum() > before.feasible.sum()
-    assert np.array_equal(before.latency, after.latency)
 
 
 def test_blocks_do_not_change_the_grid(monkeypatch):
@@ -211,33 +193,3 @@ def test_bad_arguments_of_a_batch_axis_are_refused(change, message):
     args = {"mappings": [Sharding(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
     with pytest.raises(InputError, match=message):
         batch_axis(GB200, args["mappings"], lengths(args["isl"], args["osl"]), phase=args["phase"])
-
-
-BATCH = np.array([1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256])
-
-
-@pytest.mark.parametrize("lengths", [(2048, 256), ("log_normal_4096_512",)])
-@pytest.mark.parametrize(
-    ("model", "system", "precision", "profile"),
-    [("deepseek_r1", "h200_sxm", "fp8", "measured"), ("gpt_oss_120b", "b200_sxm", "mxfp4", "ideal")],
-)
-def test_random_ranks_are_no_faster_than_even_ones(model, system, precision, profile, lengths):
-    """Pipelines, too, whose micro-batches have a request on some rank however few there are."""
-    at, law = ds.setup(model, system, precision, profile=profile), ds.lengths(*lengths)
-    mappings = enumerate_mappings(at)
-    assert np.any(mappings.pp > 1)
-    even = decode_grid(at, mappings, law, batch=BATCH).latency
-    chance = decode_grid(at, mappings, uneven(law, "random"), batch=BATCH).latency
-    assert np.all(chance >= even * (1.0 - 1e-12))
-
-
-@pytest.mark.parametrize("requests", [1.0, 2.0, 8.0, 64.0])
-def test_mixed_steps_of_random_ranks_are_no_faster_than_even_ones(requests):
-    at, law = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.lengths(2048, 256)
-    mapping = ds.Sharding(dp_attn=4, ep=4, pp=4)
-    times = []
-    for routed in (law, uneven(law, "random")):
-        load = routed.on_ranks(requests, 4.0)
-        held = {"batch": requests, "context": load.context, "rank_batch": load.batch}
-        times.append(float(mixed_step(at, mapping, chunk=Chunk(512.0, 2048.0), **held).time))
-    assert times[1] >= times[0]

@@ -281,30 +281,6 @@ def test_a_design_that_waits_is_scored_again():
         np.testing.assert_allclose(again[name], waits[name], rtol=1e-9)
 
 
-def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
-    rows = {
-        form: only(
-            run(
-                "piggyback",
-                R1,
-                DEP8,
-                isl=16384,
-                osl=2048,
-                batch=64,
-                every_step_mixed=True,
-                ftl_limit=1e3,
-                mla_form=form,
-            )
-        )
-        for form in ("naive", "absorbed", "cached", "auto")
-    }
-    assert rows["naive"].ttl_s > rows["absorbed"].ttl_s
-    assert rows["auto"].ttl_s == min(row.ttl_s for row in rows.values())
-    kept = 61 * 128 * 320 * 16384  # one prompt a rank: layers, heads, key and value elements of 1 B, tokens
-    kept /= 0.9  # TensorRT-LLM keeps a tenth of the room for the cache free
-    assert rows["cached"].decode_memory_bytes - rows["naive"].decode_memory_bytes == pytest.approx(kept)
-
-
 def test_limits_act_on_the_latencies_they_name():
     free = run("colocated", table=mappings(), ftl_limit=100.0)
     tight = run("colocated", table=mappings(), ftl_limit=0.2, ttl_limit=0.02, ttl_measure="p99")

@@ -44,13 +44,3 @@ def test_a_law_lies_between_its_shortest_and_its_longest_requests(serve):
     for name in ("ftl_s", "ttl_mean_s", "ttl_largest_gap_s"):
         assert short[name] < both[name] <= long[name] * (1 + 1e-9), name
     assert short["tokens_per_s_per_gpu"] > both["tokens_per_s_per_gpu"] > long["tokens_per_s_per_gpu"]
-
-
-@MODES
-def test_convexity_costs_throughput(serve):
-    """A spread of prompts costs more than the same mean: attention grows with the square of the length."""
-    spread = lengths([1024, 15_360], [256, 256])
-    one = Colocation(batch=(8,), prefill_batch=(1,), rank_chunk_tokens=(512,))
-    law, mean = (serve(AT, Sharding(), each, options=one).iloc[0] for each in (spread, spread.at_means()))
-    assert law["tokens_per_s_per_gpu"] < mean["tokens_per_s_per_gpu"]
-    assert law["ttl_largest_gap_s"] > mean["ttl_largest_gap_s"]

@@ -136,17 +136,6 @@ def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path):
     assert set(after["case"]) == set(before["case"])
 
 
-def test_a_fixed_ratio_is_held_and_never_better(tmp_path):
-    spec = replace(SMALL, ctx_gen_ratios=(None, Fraction(1, 2), Fraction(7, 2)))
-    best, half, more = fronts(run(spec, tmp_path))
-    assert set(half["ctx_gen_gpu_ratio"]) == {0.5}
-    assert set(more["ctx_gen_gpu_ratio"]) == {3.5}
-    assert set(more["ctx_gen_ratio"]) == {"3.5"}
-    for fixed in (half, more):
-        assert reaches(best, fixed)
-        assert not reaches(fixed, best)
-
-
 def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
     spec = replace(
         SMALL,

@@ -42,15 +42,6 @@ def test_times_and_rooms_by_hand(plan):
     assert all(each.loads for each in uses.values())
 
 
-def test_computing_the_start_again_takes_longer_than_the_tokens_that_it_adds(plan):
-    """The first 6,144 tokens are three times as many as the rest, and have fewer tokens before them."""
-    at, mapping = plan.best.pools[0].setup, plan.best.pools[0].mapping
-    ftl = {isl: ds.prefill_grid(at, mapping, ds.lengths(isl, 256), batch=[1]).latency.min() for isl in (2048, 8192)}
-    again = tier_uses(plan.best)[0].recomputed
-    assert 0 < again < ftl[8192]
-    assert again == pytest.approx(ftl[8192] - ftl[2048], rel=0.2)  # a past of 6,144 adds some to the pass of 2,048
-
-
 def test_hbm_that_is_set_aside_is_the_room_of_its_tier():
     best = planned((("hbm", 1.0),), set_aside=10e9).best
     (hbm,) = tier_uses(best)

@@ -1,11 +1,8 @@
 """Ranks that wait for each other: the fullest of several, by hand and against draws."""
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
 
-from disagg_sim.choices import RANK_ROUTINGS
 from disagg_sim.techniques.experts.physics import largest_normal
 from disagg_sim.techniques.ranks.physics import RankLoads, even_groups
 from disagg_sim.techniques.ranks.physics_sums import prompt_sum, request_law
@@ -37,22 +34,3 @@ def test_many_requests_are_nearly_normal():
     load = RankLoads(LAW, "least_load").decode(8 * 400.0, 8.0, mean)
     assert load.batch is None
     assert load.context / mean == pytest.approx(1 + largest_normal(8) * deviation / (mean * 20), rel=2e-3)
-
-
-@settings(max_examples=25)
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 20_000), st.integers(2, 4_000)), min_size=1, max_size=6),
-    batch=st.integers(1, 300),
-    ranks=st.sampled_from([1, 2, 8, 64]),
-)
-@example(lengths=[(1, 2), (1, 115), (38, 2)], batch=256, ranks=64)
-def test_the_more_chance_the_fuller_the_fullest_rank(lengths, batch, ranks):
-    """Tokens of the rank with the most: never below an even share, and more in turn than by load, most at random."""
-    isl, osl = (np.array(values, dtype=float) for values in zip(*lengths, strict=True))
-    loads = [RankLoads(request_law(isl, osl), each).decode(float(batch), float(ranks), 1.0) for each in RANK_ROUTINGS]
-    most = [float(each.context * (np.ceil(batch / ranks) if each.batch is None else each.batch)) for each in loads]
-    assert most[0] >= batch / ranks * (1 - 1e-3)
-    if batch >= 4 * ranks:
-        assert most[0] <= most[1] * 1.05 <= most[2] * 1.1
-    if ranks == 1:
-        assert most == [batch] * 3
