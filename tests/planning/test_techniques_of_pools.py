@@ -8,7 +8,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.prove import deployed
+from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.report.plan import PlanExtras, plan_json, proof_lines
