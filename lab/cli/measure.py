@@ -10,7 +10,7 @@ import typer
 from disagg_sim.atomic import write_csv
 from disagg_sim.cli.progress import listener
 from disagg_sim.facts.load import load_system
-from lab.calibration.bench.measure import QUICK, TRIAL, MeasurementPlan
+from lab.calibration.bench.measure import FULL, QUICK, TRIAL
 from lab.calibration.bench.measure import measure as run
 from lab.calibration.bench.torch_bench import torch_bench
 from lab.calibration.kernels.tables import read_tables
@@ -29,7 +29,7 @@ def measure(
     """Time GEMM, attention, copies, launches and (with several GPUs) collectives on this machine. Needs PyTorch."""
     spec = load_system(system)
     bench = torch_bench(device)
-    plan = TRIAL if device == "cpu" else QUICK if quick else MeasurementPlan()
+    plan = TRIAL if device == "cpu" else QUICK if quick else FULL
     rows = run(bench, spec.name, plan, listener("kernels", "measured"))
     write_csv(out, rows)
     forms = ", ".join(f"{len(table.rows)} {table.form.name}" for table in read_tables(out, strict=False))

@@ -6,13 +6,15 @@ timed is the business of ``lab.calibration.bench.torch_bench``, which runs PyTor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
 
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.units import US
 from lab.calibration.bench.torch_bench import TorchBench
@@ -24,59 +26,21 @@ Row = dict[str, str | int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementPlan:
-    """Sizes to measure; every list is crossed with the others of its kernel."""
+    """Sizes to measure (``plans.yaml``)."""
 
-    dtypes: tuple[str, ...] = ("bfloat16", "fp8", "nvfp4")
-    m: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
-    #: (n, k): projections and FFN of 8B, 70B and 671B models at several tensor-parallel degrees.
-    weights: tuple[tuple[int, int], ...] = (
-        (4096, 4096),
-        (6144, 4096),
-        (28672, 4096),
-        (4096, 14336),
-        (10240, 8192),
-        (8192, 8192),
-        (57344, 8192),
-        (8192, 28672),
-        (1280, 8192),
-        (8192, 1024),
-        (7168, 8192),
-        (2112, 7168),
-        (24576, 1536),
-        (7168, 16384),
-        (3072, 1536),
-        (7168, 2048),
-    )
-    #: (q_heads, kv_heads, head_dim) on one GPU.
-    heads: tuple[tuple[int, int, int], ...] = ((8, 1, 128), (16, 2, 128), (32, 8, 128), (64, 8, 128), (16, 16, 64))
-    prefill: tuple[tuple[int, int], ...] = tuple(product((1, 4), (128, 512, 1024, 2048, 4096, 8192, 16384)))
-    decode: tuple[tuple[int, int], ...] = tuple(product((1, 4, 16, 64, 256), (128, 512, 2048, 8192, 32768)))
-    copies: tuple[int, ...] = tuple(2**power for power in range(11, 30, 2))  # elements
-    collectives: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
-    messages: tuple[int, ...] = tuple(2**power for power in range(10, 31, 2))
+    dtypes: Sequence[str]
+    m: Sequence[int]
+    weights: Sequence[tuple[int, int]]  # n, k
+    heads: Sequence[tuple[int, int, int]]  # q_heads, kv_heads, head_dim
+    prefill: Sequence[Sequence[int]]  # sequences; tokens
+    decode: Sequence[Sequence[int]]
+    copies: Sequence[int]
+    collectives: Sequence[str]
+    messages: Sequence[int]
 
 
-#: A minute's work: enough to see whether a device runs as its data sheet says.
-QUICK = MeasurementPlan(
-    m=(1, 16, 64, 256, 1024, 4096),
-    weights=((4096, 4096), (28672, 4096), (8192, 8192), (7168, 2048)),
-    heads=((8, 1, 128), (32, 8, 128)),
-    prefill=tuple(product((1,), (512, 2048, 8192))),
-    decode=tuple(product((1, 16, 64), (512, 4096))),
-    copies=tuple(2**power for power in (15, 21, 27)),
-    messages=tuple(2**power for power in (12, 20, 26)),
-)
-
-
-#: Seconds on a CPU: shows the form of the table, says nothing of a GPU.
-TRIAL = MeasurementPlan(
-    m=(1, 64),
-    weights=((512, 512),),
-    heads=((8, 2, 64),),
-    prefill=((1, 256),),
-    decode=((4, 256),),
-    copies=(2**15, 2**20),
-)
+_PLANS = read_mapping(Path(__file__).with_name("plans.yaml"))
+FULL, QUICK, TRIAL = (MeasurementPlan(**_PLANS["full"] | _PLANS[name]) for name in ("full", "quick", "trial"))
 
 
 def measure(bench: TorchBench, system: str, plan: MeasurementPlan, progress: RunListener) -> pd.DataFrame:
@@ -123,10 +87,10 @@ def _calls(bench: TorchBench, plan: MeasurementPlan) -> Iterator[tuple[Row, Call
     for dtype, (n, k), m in product(plan.dtypes, plan.weights, plan.m):
         row: Row = {FORM: "gemm", "kernel_source": "mm", "dtype": dtype, "m": m, "n": n, "k": k}
         yield row, partial(bench.gemm, dtype, m, n, k)
-    for heads, (batch, tokens) in product(plan.heads, plan.prefill):
+    for heads, (batch, tokens) in product(plan.heads, product(*plan.prefill)):
         row = _attention(*heads) | {FORM: "context_attention", "batch": batch, "seq_len": tokens}
         yield row, partial(bench.prefill_attention, batch, tokens, *heads)
-    for heads, (batch, context) in product(plan.heads, plan.decode):
+    for heads, (batch, context) in product(plan.heads, product(*plan.decode)):
         row = _attention(*heads) | {FORM: "generation_attention", "batch": batch, "kv_len": context}
         yield row, partial(bench.decode_attention, batch, context, *heads)
 

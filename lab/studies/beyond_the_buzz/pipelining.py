@@ -7,8 +7,9 @@ pipelines hold fewer prompts at a time, so the first token comes earlier and the
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import AfterValidator
@@ -16,7 +17,7 @@ from pydantic import AfterValidator
 from disagg_sim.domain import Sharding
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError
-from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
+from disagg_sim.facts.schema import Axis, OneOf, Range, Title, keys_of, validate
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.setup import Setup, setup
@@ -29,21 +30,6 @@ KIND = "pipelined_prefill"
 PROMPT, GPUS = 262_144, 64
 
 
-class Pipelining(NamedTuple):
-    """Parameters that figure 5 varies, and those that it fixes: keys of a file of ``kind: pipelined_prefill``."""
-
-    kind: str
-    name: str
-    model: str
-    system: str
-    precision: str
-    isl: int  # [token]
-    gpus: int  # of an instance, EP x PP [1]
-    pp: tuple[int, ...]  # pipeline stages; each divides ``gpus`` [1]
-    chunk_tokens: int  # wherever there is a pipeline [token]
-    mla_forms: tuple[str, ...]
-
-
 def _stages_divide(depths: tuple[int, ...], info: Any) -> tuple[int, ...]:
     gpus = info.data.get("gpus", math.prod(depths))
     if wrong := [depth for depth in depths if gpus % depth]:
@@ -51,24 +37,25 @@ def _stages_divide(depths: tuple[int, ...], info: Any) -> tuple[int, ...]:
     return depths
 
 
-class _File(Strict):
-    """Keys of such a file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelining:
+    """Parameters that figure 5 varies, and those that it fixes: keys of a file of ``kind: pipelined_prefill``."""
 
     kind: Annotated[str, OneOf((KIND,))]
     name: Title
     model: Annotated[str, load.spec_name("model")]
     system: Annotated[str, load.spec_name("hardware")]
     precision: Annotated[str, load.spec_name("precision")]
-    isl: Annotated[int, Range(1, 10**9)]
-    gpus: Annotated[int, Range(1, 10**4)]
-    pp: Annotated[Axis[Annotated[int, Range(1, 10**4)]], AfterValidator(_stages_divide)]
-    chunk_tokens: Annotated[int, Range(1, 10**9)]
+    isl: Annotated[int, Range(1, 10**9)]  # [token]
+    gpus: Annotated[int, Range(1, 10**4)]  # of an instance, EP x PP [1]
+    pp: Annotated[Axis[Annotated[int, Range(1, 10**4)]], AfterValidator(_stages_divide)]  # stages [1]
+    chunk_tokens: Annotated[int, Range(1, 10**9)]  # wherever there is a pipeline [token]
     mla_forms: Axis[Annotated[str, OneOf(MLA_FORMS)]]
 
 
 def load_pipelining(path: Path) -> Pipelining:
     """Read a file of ``kind: pipelined_prefill``."""
-    return Pipelining(**dict(validate(_File, read_mapping(path), path)))
+    return Pipelining(**dict(validate(keys_of(Pipelining), read_mapping(path), path)))
 
 
 def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:

@@ -77,7 +77,7 @@ def test_every_planned_call_is_a_row_unless_the_device_lacks_the_kernel(table):
     assert rows.keys() == {"quantize_ops", "gemm", "context_attention", "generation_attention", "collectives"}
     assert set(rows["gemm"]["dtype"]) == {"bfloat16", "fp8"}  # no NVFP4 here
     assert len(rows["gemm"]) == 2 * len(QUICK.m) * len(QUICK.weights)
-    assert len(rows["context_attention"]) == len(QUICK.heads) * len(QUICK.prefill)
+    assert len(rows["context_attention"]) == len(QUICK.heads) * len(QUICK.prefill[1])
     assert set(rows["quantize_ops"]["op"]) == {"launch_graph", "launch_eager", "copy"}
     assert set(rows["collectives"]["framework"]) == {"nccl"}
     lines = np.concatenate([each["row"] for each in rows.values()])
