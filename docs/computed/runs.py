@@ -15,7 +15,7 @@ from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from docs.computed import plain_fits, slow, table
 from docs.computed.studies import held, stored
-from lab.studies.beyond_the_buzz.claims import CLAIMS
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate
@@ -70,7 +70,7 @@ def verdicts() -> list[dict[str, Any]]:
         frontiers = Frontiers(Path(folder), jobs=1)  # workers that are there already would keep the shipped files
         frontiers.prepare(frontiers.names, PROFILES)
         evidence = {profile: Evidence(frontiers, profile) for profile in PROFILES}
-        return counted(evaluate(CLAIMS, evidence)).to_dict("records")
+        return counted(evaluate(TEXT.claims, evidence)).to_dict("records")
 
 
 @slow

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from docs.computed import on_site, quick, table
-from lab.studies.as_authors import detail_rows, verdict_rows
-from lab.studies.claims import Verdict, holding
+from lab.studies.claims import Verdict, detail_rows, holding, verdict_rows
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 

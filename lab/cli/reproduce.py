@@ -12,7 +12,7 @@ import typer
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import cores
 from disagg_sim.errors import InputError, UnknownNameError, nearest
-from lab.studies.beyond_the_buzz.claims import PROFILES
+from lab.studies.beyond_the_buzz.evidence import PROFILES
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.beyond_the_buzz.reproduce import reproduce as write
 from lab.studies.claims import holding

@@ -1,15 +1,22 @@
 """Register claims of a paper: the statement, when it counts as reproduced, and the function that tests it.
 
-``claim`` turns an evaluator into a ``Claim``, so that text, acceptance and evaluator stand together:
+``claims.csv`` has a claim in the setting of this project: its default engine, tuned baselines, rules mended. It counts
+as reproduced only if it could have failed, and does not need a rule that the paper does not have: see ``Verdict``. A
+miss stands with the number that explains it.
 
->>> @claim("T1", kind=DERIVED, statement="twice two is four", acceptance="exact")
-... def twice_two(two: float) -> Finding:
-...     return Finding(f"{2 * two:g}", 2 * two == 4, "")
->>> evaluate([twice_two], {"measured": 2.0}).to_dict("records")[0]["verdict"]
+``AsAuthors`` is the same claim as the authors of the paper set it up: where it stands, what was measured there, the
+number of the paper, what is inferred where the paper is silent, and an acceptance that was set before the run.
+``as_authors.csv`` has both verdicts of a claim; ``docs/studies/`` keeps that of the run whose verdicts a page shows.
+
+>>> claim = Claim(id="T1", kind="derived", statement="twice two is four", acceptance="exact",
+...     judge=lambda two: Finding(f"{2 * two:g}", 2 * two == 4, ""))
+>>> evaluate([claim], {"measured": 2.0}).to_dict("records")[0]["verdict"]
 'holds'
-
-A claim counts as reproduced only if it could have failed, and does not need a rule that the paper does not have: see
-``Verdict``. A miss stands with the number that explains it.
+>>> both = AsAuthors(claim, place="2.1", setting="by hand", paper="4")
+>>> ours = pd.DataFrame([{"id": "T1", "value": "5", "verdict": "fails", "note": "by hand"}])
+>>> row = evaluate_as_authors([both], {"by head": 2.0}, ours)
+>>> row.loc[0, ["verdict", "our_verdict"]].tolist()
+['holds', 'fails']
 """
 
 from __future__ import annotations
@@ -18,8 +25,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
@@ -29,10 +37,15 @@ from disagg_sim.facts.yaml_files import read_mapping
 if TYPE_CHECKING:
     from disagg_sim.sweep.store import RunListener
 
-#: Columns of ``claims.csv``.
+#: Columns of ``claims.csv`` and of ``as_authors.csv``.
 COLUMNS = ("id", "statement", "kind", "profile", "value", "acceptance", "verdict", "without", "note")
-#: Where a claim comes from: a paper's text, its pictures, its equations, or a reading of this project's own.
-PAPER, FIGURE, DERIVED, OWN = "paper", "figure", "derived", "own"
+BOTH_COLUMNS = (
+    *("id", "statement", "place", "setting", "paper", "inferred", "engine", "acceptance", "value", "verdict"),
+    *("second_reading", "why", "note", "our_acceptance", "our_value", "our_verdict", "our_note"),
+)
+
+#: What a claim has in the setting of its paper, beside its judge.
+TOLD = ("statement", "place", "setting", "paper", "inferred", "acceptance", "why")
 
 #: What the evaluators of a paper look at.
 Evidence = TypeVar("Evidence")
@@ -51,6 +64,10 @@ class Verdict(StrEnum):
     READING = "rests on a reading"
     #: What decides it is not to be had: an engine, a distribution, a file.
     NOT_JUDGED = "not to be judged"
+
+
+#: Verdicts that need no reason.
+GOOD = (Verdict.HOLDS, Verdict.BY_CONSTRUCTION)
 
 
 class Without(NamedTuple):
@@ -90,7 +107,7 @@ class Claim(Generic[Evidence]):
     """A claim, its acceptance, and the function that tests it; calling the claim tests it."""
 
     id: str  # a letter of the paper and a number
-    kind: str  # of ``PAPER``, ``FIGURE``, ``DERIVED``, ``OWN``, or two of them
+    kind: str  # where it comes from, one or two of: "paper" (its text), "figure", "derived" (its equations), "own"
     statement: str
     acceptance: str
     judge: Callable[[Evidence], Finding]
@@ -105,35 +122,53 @@ class Claim(Generic[Evidence]):
         return self.judge(evidence)
 
 
-def claim(
-    name: str, *, kind: str, statement: str, acceptance: str, by_construction: bool = False
-) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
-    """Make the decorated evaluator a ``Claim``.
+@dataclass
+class AsAuthors(Generic[Evidence]):
+    """A claim in the setting of its paper; without ``judge`` it is judged as the claim is, by the rules as printed."""
 
-    Takes ``kind`` (of ``PAPER``, ``FIGURE``, ``DERIVED``, ``OWN``, or two of them).
-    """
+    claim: Claim[Evidence]
+    place: str  # section, figure
+    setting: str  # what was measured, and on what
+    paper: str  # its numbers
+    statement: str = ""  # in the paper's words, where the claim goes beyond them
+    inferred: str = ""  # of the setting, where the paper is silent
+    acceptance: str = ""
+    judge: Callable[[Evidence], Finding] | None = None
+    why: str = ""  # of a verdict other than "holds", one sentence
+    judged: bool = True  # False: what decides it is not to be had
 
-    def registered(judge: Callable[[Evidence], Finding]) -> Claim[Evidence]:
-        return Claim(
-            id=name, kind=kind, statement=statement, acceptance=acceptance, judge=judge, by_construction=by_construction
-        )
+    def __post_init__(self) -> None:
+        """Take from the claim what the paper's setting leaves as it is."""
+        self.statement = self.statement or self.claim.statement
+        self.acceptance = self.acceptance or self.claim.acceptance
 
-    return registered
+    def __call__(self, evidence: Evidence) -> Finding:
+        """Judge the claim; a second reading of the paper is its ``without``."""
+        if self.judge is not None:
+            return self.judge(evidence)
+        found = self.claim(evidence)
+        return found if found.without is None else Finding(found.without.value, found.without.holds, found.note)
+
+    def verdict(self, found: Finding) -> Verdict:
+        """What a finding comes to."""
+        return found.verdict(Verdict.READING, by_construction=self.claim.by_construction)
 
 
 class PaperText:
-    """The claims of a paper in words: ``claims.yaml`` beside the code that tests them.
+    """The claims of a paper: words in ``claims.yaml`` beside its code, functions that test them under decorators.
 
-    A claim has its statement, acceptance and kind, ``PAPER`` where none is told, and under ``authors`` what
-    ``AsAuthors`` takes. Phrases that several texts use are ``words``, and stand in braces where they are used.
+    A claim has its statement, acceptance and kind, "paper" where none is told, and under ``authors`` what ``AsAuthors``
+    takes. Phrases that several texts use are ``words``, and stand in braces where they are used.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "claims.yaml"
+    def __init__(self, package: str) -> None:
+        self._package, self._folder = package, Path(str(files(package)))
+        self._claims: dict[str, Claim[Any]] = {}
+        self._judges: dict[str, Callable[[Any], Finding]] = {}
 
     @cached_property
     def _table(self) -> dict[str, Any]:
-        return read_mapping(self._file)
+        return read_mapping(self._folder / "claims.yaml")
 
     def _filled(self, texts: Mapping[str, Any]) -> dict[str, Any]:
         words = self._table.get("words", {})
@@ -141,18 +176,37 @@ class PaperText:
 
     def claim(self, name: str) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
         """Make the decorated evaluator the claim of a number."""
-        texts = {"kind": PAPER} | self._filled(self._table["claims"][name])
-        return claim(name, **{key: text for key, text in texts.items() if key != "authors"})
+        texts = {"kind": "paper"} | self._filled(self._table["claims"][name])
+        del texts["authors"]
 
-    def authors(self, name: str) -> dict[str, Any]:
-        """Take what the claim is in the setting of its paper."""
-        return self._filled(self._table["claims"][name]["authors"])
+        def registered(judge: Callable[[Evidence], Finding]) -> Claim[Evidence]:
+            made = self._claims[name] = Claim(id=name, judge=judge, **texts)
+            return made
 
+        return registered
 
-def claims_of(*modules: ModuleType) -> tuple[Claim[Evidence], ...]:
-    """Collect the claims of some modules in the order of their numbers."""
-    found = {each.id: each for module in modules for each in vars(module).values() if isinstance(each, Claim)}
-    return tuple(sorted(found.values(), key=lambda each: int(each.id[1:])))
+    def authors(self, name: str) -> Callable[[Callable[[Any], Finding]], Callable[[Any], Finding]]:
+        """Let the decorated evaluator judge a claim in the setting of its authors, where its own does not."""
+
+        def registered(judge: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
+            self._judges[name] = judge
+            return judge
+
+        return registered
+
+    @property
+    def claims(self) -> tuple[Claim[Any], ...]:
+        """The claims of the package, in the order of their numbers."""
+        for path in self._folder.glob("*.py"):
+            if path.stem.startswith(("claims", "as_authors")):
+                import_module(f"{self._package}.{path.stem}")
+        return tuple(sorted(self._claims.values(), key=lambda each: int(each.id[1:])))
+
+    @property
+    def as_authors(self) -> tuple[AsAuthors[Any], ...]:
+        """The same in the setting of their paper."""
+        texts = {each: self._filled(self._table["claims"][each.id]["authors"]) for each in self.claims}
+        return tuple(AsAuthors(each, judge=self._judges.get(each.id), **text) for each, text in texts.items())
 
 
 def evaluate(
@@ -193,3 +247,67 @@ def holding(claims: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def evaluate_as_authors(
+    claims: Iterable[AsAuthors[Evidence]],
+    evidence: Mapping[str, Evidence],
+    ours: pd.DataFrame,
+    listener: RunListener | None = None,
+) -> pd.DataFrame:
+    """Judge claims on the engines of a paper's authors, beside this project's verdicts.
+
+    Takes ``ours`` (a row a claim, with ``id``, ``value``, ``verdict`` and ``note``). Returns ``BOTH_COLUMNS``; a row
+    a claim and engine.
+    """
+    own = ours.set_index("id")
+    rows = []
+    for each in claims:
+        said = own.loc[each.claim.id]
+        about = {
+            "id": each.claim.id,
+            **{name: getattr(each, name) for name in TOLD},
+            **{f"our_{name}": said[name] for name in ("value", "verdict", "note")},
+            "our_acceptance": each.claim.acceptance,
+        }
+        if not each.judged:
+            rows.append(about | {"engine": "", "value": "", "verdict": Verdict.NOT_JUDGED, "without": "", "note": ""})
+        for engine, seen in evidence.items() if each.judged else ():
+            found = each(seen)
+            rows.append(about | {"engine": engine, "verdict": each.verdict(found)} | found.texts)
+        if listener is not None:
+            listener.advance(1)
+    return pd.DataFrame(rows).rename(columns={"without": "second_reading"}).reindex(columns=list(BOTH_COLUMNS))
+
+
+def verdict_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Lay out both verdicts of each claim: id, claim, as its authors set it up, ours, and why one is not "holds"."""
+    rows: list[tuple[str, ...]] = []
+    for name, part in table.fillna("").groupby("id", sort=False):
+        row = part.iloc[0]
+        verdicts = set(part["verdict"])
+        verdict = verdicts.pop() if len(verdicts) == 1 else _by_engine(part, "verdict")
+        why = row["why"] if set(part["verdict"]) - set(GOOD) else ""
+        if not why and row["our_verdict"] not in GOOD:
+            why = row["our_note"]
+        rows.append((str(name), row["statement"], verdict, row["our_verdict"], why))
+    return rows
+
+
+def detail_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Lay out what a verdict rests on: id, place and setting, inferred, the paper, here, accepted; ours, accepted."""
+    rows: list[tuple[str, ...]] = []
+    for name, part in table.fillna("").groupby("id", sort=False):
+        row = part.iloc[0]
+        here = _by_engine(part, "value")
+        seconds = _by_engine(part[part["second_reading"] != ""], "second_reading")
+        here += f"; second reading: {seconds}" if seconds else ""
+        about = (str(name), f"{row['place']}: {row['setting']}", row["inferred"], row["paper"], here, row["acceptance"])
+        rows.append((*about, row["our_value"], row["our_acceptance"]))
+    return rows
+
+
+def _by_engine(part: pd.DataFrame, column: str) -> str:
+    """What each engine came to, in one cell."""
+    begins = [f"{engine}: " if len(part) > 1 else "" for engine in part["engine"]]
+    return "; ".join(begin + said for begin, said in zip(begins, part[column], strict=True) if said)

@@ -17,8 +17,7 @@ import pandas as pd
 from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
-from lab.studies.as_authors import AsAuthors, evaluate_as_authors
-from lab.studies.claims import Claim, evaluate
+from lab.studies.claims import PaperText, evaluate, evaluate_as_authors
 from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
 from lab.studies.paper_figures import Figure, picture
 
@@ -51,10 +50,8 @@ class Paper(Generic[AnyBench]):
     #: Of a directory of traces, of short samples, and of an engine (None: the one that the profile has).
     bench: Callable[[Path | None, bool, str | None], AnyBench]
     profile: str  # efficiency profile
-    claims: tuple[Claim[AnyBench], ...]
-    #: The claims as the authors set them up, and the engines that they ran, as far as they say so.
-    as_authors: tuple[AsAuthors[AnyBench], ...] = ()
-    engines: tuple[str, ...] = ()
+    text: PaperText  # its claims
+    engines: tuple[str, ...]  # that its authors ran, as far as they say so
     engine: str = ""  # of the profile, whose runs need not be done twice
     #: Searches for a capacity, by workload and case, that are done before the claims are judged.
     searches: Callable[[], list[tuple[str, str]]] = list
@@ -68,19 +65,19 @@ class Paper(Generic[AnyBench]):
         """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
         Store(out).prepare()
         bench, searches = self.bench(traces, quick, None), self.searches()
-        listener.start(len(searches) + len(self.claims) + len(self.as_authors))
+        ours, as_set_up = self.text.claims, self.text.as_authors
+        listener.start(len(searches) + len(ours) + len(as_set_up))
         for workload, case in searches:
             self.search(bench, workload, case)
             listener.advance(1)
-        claims = evaluate(self.claims, {self.profile: bench}, listener)
+        claims = evaluate(ours, {self.profile: bench}, listener)
         theirs = {
             engine: bench if engine == self.engine else self.bench(traces, quick, engine) for engine in self.engines
         }
-        as_authors = evaluate_as_authors(self.as_authors, theirs, claims, listener)
+        as_authors = evaluate_as_authors(as_set_up, theirs, claims, listener)
         listener.finish()
         write_csv(out / "claims.csv", claims, digits=DIGITS)
-        if self.as_authors:
-            write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
+        write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
         pictures = tuple(

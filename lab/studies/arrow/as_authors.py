@@ -9,7 +9,6 @@ Acceptances were set before these runs; where they are not this project's own, `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from lab.studies.arrow import TEXT, claims, claims_rules
 from lab.studies.arrow.claims import AROUND, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static
 from lab.studies.arrow.claims_rules import FIFO_LOAD, ttft_in_turn
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
-from lab.studies.as_authors import AsAuthors, as_authors
-from lab.studies.claims import Finding, Without, claims_of
+from lab.studies.claims import Finding, Without
 
 #: The engine that "developed based on vLLM" is read as.
 ENGINES = ("vllm_v0",)
@@ -40,6 +38,7 @@ BELOW = 0.95  # attainment under which growth with GPUs is judged: the rest is s
 SLOW = (180, 300)
 
 
+@TEXT.authors("A2")
 def least_load(bench: ArrowBench) -> Finding:
     """Largest attainment of least load less that of round robin, static both."""
     largest = {}
@@ -59,6 +58,7 @@ def factors(bench: ArrowBench) -> dict[str, list[float]]:
     return {name: [bench.ratio(name, "arrow_printed", other) for other in ("vllm", "disaggregated")] for name in ALL}
 
 
+@TEXT.authors("A4")
 def predictor(bench: ArrowBench) -> Finding:
     """TTFT of prompts in turn by a quadratic that is fitted at launch to prompts of the trace that is served."""
     table = StepTable.build(bench.setting(MODEL), Sharding())
@@ -101,6 +101,7 @@ def phases(load: Ints, step: float) -> tuple[float, float, float]:
     return onset * step, peak * step, decline * step
 
 
+@TEXT.authors("A6")
 def decode_later(bench: ArrowBench) -> Finding:
     """Onset, peak and decline of the load of decode after those of prefill, on the clip of figure 4."""
     found = {}
@@ -115,6 +116,7 @@ def decode_later(bench: ArrowBench) -> Finding:
     return Finding(*full, bench.stand_ins(CLIP), Without(f"{SHARES[0]:g} of the rate", *half))
 
 
+@TEXT.authors("A7")
 def overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity, with running tokens and with those of requests that wait, too."""
     rule = "requests that wait on an instance are being processed there, too"
@@ -122,6 +124,7 @@ def overload(bench: ArrowBench) -> Finding:
     return Finding(*printed, bench.stand_ins(*ALL), Without(rule, *read))
 
 
+@TEXT.authors("A8")
 def scaling(bench: ArrowBench) -> Finding:
     """Attainment over GPUs at the rate that eight serve, SLO-aware and by minimal load."""
     said, holds = [], True
@@ -137,6 +140,7 @@ def scaling(bench: ArrowBench) -> Finding:
     return Finding(f"{COUNTS[0]} to {COUNTS[-1]} GPUs: {'; '.join(said)}", holds, bench.stand_ins(*AZURE))
 
 
+@TEXT.authors("A12")
 def slow_flips(bench: ArrowBench) -> Finding:
     """Capacity over static instances when a flip takes minutes."""
     lasts = bench.workloads[HOUR].trace.duration
@@ -153,6 +157,7 @@ def slow_flips(bench: ArrowBench) -> Finding:
     )
 
 
+@TEXT.authors("A15")
 def idle_help(bench: ArrowBench) -> Finding:
     """Attainment on Mooncake with idle instances that help less that without, by when decode is busy."""
     return Finding(
@@ -165,6 +170,7 @@ def idle_help(bench: ArrowBench) -> Finding:
     )
 
 
+@TEXT.authors("A16")
 def oscillation(bench: ArrowBench) -> Finding:
     """Flips as printed at the capacity and at twice as much; as a reading, those of overload over the instances."""
     found = claims_rules.flips(bench, "arrow_printed")
@@ -182,18 +188,7 @@ def oscillation(bench: ArrowBench) -> Finding:
     )
 
 
-#: What judges a claim there, where that is not our own function.
-JUDGES: dict[str, Callable[[ArrowBench], Finding]] = {
-    "A2": least_load,
-    "A3": lambda bench: Finding(*claims.above_both(factors(bench)), bench.stand_ins(*ALL)),
-    "A4": predictor,
-    "A6": decode_later,
-    "A7": overload,
-    "A8": scaling,
-    "A11": lambda bench: Finding(*claims.broken(bench, dict.fromkeys(ALL, "vllm")), bench.stand_ins(*ALL)),
-    "A12": slow_flips,
-    "A13": lambda bench: Finding(*largest_on_code(factors(bench)), bench.stand_ins(*ALL)),
-    "A15": idle_help,
-    "A16": oscillation,
-}
-CLAIMS: tuple[AsAuthors[ArrowBench], ...] = as_authors(TEXT, claims_of(claims, claims_rules), JUDGES)
+#: By functions of ours.
+TEXT.authors("A3")(lambda bench: Finding(*claims.above_both(factors(bench)), bench.stand_ins(*ALL)))
+TEXT.authors("A11")(lambda bench: Finding(*claims.broken(bench, dict.fromkeys(ALL, "vllm")), bench.stand_ins(*ALL)))
+TEXT.authors("A13")(lambda bench: Finding(*largest_on_code(factors(bench)), bench.stand_ins(*ALL)))

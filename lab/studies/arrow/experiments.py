@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.studies.arrow import as_authors, claims, claims_rules
+from lab.studies.arrow import TEXT, as_authors
 from lab.studies.arrow.figures import FIGURES
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
-from lab.studies.claims import claims_of
 from lab.studies.papers import Paper
 
 #: Policies whose capacity is searched on every workload; the first is compared with the others.
@@ -58,8 +57,7 @@ def runs(bench: ArrowBench) -> pd.DataFrame:
 PAPER = Paper(
     bench=lambda traces, quick, engine: ArrowBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
-    claims=claims_of(claims, claims_rules),
-    as_authors=as_authors.CLAIMS,
+    text=TEXT,
     engines=as_authors.ENGINES,
     searches=searches,
     search=ArrowBench.capacity,

@@ -15,7 +15,6 @@ import numpy as np
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
-from lab.studies.as_authors import AsAuthors, as_authors
 from lab.studies.beyond_the_buzz import (
     TEXT,
     claims_gain,
@@ -25,7 +24,6 @@ from lab.studies.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from lab.studies.beyond_the_buzz.claims import CLAIMS as OURS
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
     LONG_PROMPTS,
@@ -51,6 +49,7 @@ NOISE = 0.01
 POINTS = 201  # of interactivity, on a log axis [1]
 
 
+@TEXT.authors("C4")
 def heights(evidence: Evidence) -> Finding:
     """Figure 6: where whole curves lie furthest apart, relative to the peak, on its linear axis."""
     said, holds = [], True
@@ -67,6 +66,7 @@ def heights(evidence: Evidence) -> Finding:
     return Finding(f"difference over the peak: {'; '.join(said)}", holds, "")
 
 
+@TEXT.authors("C7")
 def expert_parallel(evidence: Evidence) -> Finding:
     """Share of R1's frontier that runs experts in parallel inside the domain, even and picked at random."""
 
@@ -87,6 +87,7 @@ def expert_parallel(evidence: Evidence) -> Finding:
     return Finding(*share(front), "", Without("experts as the profile has them", *share(usual)))
 
 
+@TEXT.authors("C9")
 def loose_batch(evidence: Evidence) -> Finding:
     """Batch of R1 at the throughput end, a replica of the model and one of its attention."""
     front = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
@@ -102,6 +103,7 @@ def loose_batch(evidence: Evidence) -> Finding:
     )
 
 
+@TEXT.authors("C10")
 def pipelined(evidence: Evidence) -> Finding:
     """Figure 5: FTL and rate from one to 32 stages by chunk."""
     rows = {}
@@ -118,6 +120,7 @@ def pipelined(evidence: Evidence) -> Finding:
     return Finding(f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds, "")
 
 
+@TEXT.authors("C20")
 def ingress(evidence: Evidence) -> Finding:
     """Ingress of a decode GPU along R1's frontier, but for noise of matching."""
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
@@ -126,6 +129,7 @@ def ingress(evidence: Evidence) -> Finding:
     return Finding(f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE, "")
 
 
+@TEXT.authors("C26")
 def mitigated(evidence: Evidence) -> Finding:
     """Every step mixed with the projected past kept in memory, over the same without."""
     naive, cached = (
@@ -137,6 +141,7 @@ def mitigated(evidence: Evidence) -> Finding:
     return Finding(f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1), "")
 
 
+@TEXT.authors("C31")
 def higher_tp(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP, in the middle half of the range."""
     medians = {model: float(np.median(np.divide(*claims_shape.both_tp(evidence, model)))) for model in (R1, MIDDLE)}
@@ -150,31 +155,22 @@ def in_tensors(evidence: Evidence) -> tuple[str, bool]:
 
 
 def beside(
-    ours: Callable[[Evidence], Finding], rule: str, second: Callable[[Evidence], tuple[str, bool]]
-) -> Callable[[Evidence], Finding]:
+    name: str, ours: Callable[[Evidence], Finding], rule: str, second: Callable[[Evidence], tuple[str, bool]]
+) -> None:
     """Judge a claim as we do, and by another reading of what the paper leaves open."""
-    return lambda evidence: ours(evidence)._replace(without=Without(rule, *second(evidence)))
+    TEXT.authors(name)(lambda evidence: ours(evidence)._replace(without=Without(rule, *second(evidence))))
 
 
-#: What judges a claim as the text reads otherwise than ours does, or in two ways.
-JUDGES: dict[str, Callable[[Evidence], Finding]] = {
-    "C3": beside(
-        claims_gain.c3_little_gain,
-        "over the whole range that both curves reach",
-        lambda evidence: claims_gain.little(evidence, own=True),
-    ),
-    "C4": heights,
-    "C7": expert_parallel,
-    "C9": loose_batch,
-    "C10": pipelined,
-    "C13": beside(
-        claims_ratio.c13_loose_end,
-        "attention in bf16",
-        lambda evidence: claims_ratio.loose_ends(evidence, claims_ratio.SWITCHED),
-    ),
-    "C20": ingress,
-    "C26": mitigated,
-    "C31": higher_tp,
-    "C32": beside(claims_limits.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors),
-}
-CLAIMS: tuple[AsAuthors[Evidence], ...] = as_authors(TEXT, OURS, JUDGES)
+beside(
+    "C3",
+    claims_gain.c3_little_gain,
+    "over the whole range that both curves reach",
+    lambda evidence: claims_gain.little(evidence, own=True),
+)
+beside(
+    "C13",
+    claims_ratio.c13_loose_end,
+    "attention in bf16",
+    lambda evidence: claims_ratio.loose_ends(evidence, claims_ratio.SWITCHED),
+)
+beside("C32", claims_limits.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors)

@@ -1,4 +1,9 @@
-"""Evidence for claims: frontiers of the figures, and pools that no figure shows."""
+"""Evidence for claims: frontiers of the figures, and pools that no figure shows.
+
+Every claim runs under the default recipe (fp8 attention) unless its note says otherwise; interactivity is compared over
+20-100 tokens/s/user, near the paper's plots, where the acceptance names no other range. Acceptance bands of pictures
+are this project's own reading.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.workload.lengths import lengths
 from lab.studies.keeping import Keeping, kept
 
+PROFILES = ("ideal", "optimistic", "measured")
 SYSTEM = "gb200_nvl72"
 DOMAIN = 72  # GPUs of its NVLink domain [1]
 RECIPE = "nvfp4_fp8kv"

@@ -14,13 +14,12 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
-from lab.studies.as_authors import evaluate_as_authors
-from lab.studies.beyond_the_buzz.as_authors import CLAIMS as AS_AUTHORS
-from lab.studies.beyond_the_buzz.claims import CLAIMS
+from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
 from lab.studies.beyond_the_buzz.figures import PAYS, figure_data, figure_names, pays_cells, pays_table
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
+from lab.studies.claims import evaluate_as_authors
 from lab.studies.papers import DIGITS, PaperResults, write_picture
 
 
@@ -76,8 +75,8 @@ def _call(task: Callable[[], Path | Judged]) -> Path | Judged:
 
 def _judged(tables: FrontierSource, profile: str) -> Judged:
     evidence = {profile: Evidence(tables, profile)}
-    claims = judged_claims(CLAIMS, evidence)
-    return Judged(claims, evaluate_as_authors(AS_AUTHORS, evidence, claims))
+    claims = judged_claims(TEXT.claims, evidence)
+    return Judged(claims, evaluate_as_authors(TEXT.as_authors, evidence, claims))
 
 
 def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: str) -> pd.DataFrame:

@@ -9,14 +9,12 @@ project's own say why in ``inferred``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.studies.as_authors import AsAuthors, as_authors
-from lab.studies.claims import Finding, Without, claims_of
-from lab.studies.dopd import TEXT, claims, claims_runs
+from lab.studies.claims import Finding, Without
+from lab.studies.dopd import TEXT, claims_runs
 from lab.studies.dopd.claims import PRINTED_RATIO, required_ratio
 from lab.studies.dopd.claims_runs import SPLITS, of_order, throughputs, utilisations
 from lab.studies.dopd.setup import (
@@ -43,6 +41,7 @@ AT_TIMES = f"T = {', '.join(f'{each:g}' for each in TIMES)} s"
 BUILT_IN = ("SLA-driven", LOAD_2025)
 
 
+@TEXT.authors("D4")
 def linear_to_the_ratio(bench: DopdBench) -> Finding:
     """Throughput by prefill instances, and the ratio of eq. (15) with the times of the instances that serve."""
     said, holds = [], True
@@ -58,6 +57,7 @@ def linear_to_the_ratio(bench: DopdBench) -> Finding:
     return Finding("; ".join(said), holds, f"the paper prints {PRINTED_RATIO[0]} and {PRINTED_RATIO[1]}")
 
 
+@TEXT.authors("D5")
 def idle_beyond_the_ratio(bench: DopdBench) -> Finding:
     """Utilisation of prefill on either side of the ratio of eq. (15)."""
     said, holds = [], True
@@ -70,6 +70,7 @@ def idle_beyond_the_ratio(bench: DopdBench) -> Finding:
     return Finding("; ".join(said), holds, "")
 
 
+@TEXT.authors("D14")
 def bursts(bench: DopdBench) -> Finding:
     """Attainment over hours of bursts, algorithm 2 as printed against the two planners that Dynamo had."""
     theirs = {name: float(bench.attainments(name).mean()) for name in BUILT_IN}
@@ -113,6 +114,7 @@ def split_in_loop(bench: DopdBench, split: tuple[int, int], loop: int) -> InLoop
     )
 
 
+@TEXT.authors("D15")
 def closed_loop(bench: DopdBench) -> Finding:
     """The best against the worst split of eight GPUs, at equal requests in flight."""
 
@@ -132,6 +134,7 @@ def closed_loop(bench: DopdBench) -> Finding:
     )
 
 
+@TEXT.authors("D17")
 def resources(bench: DopdBench) -> Finding:
     """GPU-hours and attainment of algorithm 2 as printed against Dynamo's built-in planners."""
     first, second, third = (
@@ -146,6 +149,7 @@ def resources(bench: DopdBench) -> Finding:
     return first._replace(without=Without("sizes as in the published code", found, second.holds or third.holds))
 
 
+@TEXT.authors("D18")
 def static(bench: DopdBench) -> Finding:
     """DOPD against Dynamo with prompts in chunks, and one a pass."""
     return Finding(
@@ -157,14 +161,5 @@ def static(bench: DopdBench) -> Finding:
     )
 
 
-#: What judges a claim there, where that is not our own function.
-JUDGES: dict[str, Callable[[DopdBench], Finding]] = {
-    "D4": linear_to_the_ratio,
-    "D5": idle_beyond_the_ratio,
-    "D10": claims_runs.d10_local,
-    "D14": bursts,
-    "D15": closed_loop,
-    "D17": resources,
-    "D18": static,
-}
-CLAIMS: tuple[AsAuthors[DopdBench], ...] = as_authors(TEXT, claims_of(claims, claims_runs), JUDGES)
+#: By functions of ours.
+TEXT.authors("D10")(claims_runs.d10_local)

@@ -7,8 +7,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from disagg_sim.simulation.metrics import summary
-from lab.studies.claims import claims_of
-from lab.studies.dopd import as_authors, claims, claims_runs
+from lab.studies.dopd import TEXT, as_authors
 from lab.studies.dopd.figures import FIGURES
 from lab.studies.dopd.setup import PROFILE, SLO, DopdBench
 from lab.studies.papers import Paper
@@ -22,8 +21,7 @@ def runs(bench: DopdBench) -> pd.DataFrame:
 PAPER = Paper(
     bench=lambda traces, quick, engine: DopdBench(traces, quick=quick, engine=engine),
     profile=PROFILE,
-    claims=claims_of(claims, claims_runs),
-    as_authors=as_authors.CLAIMS,
+    text=TEXT,
     engines=as_authors.ENGINES,
     tables={"runs": runs},
     figures=FIGURES,

@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 
 from disagg_sim.workload.synthetic import synthetic_trace
-from lab.studies.as_authors import AsAuthors, as_authors
-from lab.studies.claims import Finding, Without, claims_of
+from lab.studies.claims import Finding, Without
 from lab.studies.dynaserve import TEXT, claims, claims_equal
 from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, MEANS, RATES_OF_MIX
 from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, listed, scan, shape_name
@@ -84,6 +83,7 @@ def _gaps(bench: DynaServeBench, name: str) -> tuple[str, list[tuple[float, floa
     return f"p50/p99 {said} ms at requests/s", gaps
 
 
+@TEXT.authors("Y2")
 def late_at_saturation(bench: DynaServeBench) -> Finding:
     """Gaps of co-location."""
     said, gaps = _gaps(bench, LARGEST)
@@ -108,12 +108,14 @@ def late_at_saturation(bench: DynaServeBench) -> Finding:
     )
 
 
+@TEXT.authors("Y3")
 def in_time_at_saturation(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     said, gaps = _gaps(bench, "disaggregated")
     return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps), "")
 
 
+@TEXT.authors("Y19")
 def plateau(bench: DynaServeBench) -> Finding:
     """Goodput on the mix beyond the capacity, against the best power of two."""
     return Finding(*claims.beyond_capacity(bench, "printed", best_chunk(bench, MIX)), bench.stand_ins(MIX))
@@ -125,6 +127,7 @@ def best_chunk(bench: DynaServeBench, workload: str, rate: Rate | None = None, m
     return max(DOUBLED, key=lambda case: by(workload, f"{case}{model}"))
 
 
+@TEXT.authors("Y7")
 def capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over the best power of two and over disaggregation."""
 
@@ -149,6 +152,7 @@ def capacity(bench: DynaServeBench) -> Finding:
     )
 
 
+@TEXT.authors("Y8")
 def goodput(bench: DynaServeBench) -> Finding:
     """Goodput at the capacity of each."""
     others = [{name: best_chunk(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
@@ -158,6 +162,7 @@ def goodput(bench: DynaServeBench) -> Finding:
     return Finding(f"up to {found[0]:.2f} and {found[1]:.2f} times", min(found) > 1, bench.stand_ins(*WORKLOADS))
 
 
+@TEXT.authors("Y9")
 def mix(bench: DynaServeBench) -> Finding:
     """Half BurstGPT, half Azure code."""
     cases = (best_chunk(bench, MIX), "disaggregated", "printed")
@@ -178,6 +183,7 @@ def _ordered(found: list[float], paper: tuple[float, float, float]) -> bool:
     return found[0] < found[1] < found[2] and near
 
 
+@TEXT.authors("Y10")
 def who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation."""
 
@@ -195,6 +201,7 @@ def by_way(said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]], benc
     return Finding(*said(scan(bench, transfer=FIGURE_7)), note, _pulled(*said(scan(bench, transfer="pull"))))
 
 
+@TEXT.authors("Y13")
 def push(bench: DynaServeBench) -> Finding:
     """Transfer of reasoning requests that they wait for, over that of caches pushed whole, by the size of a chunk."""
     rate = BELOW * bench.rate("reasoning", "printed")
@@ -212,6 +219,7 @@ def push(bench: DynaServeBench) -> Finding:
     )
 
 
+@TEXT.authors("Y15")
 def within_the_oracle(bench: DynaServeBench) -> Finding:
     """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
 
@@ -221,12 +229,14 @@ def within_the_oracle(bench: DynaServeBench) -> Finding:
     return Finding(*reaches(FIGURE_7), "", _pulled(*reaches("pull")))
 
 
+@TEXT.authors("Y16")
 def decodes_in_a_step(bench: DynaServeBench) -> Finding:
     """Number of decodes that fit with 512 tokens of prefill."""
     found, alone = claims_equal.decodes_that_fit(bench.place.engine)
     return Finding(f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * alone:.1f} ms")
 
 
+@TEXT.authors("Y17")
 def larger_batches(bench: DynaServeBench) -> Finding:
     """Gaps under load and the rate of a light load by chunk, at 2048/512."""
     late = [bench.saturated(SHAPES[1], CASES[case]).summary.itl_p99_s for case in DOUBLED]
@@ -238,26 +248,14 @@ def larger_batches(bench: DynaServeBench) -> Finding:
     )
 
 
-#: What judges a claim there, where that is not our own function.
-JUDGES: dict[str, Callable[[DynaServeBench], Finding]] = {
-    "Y2": late_at_saturation,
-    "Y3": in_time_at_saturation,
-    "Y4": lambda bench: Finding(*claims_equal.imbalance(*at_saturation(bench, "disaggregated")[::2]), ""),
-    "Y5": partial(by_way, claims_equal.peaks),
-    "Y6": partial(by_way, claims_equal.equal),
-    "Y7": capacity,
-    "Y8": goodput,
-    "Y9": mix,
-    "Y10": who_is_strong,
-    "Y13": push,
-    "Y15": within_the_oracle,
-    "Y16": decodes_in_a_step,
-    "Y17": larger_batches,
-    "Y18": lambda bench: Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX)),
-    "Y19": plateau,
-    "Y20": lambda bench: Finding(
+#: By functions of ours.
+TEXT.authors("Y4")(lambda bench: Finding(*claims_equal.imbalance(*at_saturation(bench, "disaggregated")[::2]), ""))
+TEXT.authors("Y5")(partial(by_way, claims_equal.peaks))
+TEXT.authors("Y6")(partial(by_way, claims_equal.equal))
+TEXT.authors("Y18")(lambda bench: Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX)))
+TEXT.authors("Y20")(
+    lambda bench: Finding(
         *claims_equal.attained(at_saturation(bench, "disaggregated"), at_saturation(bench, LARGEST)), ""
-    ),
-    "Y21": lambda bench: Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), ""),
-}
-CLAIMS: tuple[AsAuthors[DynaServeBench], ...] = as_authors(TEXT, claims_of(claims_equal, claims), JUDGES)
+    )
+)
+TEXT.authors("Y21")(lambda bench: Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), ""))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.studies.claims import claims_of
-from lab.studies.dynaserve import as_authors, claims, claims_equal
+from lab.studies.dynaserve import TEXT, as_authors
 from lab.studies.dynaserve.figures import FIGURES, TABLES
 from lab.studies.dynaserve.setup import (
     CASES,
@@ -69,8 +68,7 @@ def runs(bench: DynaServeBench) -> pd.DataFrame:
 PAPER = Paper(
     bench=lambda traces, quick, engine: DynaServeBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
-    claims=claims_of(claims, claims_equal),
-    as_authors=as_authors.CLAIMS,
+    text=TEXT,
     engines=as_authors.ENGINES,
     engine="vllm",
     searches=searches,

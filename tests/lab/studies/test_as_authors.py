@@ -8,9 +8,18 @@ import pandas as pd
 import pytest
 
 from lab.studies.arrow.as_authors import phases
-from lab.studies.as_authors import COLUMNS, AsAuthors, detail_rows, evaluate_as_authors, verdict_rows
-from lab.studies.beyond_the_buzz.as_authors import CLAIMS as BUZZ
-from lab.studies.claims import PAPER, Finding, Verdict, Without, claim
+from lab.studies.beyond_the_buzz import TEXT
+from lab.studies.claims import (
+    BOTH_COLUMNS,
+    AsAuthors,
+    Claim,
+    Finding,
+    Verdict,
+    Without,
+    detail_rows,
+    evaluate_as_authors,
+    verdict_rows,
+)
 from lab.studies.papers import HOMES, paper
 
 ROOT = Path(__file__).parents[3]
@@ -19,11 +28,8 @@ ROOT = Path(__file__).parents[3]
 def known(value, holds, without=None, **more):
     """A claim that finds what it is given."""
 
-    @claim("T1", kind=PAPER, statement="two is two", acceptance="exact", **more)
-    def found(_: float) -> Finding:
-        return Finding(value, holds, "", without)
-
-    return found
+    texts = {"id": "T1", "kind": "paper", "statement": "two is two", "acceptance": "exact"}
+    return Claim(judge=lambda _: Finding(value, holds, "", without), **texts, **more)
 
 
 OURS = pd.DataFrame([{"id": "T1", "value": "1", "verdict": "fails", "note": "slow"}])
@@ -62,26 +68,21 @@ def test_engines_stand_in_one_row_of_the_page():
 @pytest.mark.parametrize("name", [*HOMES, "beyond_the_buzz"])
 def test_the_table_of_a_page_has_the_claims_as_the_code_has_them(name):
     shown = pd.read_csv(ROOT / "docs" / "studies" / f"{name}.csv", dtype=str, keep_default_na=False)
-    assert tuple(shown) == COLUMNS
-    for each in import_module(f"lab.studies.{name}.as_authors").CLAIMS:
+    assert tuple(shown) == BOTH_COLUMNS
+    for each in import_module(f"lab.studies.{name}").TEXT.as_authors:
         row = shown[shown["id"] == each.claim.id].iloc[0]
         for column in ("statement", "place", "setting", "paper", "inferred", "acceptance", "why"):
             assert row[column] == getattr(each, column)
         assert row["our_acceptance"] == each.claim.acceptance
 
 
-@pytest.mark.parametrize("name", HOMES)
-def test_every_claim_is_judged_as_the_authors_set_it_up(name):
-    about = import_module(f"lab.studies.{name}.as_authors").CLAIMS
-    assert [each.claim.id for each in about] == [each.id for each in paper(name).claims]
+@pytest.mark.parametrize("text", [*(paper(name).text for name in HOMES), TEXT])
+def test_every_claim_is_judged_as_the_authors_set_it_up(text):
+    """The file has them in the order of their numbers, and each has a function that tests it."""
+    about = text.as_authors
+    assert [each.claim.id for each in about] == list(text._table["claims"])
     assert all(each.place and each.setting and each.paper and each.acceptance for each in about)
     assert all(each.judged or each.why for each in about)
-
-
-def test_every_claim_of_frontiers_is_judged_as_the_text_has_it():
-    assert [each.claim.id for each in BUZZ] == [f"C{number}" for number in range(1, 37)]
-    assert [each.claim.id for each in BUZZ if not each.judged] == ["C28"]
-    assert all(each.place and each.setting and each.paper and each.acceptance for each in BUZZ)
 
 
 def test_phases_of_a_burst_by_hand():

@@ -12,8 +12,7 @@ from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
 from lab.studies.arrow.claims import largest_on_code
 from lab.studies.beyond_the_buzz import (
-    as_authors,
-    claims,
+    TEXT,
     claims_gain,
     claims_limits,
     claims_mappings,
@@ -22,7 +21,7 @@ from lab.studies.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from lab.studies.beyond_the_buzz.evidence import Evidence, Front, never_below, third
+from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, never_below, third
 from lab.studies.beyond_the_buzz.figures import _with_readings
 from lab.studies.claims import COLUMNS, Finding, evaluate, holding
 
@@ -60,7 +59,7 @@ def evidence(**tables: pd.DataFrame) -> Evidence:
 
 
 def test_one_row_a_claim_and_profile():
-    first, second = claims.CLAIMS[:2]
+    first, second = TEXT.claims[:2]
     found = (
         replace(first, judge=lambda e: Finding("1", holds=True, note=e.profile)),
         replace(second, judge=lambda e: Finding("2", e.profile == "measured", "by profile")),
@@ -361,7 +360,7 @@ def test_a_claim_holds_where_it_should_and_not_elsewhere(rule, holds, misses):
     assert not rule(evidence(**misses)).holds
 
 
-@pytest.mark.parametrize("profile", claims.PROFILES)
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(
     "rule",
     [claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication, claims_limits.c32_active_parameters],
@@ -398,7 +397,7 @@ def test_the_mix_of_a_step_changes_if_the_share_of_mixed_steps_spans_a_factor_of
 
 def test_a_second_reading_stands_beside_ours():
     """C32 is within 15 % of the ratio of parameters in two stages, and outside by TP."""
-    judged = next(each for each in as_authors.CLAIMS if each.claim.id == "C32")
+    judged = next(each for each in TEXT.as_authors if each.claim.id == "C32")
     found = judged(Evidence(ByHand(), "measured"))
     assert found.value == claims_limits.c32_active_parameters(Evidence(ByHand(), "measured")).value
     assert found.without.value.startswith("FTL TP 2 4.5")

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from lab.studies.claims import COLUMNS, claims_of
+from lab.studies.claims import COLUMNS
+from lab.studies.dopd import TEXT
 from lab.studies.dopd import claims as dopd_claims
 from lab.studies.dopd.figures import FIGURES
 from lab.studies.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, pools, steady_rate
@@ -39,7 +40,7 @@ def test_ratios_of_table_one_by_hand(bench):
 
 @pytest.mark.parametrize("name", ["D1", "D2", "D3", "D6", "D7", "D8", "D11", "D16"])
 def test_what_follows_from_equations_holds(bench, name):
-    finding = next(claim for claim in claims_of(dopd_claims) if claim.id == name)(bench)
+    finding = next(claim for claim in TEXT.claims if claim.id == name)(bench)
     assert finding.holds, finding
 
 

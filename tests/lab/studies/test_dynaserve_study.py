@@ -73,11 +73,7 @@ def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsy
     assert run(["reproduce", "dynaserve", "--quick", "--out", str(tmp_path)]) == 0
     claims = pd.read_csv(tmp_path / "claims.csv")
     assert claims.columns.tolist() == list(COLUMNS)
-    assert (
-        claims["id"].tolist()
-        == [f"Y{number}" for number in range(1, 22)]
-        == [claim.id for claim in dynaserve.PAPER.claims]
-    )
+    assert claims["id"].tolist() == [f"Y{number}" for number in range(1, 22)]
     assert claims.set_index("id").loc["Y14", "verdict"] == "by construction"
     both = ["Y5", "Y6", "Y7", "Y8", "Y9", "Y11", "Y12", "Y13", "Y15", "Y18", "Y19"]
     assert claims.loc[claims["without"].notna(), "id"].tolist() == both

@@ -163,7 +163,7 @@ def test_everything_is_the_figures_and_the_claims(root, tmp_path, monkeypatch, c
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
-    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.AS_AUTHORS", ())
+    monkeypatch.setattr("lab.studies.claims.PaperText.as_authors", ())
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png"]
     assert (tmp_path / "as_authors.csv").read_text().startswith("id,statement,place,setting,paper,inferred,engine,")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Slo
+from lab.studies.arrow import TEXT
 from lab.studies.arrow import claims as arrow
-from lab.studies.arrow.as_authors import CLAIMS
 from lab.studies.arrow.setup import ALL, HOUR
 from lab.studies.claims import Verdict
 from lab.studies.dopd import claims_runs as dopd
@@ -64,7 +64,7 @@ def test_a12_needs_runs_of_ten_flips():
 def test_a12_is_judged_as_printed_too(with_rule, printed, ours, as_authors):
     bench = slow_flips(with_rule, printed)
     assert arrow.a12_slow_flips.verdict(arrow.a12_slow_flips(bench)) == ours
-    (about,) = (each for each in CLAIMS if each.claim.id == "A12")
+    (about,) = (each for each in TEXT.as_authors if each.claim.id == "A12")
     found = about(bench)
     assert about.verdict(found) == as_authors
     assert found.value == f"180 s {printed:.2f}, 300 s {printed:.2f}"

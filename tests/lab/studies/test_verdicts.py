@@ -2,18 +2,14 @@
 
 import pytest
 
-from lab.studies.claims import DERIVED, Finding, Without, claim, evaluate, holding
+from lab.studies.claims import Claim, Finding, Without, evaluate, holding
 
 
 def judged(holds, *, otherwise=None, by_construction=False):
     """A claim that is met or not, and what it comes to without an added rule."""
-    without = None if otherwise is None else Without("as printed", "2", otherwise)
-
-    @claim("T1", kind=DERIVED, statement="", acceptance="", by_construction=by_construction)
-    def found(_: float) -> Finding:
-        return Finding("1", holds, "", without)
-
-    return evaluate([found], {"measured": 0.0})
+    found = Finding("1", holds, "", None if otherwise is None else Without("as printed", "2", otherwise))
+    texts = {"id": "T1", "kind": "derived", "statement": "", "acceptance": ""}
+    return evaluate([Claim(judge=lambda _: found, by_construction=by_construction, **texts)], {"measured": 0.0})
 
 
 @pytest.mark.parametrize(
