@@ -121,7 +121,6 @@ class RatedBench(Bench, ABC, Generic[AnyMeasures]):
     ) -> None:
         super().__init__(place, quick=quick)
         self.workloads, self.cases = workloads, cases
-        self._seen: dict[tuple[str, str, float], AnyMeasures] = {}
 
     @abstractmethod
     def look(self, workload: str, case: str, scale: float) -> AnyMeasures:
@@ -133,10 +132,7 @@ class RatedBench(Bench, ABC, Generic[AnyMeasures]):
 
     def seen(self, workload: str, case: str, scale: float) -> AnyMeasures:
         """What a run at a rate scale showed. [1]"""
-        key = (workload, case, scale)
-        if key not in self._seen:
-            self._seen[key] = self.look(*key)
-        return self._seen[key]
+        return self.once(("seen", workload, case, scale), lambda: self.look(workload, case, scale))
 
     def ratio(self, workload: str, case: str, over: str) -> float:
         """Capacity of a case over that of another; NaN where the other has none. [1]"""
@@ -145,7 +141,7 @@ class RatedBench(Bench, ABC, Generic[AnyMeasures]):
 
     def runs_seen(self) -> list[tuple[str, str, AnyMeasures]]:
         """Every run at a rate so far: workload, case, results."""
-        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
+        return [(*key[1:3], seen) for key, seen in self._kept.items() if key[0] == "seen"]
 
     def table(self, more: Callable[[AnyMeasures], dict[str, float]]) -> pd.DataFrame:
         """Every run at a rate so far with some columns ``more``, then those of a simulation's summary."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ class Keeping:
     """Whatever a study computes, each once."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Any] = {}
+        self._kept: dict[tuple[Any, ...], Any] = {}
 
-    def once(self, key: Hashable, compute: Callable[[], Kept]) -> Kept:
+    def once(self, key: tuple[Any, ...], compute: Callable[[], Kept]) -> Kept:
         """Return what was kept under a key; compute it the first time."""
         if key not in self._kept:
             self._kept[key] = compute()

@@ -37,13 +37,13 @@ class Figure(Generic[Source_contra]):
     printed: Sequence[tuple[str, str, float, float]] = ()  # panel, what is printed, x, y
 
 
-def read_figures(path: Path, functions: Mapping[str, Any]) -> dict[str, Figure[Any]]:
-    """Read the figures of a file, whose ``data`` names one of ``functions`` and ``options`` what it takes besides."""
+def read_figures(module: str, functions: Mapping[str, Any]) -> dict[str, Figure[Any]]:
+    """Read the figures beside a module: ``data`` names one of ``functions``, ``options`` what it takes besides."""
 
     def read(data: str, options: Mapping[str, Any] | None = None, **row: Any) -> Figure[Any]:
         return Figure(data=partial(functions[data], **options or {}), **row)
 
-    return {name: read(**row) for name, row in read_mapping(path).items()}
+    return {name: read(**row) for name, row in read_mapping(Path(module).with_suffix(".yaml")).items()}
 
 
 def picture(figure: Figure[Any], source: Any) -> Picture:

@@ -5,8 +5,6 @@ For figure 2 there are no axes at hand: it shows the correlations that the text 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -100,4 +98,4 @@ def counts(bench: ArrowBench) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-FIGURES = read_figures(Path(__file__).with_suffix(".yaml"), globals())
+FIGURES = read_figures(__file__, globals())

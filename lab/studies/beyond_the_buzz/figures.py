@@ -7,14 +7,16 @@ hold both, and beside each point the configuration behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.search.pareto import pareto_front
 from disagg_sim.serving.gains import COLOCATED, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -43,39 +45,8 @@ NORMALISED = Axes(
 #: Where interactivity spans more than this factor its axis is logarithmic; the paper's is linear. [1]
 LINEAR_SPAN = 50.0
 
-_R1 = "DeepSeek-R1, 16384/2048"
-#: What was read from the paper's figures: panel, curve, place along our curve in ``RANGE`` (0: its loose end, 1: its
-#: tight end; without a curve x itself) and y. Its axes of x are normalised, so that its ends stand at ours.
-READ = {
-    "fig05": (
-        ("first-token latency", "", 1.0, 90.5),
-        ("first-token latency", "", 32.0, 2.9),
-        ("throughput", "", 1.0, 1.0),
-        ("throughput", "", 32.0, 1.01),
-    ),
-    "fig09": (
-        ("", "DeepSeek-R1", 0.0, 3.64),
-        ("", "DeepSeek-R1", 1.0, 0.065),
-        ("", "Llama-3.1-405B", 0.0, 2.07),
-        ("", "Llama-3.1-405B", 1.0, 0.215),
-        ("", "Llama-3.1-70B", 0.0, 0.955),
-        ("", "Llama-3.1-70B", 1.0, 0.46),
-        ("", "Llama-3.1-8B", 0.0, 0.43),
-        ("", "Llama-3.1-8B", 1.0, 0.33),
-    ),
-    "fig10": (
-        (_R1, "ratio 0.5", 0.0, 0.42),
-        (_R1, "ratio 3.5", 0.0, 0.965),
-        (_R1, "ratio 3.5", 1.0, 0.0475),
-        (_R1, "best ratio", 0.0, 0.98),
-    ),
-    "fig12": (
-        ("", "16384/2048", 0.0, 1.23),
-        ("", "16384/2048", 1.0, 0.385),
-        ("", "1048576/2048", 0.0, 1.82),
-        ("", "1048576/2048", 1.0, 1.42),
-    ),
-}
+#: What was read from the paper's figures.
+READ = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 #: Name of the sweep.
 PAYS = "where_it_pays"
@@ -99,10 +70,10 @@ def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> Picture
     if figure not in _FIGURES:
         raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
     found = _FIGURES[figure](frontiers.frontier(figure, profile), profile)
-    return replace(found, table=_with_readings(found.table, READ.get(figure, ())))
+    return replace(found, table=_with_readings(found.table, READ.get(figure, [])))
 
 
-def _with_readings(table: pd.DataFrame, readings: tuple[tuple[str, str, float, float], ...]) -> pd.DataFrame:
+def _with_readings(table: pd.DataFrame, readings: Sequence[tuple[str, str, float, float]]) -> pd.DataFrame:
     """A figure's table and what was read from the paper's."""
     frames = [table]
     for panel, name, place, y in readings:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from disagg_sim.workload.statistics import MINUTE
@@ -78,4 +76,4 @@ def planners(bench: DopdBench) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-FIGURES = read_figures(Path(__file__).with_suffix(".yaml"), globals())
+FIGURES = read_figures(__file__, globals())

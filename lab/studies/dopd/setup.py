@@ -108,7 +108,6 @@ class DopdBench(Bench):
     def __init__(self, traces: Path | None, *, quick: bool, engine: str | None = None) -> None:
         super().__init__(Place(SYSTEM, PROFILE, {LLAMA: "fp8_bf16kv", OPT: "bf16"}, engine), quick=quick)
         self._traces = traces
-        self._warm: dict[tuple[str, int], Warm] = {}
 
     @kept
     def setting(self, model: str) -> Setup:
@@ -153,9 +152,7 @@ class DopdBench(Bench):
     def results(self) -> list[tuple[str, RunResult]]:
         """All runs so far, each with the words of its key."""
         return [
-            (" ".join(map(str, key[1:])), result)
-            for key, result in self._kept.items()
-            if isinstance(key, tuple) and isinstance(result, RunResult)
+            (" ".join(map(str, key[1:])), result) for key, result in self._kept.items() if isinstance(result, RunResult)
         ]
 
     # --- saturated pools of constant lengths ------------------------------------------------------------------------
@@ -220,22 +217,20 @@ class DopdBench(Bench):
 
     # --- closed loops of the Azure requests -------------------------------------------------------------------------
 
+    @kept
     def warm(self, name: str, concurrency: int) -> Warm:
         """The requests twice in a closed loop; its first pass starts all at once and does not count."""
-        if (name, concurrency) not in self._warm:
-            case = CASES[name]
-            trace = self._suited(case.model)
-            count = len(trace)
-            twice = Trace(
-                arrival=np.arange(2.0 * count),
-                input_tokens=np.tile(trace.input_tokens, 2),
-                output_tokens=np.tile(trace.output_tokens, 2),
-                name=trace.name,
-            )
-            closed = RunOptions(concurrency=concurrency)
-            found = self.result(("warm", name, concurrency), twice, case, closed)
-            self._warm[name, concurrency] = _second_pass(found, count)
-        return self._warm[name, concurrency]
+        trace = self._suited(CASES[name].model)
+        count = len(trace)
+        twice = Trace(
+            arrival=np.arange(2.0 * count),
+            input_tokens=np.tile(trace.input_tokens, 2),
+            output_tokens=np.tile(trace.output_tokens, 2),
+            name=trace.name,
+        )
+        return _second_pass(
+            self.result(("warm", name, concurrency), twice, CASES[name], RunOptions(concurrency=concurrency)), count
+        )
 
     def _suited(self, model: str) -> Trace:
         trace = self.azure
@@ -259,11 +254,11 @@ class DopdBench(Bench):
     def best(self, name: str) -> float:
         """Highest goodput over all concurrencies tried. [request/s]"""
         self.concurrency(name)
-        return max(found.goodput for (each, _), found in self._warm.items() if each == name)
+        return max(found.goodput for _, found in self.tried(name))
 
     def tried(self, name: str) -> list[tuple[int, Warm]]:
         """Concurrencies tried, ascending, and what they showed."""
-        return sorted((concurrency, found) for (each, concurrency), found in self._warm.items() if each == name)
+        return sorted((key[2], each) for key, each in self._kept.items() if isinstance(each, Warm) and key[1] == name)
 
     # --- bursts -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ For figures 1 and 3 there are no axes at hand: they show what the text says of t
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -211,7 +209,7 @@ def table_of_decisions(bench: DynaServeBench) -> pd.DataFrame:
     )
 
 
-FIGURES = read_figures(Path(__file__).with_suffix(".yaml"), globals())
+FIGURES = read_figures(__file__, globals())
 TABLES = {
     "table_1": table_1,
     "table_mix": table_of_mix,
