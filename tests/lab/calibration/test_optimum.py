@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,12 @@ from made_loads import latencies, made_run
 from shared_data import shared_file
 
 from disagg_sim.cli.main import run
+from disagg_sim.domain import ServingMode
+from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
-from lab.calibration.served.boards import boards, judged_boards, set_aside, tokens_per_gpu
+from disagg_sim.workload.named import lengths_named
+from lab.calibration.served import boards as module
+from lab.calibration.served.boards import COLUMNS, boards, judged_boards, met, set_aside, tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import (
@@ -25,6 +30,7 @@ from lab.calibration.served.optimum import (
 )
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.cli import validate_optimum
 
 PUBLISHED = "measured/mlperf_inference.csv"
 
@@ -128,10 +134,56 @@ def test_a_run_that_does_what_the_plan_does_has_a_ratio_of_one():
     assert (same["mode"], same["planned"], same["ran"]) == ("colocated", "8 x 1 GPU", "")
 
 
-def test_a_board_whose_limits_nothing_keeps_says_why():
-    (told,) = judged_boards(boards([submission(200.0, tpot_limit=1e-4)])).to_dict("records")
-    assert math.isnan(told["plan_over_run"])
-    assert "TPOT" in told["reason"]
+def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
+    """4 GPUs of B do 60 requests/s: 1,935 tokens/s/GPU, of 3,870 Offline; a plan of 7,740 tokens/s does as much."""
+    at = setup("llama_3_1_8b", "h200_sxm", "fp8", engine="trtllm")
+    pools = [("prefill", 2, instance(1)), ("decode", 1, instance(2, pp=2))]
+    made = [SimpleNamespace(role=role, instances=count, mapping=one, setup=at) for role, count, one in pools]
+    design = SimpleNamespace(mode=ServingMode.DISAGGREGATED, tokens_per_s=7740.0, pools=made)
+    asked, heard = [], []
+
+    def planned(board, lengths):
+        def again(**changed):
+            asked.append(changed)
+            return SimpleNamespace(best=SimpleNamespace(gpus=3))
+
+        return SimpleNamespace(best=design, ask=again, infeasible="")
+
+    monkeypatch.setattr(module, "planned", planned)
+    offline = {"scenario": "Offline", "tpot_limit": math.nan}
+    rows = [
+        submission(100.0, submitter="A"),
+        submission(60.0, gpus=4, submitter="B"),
+        submission(30.0, submitter="C", assumed_layout=False, workers=WorkerGroup(count=2, mapping=instance(4))),
+        submission(240.0, **offline),
+    ]
+    table = judged_boards(boards(rows), listen=lambda: heard.append(1))
+    assert (tuple(table.columns), len(heard)) == (COLUMNS, 1)
+    (told,) = table.to_dict("records")
+    stated = {"gpus": 4, "submissions": 3, "submitter": "B", "ran": "2 x TP4", "gpus_for_run": 3, "set_aside": ""}
+    stated |= {"ttft_limit_s": 2.0, "tpot_limit_s": 0.1, "mode": "disaggregated", "reason": ""}
+    stated |= {"planned": "prefill 2 x 1 GPU; decode 1 x PP2", "never_served": "PP of one-GPU stages never served"}
+    assert {name: told[name] for name in stated} == stated
+    numbers = [told[name] for name in ("run", "best_over_least", "share", "plan", "plan_over_run")]
+    assert numbers == pytest.approx([1935.0, 4.0, 0.5, 1935.0, 1.0])
+    mean = lengths_named("mlperf_llama_3_1_8b").mean_osl
+    assert asked == [{"rate": pytest.approx(7740.0 / mean), "gpus": None}]
+    (plain,) = judged_boards(boards(rows), at_rate=False).to_dict("records")
+    assert math.isnan(plain["gpus_for_run"])
+
+
+def test_boards_that_are_set_aside_are_planned_and_say_so(monkeypatch):
+    """100 of 400 requests/s on H200 beside 80 of 150 on H100."""
+    monkeypatch.setattr(
+        module, "planned", lambda board, lengths: SimpleNamespace(best=None, ask=None, infeasible="nothing fits")
+    )
+    offline = {"scenario": "Offline", "tpot_limit": math.nan}
+    rows = [submission(100.0), submission(400.0, **offline)]
+    rows += [submission(80.0, system="h100_sxm"), submission(150.0, system="h100_sxm", **offline)]
+    told = judged_boards(boards(rows)).set_index("system")
+    assert told["set_aside"].map(bool).to_dict() == {"h100_sxm": False, "h200_sxm": True}
+    assert told["reason"].tolist() == ["nothing fits"] * 2
+    assert told[["plan", "plan_over_run"]].isna().all(axis=None)
 
 
 def test_a_run_is_on_the_frontier_unless_another_is_as_fast_and_higher_or_faster_and_as_high():
@@ -173,6 +225,7 @@ def test_heights_at_the_interactivity_of_each_published_run():
         split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
         split_run("beaten", 72, 1 / 45.0, 800.0, prefill=1, decode=2),
         split_run("beyond", 8, 1 / 80.0, 100.0, prefill=1, decode=2),
+        replace(split_run("doubtful", 256, 1 / 30.0, 9000.0, prefill=1, decode=2), qa_flag="check"),
     ]
     table = evaluate(rows)
     (group,) = split_groups(table, rows)
@@ -206,7 +259,8 @@ def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
     ]
     (group,) = split_groups(evaluate(rows), rows)
     planned, wide = group.frontiers["planned"], group.frontiers["same_kinds"]
-    assert planned["total_gpus"].max() <= 40 < wide["total_gpus"].max()
+    assert 24 < planned["total_gpus"].max() <= 40 < wide["total_gpus"].max()
+    assert set(planned["decode_ep"]) > {8}  # other degrees of the kind that ran
     sent = prefill_grid(group.at, [rows[0].prefill.mapping], group.lengths)
     alone = float(np.max(sent.request_rate[0]))
     own = group.frontier([rows[0].prefill.mapping], [rows[0].workers.mapping], gpus=40, load=0.85)
@@ -260,6 +314,24 @@ MLPERF = (
     "a,6.0-1,Somebody,closed,NVIDIA H200-SXM-141GB,H200,1,llama3.1-8b,fp8,TensorRT 10.14,Server,40,129,5160,2000,100\n"
     "b,6.0-2,Nobody,closed,NVIDIA H200-SXM-141GB,H200,1,llama3.1-8b,fp8,TensorRT 10.14,Server,50,129,6450,2000,100\n"
 )
+
+
+def test_boards_count_as_met_up_to_15_percent_from_their_run(tmp_path, capsys, monkeypatch):
+    """0.85 and 1.15 of four; the board that is set aside is none of them then, and one without a plan says why."""
+    ratios = [0.85, 1.15, 0.84, 1.16, math.nan]
+    assert met(pd.DataFrame({"plan_over_run": ratios})) == "2 of 4 (median 1.00)"
+    lines = {"model": list("abcde"), "system": "s", "scenario": "Server", "plan_over_run": ratios, "planned": "8 x TP1"}
+    lines |= {"never_served": ["", "PP", None, "", ""], "reason": [*[""] * 4, "no room"]}
+    made = pd.DataFrame(lines | {"set_aside": ["untuned", "", "", "", ""]})
+    monkeypatch.setattr(validate_optimum, "judged_boards", lambda *_, **__: made)
+    (tmp_path / "mlperf.csv").write_text(MLPERF)
+    assert run(["validate", "optimum", str(tmp_path / "mlperf.csv")]) == 0
+    told = capsys.readouterr().out
+    assert told.count("8 x TP1 *") == 1
+    assert "e on s, Server: no room\n" in told
+    assert "set aside: a on s, Server: untuned\n" in told
+    ends = "boards within 0.85 to 1.15: 2 of 4 (median 1.00); 1 of 3 (median 1.15) without those set aside\n"
+    assert told.endswith(ends)
 
 
 def test_the_command_prints_a_screen_and_writes_the_tables(tmp_path, capsys):
