@@ -261,11 +261,28 @@ def test_names_of_users_never_run(browser, tmp_path):
     assert "taken" not in browser.title.replace(SPOILT, "")
     assert browser.find_element("css selector", ".verdict").text == SPOILT
     assert not browser.find_elements("css selector", "main img, main script")
-    caches, spares = (
-        browser.find_element("css selector", f"#{name} tbody").text for name in ("caches", "availability")
-    )
-    assert "computing" in caches
-    assert spares.count("6 GPUs, 2 instances") == 2
+    assert "computing" in browser.find_element("css selector", "#caches tbody").text
+
+
+def test_halves_of_a_decode_instance_are_spared_and_judged_together(browser, tmp_path):
+    """Counts and judgements are of encode, prefill and decode; of 12 GPUs of four decode instances three are 9."""
+    write_page(content_of(plan_directory(tmp_path)), tmp_path / "plan.html")
+    opened(browser, tmp_path / "plan.html")
+    rows = [
+        [each.text for each in row.find_elements("css selector", "td")]
+        for row in browser.find_elements("css selector", "#pools tbody tr")
+    ]
+    assert [row[0] for row in rows] == ["encode", "prefill", "attention", "FFN"]
+    assert [row[1].split(" ×")[0] for row in rows] == ["2 + 1", "2", "2 + 2", "2 + 2"]
+    assert [row[6] for row in rows] == ["–", *["60 GB"] * 3]
+    bound = ["arithmetic", "memory bandwidth", "waits 25 % of a full step", "waits 50 % of a full step"]
+    assert [row[7] for row in rows] == bound
+    layouts = ["never measured", "served", "launchable", "launchable"]
+    assert [row[8].split("layout ")[1] for row in rows] == layouts
+    spares = texts(browser, "#availability tbody tr")
+    assert [row.split(" GPUs")[0].split()[-1] for row in spares] == ["4", "3", "9", "9"]
+    assert "23.1 days" in spares[1]
+    assert all("34.7 days" in row and "75 %" in row for row in spares[2:])
 
 
 def test_pages_say_nothing_on_the_console(browser, sweep_page):
