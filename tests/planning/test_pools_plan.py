@@ -16,7 +16,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
-from disagg_sim.planning.flips import flips
+from disagg_sim.planning.flips import _again, flips
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.prove import deployed, prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
@@ -156,6 +156,8 @@ def test_halves_of_an_instance_are_told_apart():
     assert made["ffn"]["memory_bytes"] == ffn.memory
     assert (made["attention"]["dp_attn"], made["attention"]["ep"]) == (pool.mapping.dp_attn, 1)
     assert (made["ffn"]["dp_attn"], made["ffn"]["ep"]) == (1, pool.mapping.ffn.mapping.ep)
+    spared = [each.gpus for each in replace(pool, spares=pool.instances).halves]
+    assert spared == [2 * attention.gpus, 2 * ffn.gpus]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,15 @@ def test_what_is_said_of_two_systems_is_said_once():
     said = asked(options.pools, options=options, tpot=1e-4).infeasible
     assert said.count("no mapping decodes in the TPOT limit") == 1
     assert f"on {SYSTEM} behind prefill on h200_sxm and {MODEL} in" in said
+
+
+def test_the_shortest_prompt_of_a_law_has_room_for_its_images():
+    """2,450 tokens of two images are less than the mean of 4,096, and more than the shortest of such lengths."""
+    law, options = ds.lengths("log_normal_4096_512"), PlanOptions(pools=("encode", "prefill", "decode"), images=IMAGES)
+    with pytest.raises(
+        InputError, match=f"2450 tokens of {MODEL} are more than the shortest prompt, {law.isl[0]:.0f},"
+    ):
+        ds.plan(MODEL, SYSTEM, law, gpus=32, options=options)
 
 
 def test_ranks_that_no_memory_holds_say_so():
@@ -299,6 +310,19 @@ def test_flips_do_not_ask_for_prompts_shorter_than_their_images():
     options = PlanOptions(pools=("encode", "prefill", "decode"), images=IMAGES, objective="usd")
     found = ds.plan(MODEL, "h200_sxm,b200_sxm", ds.lengths(4096, 256), rate=40.0, options=options)
     assert all(flip.value >= 2450 for flip in flips(found) if flip.axis == "isl")
+
+
+def test_other_limits_and_lengths_keep_encoders_and_split_pools():
+    """Flips ask for candidates again."""
+    (case,) = asked().cases
+    looser = _again(case, replace(case.work, ttft=replace(case.work.ttft, seconds=3.0)), None)
+    longer = _again(case, replace(case.work, lengths=LENGTHS.at(8192, 256)), None)
+    for made in (looser, longer):
+        assert made.encode.step == case.encode.step
+        assert made.further.names == FIVE
+        assert {*map(type, made.across[1])} == {*map(type, case.across[1])}
+    assert longer.further.split.lengths.mean_isl == 8192
+    assert looser.further.split is case.further.split
 
 
 def test_encoders_that_are_resized_send_no_more_caches():

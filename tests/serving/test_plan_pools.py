@@ -89,6 +89,20 @@ def test_faults_name_what_is_missing(kimi, grids, split):
     llama = ds.setup("llama_3_1_8b", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
     with pytest.raises(InputError, match="differ in model"):
         ds.split_grid(kimi, ds.lengths(4096, 512), ffn=llama)
-    tight = MatchOptions(kv_link_limit=1.0)
-    assert ds.plan_pools([prefill, split], gpu_budget=64, options=tight).binds == "kv_link"
-    assert ds.plan_pools([prefill, split], ttl_limit=1e-6, gpu_budget=64).binds == "ttl"
+
+
+def test_refusals_name_the_value_that_would_do(kimi, grids, split):
+    """Of split instances: the memory of the fuller half, the least step, the least bandwidth of any configuration."""
+    prefill, _ = grids
+    small = ds.split_grid(kimi, ds.lengths(8192, 512), max_gpus=4)
+    found = ds.plan_pools([prefill, small], gpu_budget=64)
+    assert (found.binds, found.nearest) == ("memory", np.maximum(small.attention_bytes, small.ffn_bytes).min())
+    assert f"lacks {(found.nearest - kimi.memory_limit) / 1e9:.3g} GB per GPU" in found.message
+    found = ds.plan_pools([prefill, split], ttl_limit=1e-6, gpu_budget=64)
+    assert (found.binds, found.nearest) == ("ttl", split.latency[split.feasible].min())
+    limit = 1.01 * found.nearest
+    moved = split.request_rate * split.kv_bytes_per_request / split.unique_gpus[:, None]
+    least = moved[split.feasible & (split.latency <= limit)].min()
+    tight = MatchOptions(kv_link_limit=0.99 * least)
+    found = ds.plan_pools([prefill, split], ttl_limit=limit, gpu_budget=64, options=tight)
+    assert (found.binds, found.nearest) == ("kv_link", pytest.approx(least))

@@ -187,9 +187,9 @@ def test_errors_of_what_is_left_out_are_those_below_saturation(monkeypatch):
 
 
 def test_a_fit_of_nearly_the_same_rows_starts_at_the_shipped_numbers(monkeypatch):
-    """Steps of the host take a fifth more than shipped, requests 50 ms: found in 4 steps of at most 7 evaluations."""
+    """Steps of the host take ten times the shipped number, TPOT 8 % more: 4 steps of at most 7 evaluations go there."""
     shipped = load_engine("vllm")
-    true = replace(shipped, step_host=1.2 * shipped.step_host, request_host=0.05)
+    true = replace(shipped, step_host=1.5e-3, request_host=0.05)
     rows = [row_of(tp, isl, n) for tp in (2, 8) for isl in (500.0, 900.0) for n in (1.0, 32.0)]
     tried = []
 
@@ -202,8 +202,8 @@ def test_a_fit_of_nearly_the_same_rows_starts_at_the_shipped_numbers(monkeypatch
     for name, (least, _, most) in engine_fit.FITTED.items():
         assert getattr(tried[0], name) == pytest.approx(getattr(shipped, name), abs=1.1e-3 * (most - least)), name
     assert len(tried) <= 4 * 7 + 2
-    assert found.median_error < 0.01
-    assert found.engine.request_host == pytest.approx(0.05, rel=0.15)
+    assert found.median_error < 0.03
+    assert 2 * shipped.step_host < found.engine.step_host < true.step_host
 
 
 def test_the_command_writes_what_is_left_out(tmp_path, capsys, monkeypatch):
