@@ -12,7 +12,7 @@ import pandas as pd
 
 from docs.computed import slow, table
 from lab.calibration.served.bands import with_bands
-from lab.calibration.served.bars import BARS, coverage, judged
+from lab.calibration.served.bars import BARS, PARTS, coverage, judged
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import groups, points, with_dimensions
 from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
@@ -104,14 +104,14 @@ def cell(found: pd.DataFrame) -> str:
 @slow
 @from_data
 def served_bars() -> str:
-    """Limits, and what is reached on the fitted and the held-out part."""
+    """Limits, and what is reached on each part of the data."""
     found = judged(lines())
     rows = []
     for bar in BARS:
         number = "{:.3f}" if bar.what == "spearman" else "{:+.1f} %" if bar.what == "bias" else "{:.1f} %"
         scale = 1.0 if bar.what == "spearman" else 100.0
         told = [bar.name, number.replace("+", "").format(scale * bar.limit)]
-        for part in ("fitted", "held-out"):
+        for part in PARTS:
             mine = found[(found["bar"] == bar.name) & (found["part"] == part)]
             if not len(mine):
                 told.append("")
@@ -119,10 +119,11 @@ def served_bars() -> str:
             line = mine.iloc[0]
             text = number.format(scale * line["reached"])
             text = text if line["met"] else f"**{text}**"
+            tail = f", p90 {100 * line['p90_error']:.0f} %" if bar.what == "median_error" else ""
             inside = "" if bar.what == "spearman" else f", {100 * line['coverage']:.0f} %"
-            told.append(f"{text} ({line['points']}, {line['rows']}{inside})")
+            told.append(f"{text}{tail} ({line['points']}{inside})")
         rows.append(told)
-    return table(["closed loop, below saturation", "limit", "fitted part", "held out"], rows)
+    return table(["closed loop, below saturation", "limit", "fitted part", "held out", "files no fit saw"], rows)
 
 
 @slow
@@ -174,9 +175,9 @@ def served_layouts() -> str:
 @slow
 @from_data
 def served_sources() -> str:
-    """Errors on the held-out part by source."""
+    """Errors by source on what no profile was fitted to: held-out configurations, and whole files."""
     done = lines()
-    done = done[done["evaluated"] & ~done["saturated"] & done["held_out"]]
+    done = done[done["evaluated"] & ~done["saturated"] & (done["part"] != "fitted")]
     rows = []
     for form, name in FORMS.items():
         for mode in ("aggregated", "disaggregated"):
@@ -184,7 +185,7 @@ def served_sources() -> str:
             if len(mine):
                 shown = f"{name}, {mode}" if form in ("inferencex_dsr1", "inferencex_models") else name
                 rows.append([shown, *(_errors(mine[mine["quantity"] == q]) for q in ("tpot", "ttft", "throughput"))])
-    return table(["held out, below saturation", "TPOT", "TTFT", "throughput"], rows)
+    return table(["unseen, below saturation", "TPOT", "TTFT", "throughput"], rows)
 
 
 def _errors(mine: pd.DataFrame) -> str:
