@@ -354,7 +354,7 @@ def test_only_units_writes_powers_of_ten_and_two():
 #: What turns a text or bytes into code: called nowhere, but where a module of the user's own is imported.
 RUNS_CODE = {"eval", "exec", "query", "compile", "unsafe_load", "full_load", "read_pickle", "exec_module", "__import__"}
 RUNS_CODE |= {"system", "popen", "Popen", "run_path", "run_module", "to_pickle"}
-MAY_RUN = {("scenario/policy_files.py", "exec_module"), ("laboratory.py", "exec_module"), ("re", "compile")}
+MAY_RUN = {("scenario/options.py", "exec_module"), ("laboratory.py", "exec_module"), ("re", "compile")}
 
 
 def test_nothing_from_outside_becomes_code():

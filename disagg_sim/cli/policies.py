@@ -9,7 +9,7 @@ import typer
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import SpecError
 from disagg_sim.report.lines import option_lines
-from disagg_sim.scenario.policy_files import load_policies
+from disagg_sim.scenario.options import load_policies
 from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run_options import RunOptions

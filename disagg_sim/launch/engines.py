@@ -13,8 +13,7 @@ from typing import Any
 
 from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import NODE_GPUS, Workers
+from disagg_sim.launch.workers import NODE_GPUS, Weights, Workers
 from disagg_sim.techniques.speculation.facts import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.units import GB, GIB
 

@@ -17,8 +17,7 @@ from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES, drafts_of, tier_bytes
-from disagg_sim.launch.weights import format_of
-from disagg_sim.launch.workers import Workers, workers_of
+from disagg_sim.launch.workers import Workers, format_of, workers_of
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import broken_rules
 

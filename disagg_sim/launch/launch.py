@@ -26,8 +26,7 @@ from disagg_sim.launch.engines import (
 from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import arguments, scripts_of
-from disagg_sim.launch.weights import Weights, weights_of
-from disagg_sim.launch.workers import Workers, longest_of, workers_of
+from disagg_sim.launch.workers import Weights, Workers, longest_of, weights_of, workers_of
 from disagg_sim.units import GB
 
 #: Notes on untested chunked prefill over pipeline stages, by engine.

@@ -11,8 +11,7 @@ import yaml
 from disagg_sim.facts.launcher import LauncherSpec
 from disagg_sim.launch.engines import BOOTSTRAP_PORT, ENGINES, HEAD_PORT, NIXL_PORT, ROUTER_PORT, environment_of
 from disagg_sim.launch.scripts import arguments
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers
+from disagg_sim.launch.workers import Weights, Workers
 
 #: Runtime images of Dynamo by engine.
 RUNTIMES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}

@@ -23,8 +23,7 @@ from disagg_sim.launch.engines import (
     environment_of,
 )
 from disagg_sim.launch.expressible import degrees_of
-from disagg_sim.launch.weights import UNKNOWN, Weights
-from disagg_sim.launch.workers import Workers
+from disagg_sim.launch.workers import UNKNOWN, Weights, Workers
 
 #: Flags in their order: True = a switch, a mapping = JSON, a tuple = the flag once for each.
 Flags = Mapping[str, Any]

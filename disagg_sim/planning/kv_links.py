@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.kv_path import post_share
-from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
+from disagg_sim.physics.kv_transfer import descriptors, post_share, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice

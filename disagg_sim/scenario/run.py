@@ -1,42 +1,49 @@
 """Simulate the missing runs of a scenario, then write its tables.
 
 Past 400 lines: a run, a search for a capacity and the tables of both share what tells runs apart.
+
+Requests of a run may leave it in pieces: files as they go, and one table at the end.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from disagg_sim.atomic import no_link, write_csv, write_text
+from disagg_sim.atomic import no_link, write_csv, write_text, written
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
+from disagg_sim.parquet import write_parquet
 from disagg_sim.reading import read_file
-from disagg_sim.scenario.pieces import piece_folder, simulated
+from disagg_sim.scenario.options import load_policies
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
-from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.simulation.capacity import attains, p99_inside, serving_capacity
 from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compilation
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
-from disagg_sim.simulation.records import EncodeUse
+from disagg_sim.simulation.records import EncodeUse, Requests, frame_of
 from disagg_sim.simulation.run import run as simulate
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.index import Key
-from disagg_sim.sweep.store import BlockState, Own, RunListener, Store, missing, opened
+from disagg_sim.sweep.store import PIECES, BlockState, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
-from disagg_sim.workload.stream import in_memory
+from disagg_sim.workload.stream import TraceStream, in_memory
+from disagg_sim.workload.trace import Trace
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
@@ -439,3 +446,52 @@ def timed(rows: list[dict[str, Any]], key: Key, timings: Timings) -> list[dict[s
     told = timings.get((str(key.relative), key.digest), [])
     unknown = dict.fromkeys(MEASURED, math.nan)
     return [row | (told[at] if len(told) == len(rows) else unknown) for at, row in enumerate(rows)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceFiles:
+    """Keeps the requests of a run in a directory, in a file a piece."""
+
+    folder: Path
+    trace: Trace | TraceStream
+
+    def __call__(self, piece: Requests) -> None:
+        """See ``simulation.pieces.Sink``."""
+        frame, classes = frame_of(piece), self.trace.classes
+        if classes is not None:
+            frame["class"] = np.array(classes.names)[classes.number[piece.request]]
+        with written(self.folder / f"{int(piece.request[0]):010d}.parquet") as handle:
+            write_parquet(frame, handle.name, {})
+
+
+def simulated(run: Run, scale: float, options: RunOptions, *, folder: Path | None = None) -> RunResult:
+    """Simulate a run at a scale of its trace's rate [1]; its pieces are kept in a folder, where one is given."""
+    scenario, trace = run.scenario, run.source.at_rate(run.scenario.seed, scale)
+    sink = PieceFiles(folder, trace) if folder is not None and options.records == STREAM else None
+    result = simulate(
+        trace,
+        run.deployment,
+        run.choice.policy,
+        at=scenario.setup,
+        slo=scenario.slo,
+        seed=scenario.seed,
+        options=options,
+        sink=sink,
+    )
+    if options.records != FULL:
+        gc.collect()  # what a run leaves behind refers to itself, and Python frees it late
+    return result
+
+
+@contextmanager
+def piece_folder(store: Store, run: Run) -> Iterator[Path]:
+    """The directory in which a run is kept while it goes on; it is removed at the end."""
+    key = run.key(REQUESTS)
+    folder = store.root / PIECES / key.group / key.name
+    for old in folder.glob("*"):  # of a run that was cut off
+        shutil.rmtree(old, ignore_errors=True)
+    yield folder / key.digest
+    shutil.rmtree(folder, ignore_errors=True)
+    for above in (folder.parent, folder.parent.parent):
+        if above.is_dir() and not above.is_symlink() and not any(above.iterdir()):
+            above.rmdir()

@@ -32,8 +32,7 @@ from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.memory import require_memory
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
-from disagg_sim.scenario.options import read_failures, read_options
-from disagg_sim.scenario.policy_files import KnownPolicies
+from disagg_sim.scenario.options import KnownPolicies, read_failures, read_options
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of

@@ -16,11 +16,10 @@ from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, one_of, plain_name
 from disagg_sim.reading import as_file
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
-from disagg_sim.workload.classes import with_classes, with_models
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.readers.windows import stream_trace
-from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
+from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate, with_classes, with_models
 from disagg_sim.workload.stream import MOST_STREAMED, TraceStream, in_memory
 from disagg_sim.workload.synthetic import session_trace, synthetic_stream, synthetic_trace
 from disagg_sim.workload.trace import Trace

@@ -25,10 +25,9 @@ from disagg_sim.simulation.kernel.ranking import ranking
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_IDLE_LOOKS, MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import PUSHED, Lengths, Transfers, Work
-from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.view import ClusterView, Waiting
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish, leg_faults
 from disagg_sim.techniques.availability.play import Failures
 from disagg_sim.techniques.availability.play_recovery import ActiveLeg, Recovery

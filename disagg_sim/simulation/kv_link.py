@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.kv_path import path_bandwidth, path_of
-from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
+from disagg_sim.physics.kv_transfer import own_link_bandwidth, path_bandwidth, path_of, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.layout import DOWN, IN, OUT, UP
 

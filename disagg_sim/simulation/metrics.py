@@ -27,8 +27,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run_result import RunResult
-from disagg_sim.simulation.totals import totals_of
+from disagg_sim.simulation.run_result import RunResult, totals_of
 from disagg_sim.units import HOUR
 
 NAN = float("nan")

@@ -19,7 +19,7 @@ from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.records import Outcome, Requests
 from disagg_sim.simulation.records_of_run import request_records
-from disagg_sim.simulation.totals import Totals, added, sketched, totals_of
+from disagg_sim.simulation.run_result import Totals, added, sketched, totals_of
 
 #: Segments that come between two pieces: some 40 MB of them. [1]
 PIECE = 2**17

@@ -24,7 +24,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import Both
 from disagg_sim.simulation.classes import limits_of
-from disagg_sim.simulation.clients import Clients
+from disagg_sim.simulation.clients import Clients, RequestWindow
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import OBSERVE, Engine
@@ -51,7 +51,6 @@ from disagg_sim.simulation.records_of_run import (
     request_records,
     tier_records,
 )
-from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.site import Site, placed_slo
@@ -92,7 +91,7 @@ def serve_models(
     Two models with one GPU each, and a request for each:
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.models import shares_of
+    >>> from disagg_sim.simulation.classes import shares_of
     >>> from disagg_sim.simulation.physical_site import physical_site
     >>> from disagg_sim.simulation.run_options import RunOptions
     >>> from disagg_sim.workload.request_columns import Labels

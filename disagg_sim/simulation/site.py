@@ -21,8 +21,7 @@ from disagg_sim.facts.engine import SchedulerSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.kv_path import post_share
-from disagg_sim.physics.kv_transfer import descriptors
+from disagg_sim.physics.kv_transfer import descriptors, post_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import own_setup, setup_of
@@ -139,7 +138,7 @@ class Site:
         return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Sharding, receiver: Sharding) -> float:
-        """``kv_path.post_share`` over the links of the receiver. [s]"""
+        """``kv_transfer.post_share`` over the links of the receiver. [s]"""
         return self.wire(receiver).descriptor_s * float(post_share(self.setup.model, sender, receiver))
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Sharding, Role], ...]:

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
+from disagg_sim.simulation.clients import RequestWindow
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
-from disagg_sim.simulation.request_window import RequestWindow
-from disagg_sim.simulation.shared_queue import SharedQueue
-from disagg_sim.simulation.view import ClusterView, Window, locked
+from disagg_sim.simulation.view import ClusterView, SharedQueue, Window, locked
 from disagg_sim.techniques.prefix.play import PrefixMemory
 from disagg_sim.techniques.prefix.play_stated import StatedPasts
 

@@ -21,8 +21,18 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless, Written
-from disagg_sim.physics.kv_path import ORDERS, PATHS, KvHandOver, KvLayout, KvLoad, blocks_of, hand_over, path_bandwidth
-from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
+from disagg_sim.physics.kv_transfer import (
+    ORDERS,
+    PATHS,
+    ROUNDED,
+    KvHandOver,
+    KvLayout,
+    KvLoad,
+    blocks_of,
+    hand_over,
+    path_bandwidth,
+    unique_gpus,
+)
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
@@ -49,7 +59,7 @@ TAKER = "taker"
 class KvWire:
     """What the hand-over of a cache takes."""
 
-    path: str = ""  # of ``kv_path.PATHS``; "" = the wire takes no time
+    path: str = ""  # of ``kv_transfer.PATHS``; "" = the wire takes no time
     descriptor_s: float | None = None  # to post one; None = as the profile says [s]
     layout: KvLayout = KvLayout()  # noqa: RUF009 (frozen)
     threads: int = 1  # that post together [1]

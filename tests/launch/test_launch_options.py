@@ -19,7 +19,7 @@ from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import backend_of
 from disagg_sim.launch.launch import Launch
-from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import Weights
 from tests.launch.deployments import CASES, CHAT, PAIRS, R1_ON_H200, workers
 
 OUTSIDE = {

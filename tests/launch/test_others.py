@@ -20,8 +20,7 @@ from disagg_sim.facts.yaml_files import shipped_root
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers
+from disagg_sim.launch.workers import Weights, Workers
 from tests.launch.deployments import CASES, PAIRS, tp, workers
 from tests.launch.test_launch_options import OUTSIDE, containers
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
-from disagg_sim.launch.weights import UNKNOWN, Weights, weights_of
-from disagg_sim.launch.workers import workers_of
+from disagg_sim.launch.workers import UNKNOWN, Weights, weights_of, workers_of
 from tests.launch.deployments import dep, tp, unequal_tp, workers
 
 R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8")

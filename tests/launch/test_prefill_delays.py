@@ -3,8 +3,7 @@
 import disagg_sim as ds
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import expressible
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import workers_of
+from disagg_sim.launch.workers import Weights, workers_of
 from disagg_sim.report.words import prefill_text, records
 
 WIDE = ds.Sharding(dp_attn=8, ep=8)

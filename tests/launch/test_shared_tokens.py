@@ -4,7 +4,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
-from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import Weights
 from tests.launch.deployments import R1_ON_H200, workers
 
 SHARED = ds.Sharding(tp_attn=8, ep=8, dcp=8)

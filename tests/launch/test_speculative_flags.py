@@ -9,8 +9,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.expressible import expressible
-from disagg_sim.launch.weights import Weights, weights_of
-from disagg_sim.launch.workers import Workers
+from disagg_sim.launch.workers import Weights, Workers, weights_of
 
 AT = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine="vllm", speculation="mtp 0.8 0.6 0.4")
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")

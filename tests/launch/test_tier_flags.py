@@ -9,8 +9,7 @@ from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.launch.engines import ENGINES, environment_of
 from disagg_sim.launch.expressible import expressible
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers, workers_of
+from disagg_sim.launch.workers import Weights, Workers, workers_of
 
 AT = ds.setup("deepseek_r1", "h200_sxm", "fp8")  # 250 GB of DRAM and 3,840 GB of SSD a GPU
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")

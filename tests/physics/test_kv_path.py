@@ -9,8 +9,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_model, load_profile, load_system
-from disagg_sim.physics.kv_path import KvLayout, kv_descriptors, kv_hand_over, path_bandwidth, path_of
-from disagg_sim.physics.kv_transfer import descriptors
+from disagg_sim.physics.kv_transfer import KvLayout, descriptors, kv_descriptors, kv_hand_over, path_bandwidth, path_of
 from disagg_sim.simulation.kv_link import LinkSpec
 
 

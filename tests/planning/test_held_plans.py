@@ -10,8 +10,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_engine
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import expressible
-from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers, workers_of
+from disagg_sim.launch.workers import Weights, Workers, workers_of
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.plan_rows import pool_rows, why_rows

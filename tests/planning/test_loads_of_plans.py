@@ -6,7 +6,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.physics.kv_path import KvLayout, KvLoad, hand_over
+from disagg_sim.physics.kv_transfer import KvLayout, KvLoad, hand_over
 from disagg_sim.planning.choices import decode_choices, prefill_choices
 from disagg_sim.planning.kv_links import cache_of, linked
 from disagg_sim.planning.limits import Demand, Limit

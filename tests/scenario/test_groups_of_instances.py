@@ -13,7 +13,7 @@ from disagg_sim.errors import InputError, SpecError
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.workload.classes import with_models
+from disagg_sim.workload.scaling import with_models
 from disagg_sim.workload.trace import concatenate
 
 SMALL, LARGE = "llama_3_1_8b", "llama_3_1_70b"

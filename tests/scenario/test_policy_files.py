@@ -7,7 +7,7 @@ import yaml
 
 from disagg_sim.cli.main import run
 from disagg_sim.errors import SpecError
-from disagg_sim.scenario.policy_files import MOST_BYTES, load_policies
+from disagg_sim.scenario.options import MOST_BYTES, load_policies
 from disagg_sim.scenario.spec import check_scenario
 from disagg_sim.simulation.policy import POLICIES
 

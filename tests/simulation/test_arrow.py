@@ -11,8 +11,8 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.addresses import addresses_of
 from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.arrow.account import Predictor, max_running_tokens
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
-from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome

@@ -13,9 +13,8 @@ from disagg_sim.simulation.classes import ServiceClass, by_class, limits_of
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.classes import with_classes
 from disagg_sim.workload.request_columns import Labels, Sessions
-from disagg_sim.workload.scaling import at_rate
+from disagg_sim.workload.scaling import at_rate, with_classes
 from disagg_sim.workload.trace import Trace, concatenate
 from tests.simulation.sites import SIMPLE, deployment, served
 

@@ -13,7 +13,7 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, summary
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.totals import latencies
+from disagg_sim.simulation.run_result import latencies
 
 SLO = Slo(ttft=2.0, tpot=0.1)
 

@@ -16,7 +16,7 @@ from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.totals import RELATIVE_ERROR, Sketch, Totals, added
+from disagg_sim.simulation.run_result import RELATIVE_ERROR, Sketch, Totals, added
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.workload.request_columns import Sessions
 

@@ -13,8 +13,8 @@ from disagg_sim.simulation.engine import Engine, SideBySide
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
-from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.request_columns import Labels, Sessions
+from disagg_sim.workload.scaling import with_models
 from disagg_sim.workload.trace import Trace
 
 SMALL, LARGE = "llama_3_1_8b", "llama_3_1_70b"

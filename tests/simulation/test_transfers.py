@@ -9,7 +9,7 @@ from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.totals import latencies
+from disagg_sim.simulation.run_result import latencies
 from disagg_sim.simulation.transfers import WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
 

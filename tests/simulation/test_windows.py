@@ -16,9 +16,9 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.admission import PredictedTtft
+from disagg_sim.simulation.clients import WIDTH, RequestWindow, SparseColumn
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.records import Requests
-from disagg_sim.simulation.request_window import WIDTH, RequestWindow, SparseColumn
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult

@@ -9,7 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.kv_path import KvLayout, kv_hand_over
+from disagg_sim.physics.kv_transfer import KvLayout, kv_hand_over
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, classes_of, handed_over, takers_of
 
 SWEEP = """

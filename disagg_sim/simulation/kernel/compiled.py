@@ -59,8 +59,6 @@ SOURCES = (
     "layout",
     "addresses",
     "chunks",
-    "min_tree",
-    "drafts",
     "entry",
     "handover",
     "links",
@@ -79,7 +77,7 @@ SOURCES = (
     "ranking",
 )
 #: Files of policies whose functions are inlined into entry points of other files.
-OF_POLICIES = ("arrow/account", "arrow/ledger", "arrow/order", "dynaserve/book", "dynaserve/plan")
+OF_POLICIES = ("arrow/account", "arrow/ledger", "dynaserve/book", "dynaserve/plan")
 
 
 #: What a process is told that compiles.

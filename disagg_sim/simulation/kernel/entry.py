@@ -29,7 +29,6 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
 from disagg_sim.simulation.kernel.lockstep import form, settle
-from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.moving import (
     ASKED_FOR,
     NO_ROOM,
@@ -43,6 +42,7 @@ from disagg_sim.simulation.kernel.moving import (
 )
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
 from disagg_sim.simulation.kernel.queue import before_of, check_drained, count_departure, release, unlink
+from disagg_sim.simulation.kernel.ranking import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_run
 from disagg_sim.simulation.kernel.submission import changed, place_next, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time

@@ -32,9 +32,9 @@ from disagg_sim.simulation.kernel.layout import (
     FleetState,
     SegmentStatus,
 )
-from disagg_sim.simulation.kernel.min_tree import least_tree
+from disagg_sim.simulation.kernel.links import Wires
 from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
-from disagg_sim.simulation.kernel.network import Wires
+from disagg_sim.simulation.kernel.ranking import least_tree
 from disagg_sim.simulation.kernel.runs import itl_bin
 from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, distinct_blocks
 from disagg_sim.simulation.kernel.step_table import pack_tables

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.drafts import own_growth, steps_to_end
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
     BLOCK_TOKENS,
@@ -23,7 +22,7 @@ from disagg_sim.simulation.kernel.layout import (
     Scheduling,
     SegmentStatus,
 )
-from disagg_sim.simulation.kernel.runs import growth_of, itl_bin
+from disagg_sim.simulation.kernel.runs import growth_of, itl_bin, own_growth, steps_to_end
 from disagg_sim.simulation.kernel.sharing import begin_shared, blocks_of_others, found_of, give_shared
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))

@@ -24,10 +24,9 @@ from disagg_sim.simulation.kernel.layout import (
     Scheduling,
     SegmentStatus,
 )
-from disagg_sim.simulation.kernel.min_tree import set_key
 from disagg_sim.simulation.kernel.progress import due_s, wake
 from disagg_sim.simulation.kernel.queue import by_priority, enqueue, most_tokens
-from disagg_sim.simulation.kernel.ranking import least_loaded
+from disagg_sim.simulation.kernel.ranking import least_loaded, set_key
 from disagg_sim.simulation.kernel.ranks import choose_rank, gather
 
 QUEUED, RESERVED = int(SegmentStatus.QUEUED), int(SegmentStatus.RESERVED)

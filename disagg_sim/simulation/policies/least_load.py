@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.simulation.options import check_options
-from disagg_sim.simulation.policies.common_options import (
+from disagg_sim.simulation.options import (
+    check_options,
     max_sequences_option,
     prompts_per_step_option,
     token_budget_option,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.options import check_options, option
-from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
+from disagg_sim.simulation.options import check_options, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Whole
 from disagg_sim.simulation.policies.routers import (
     WHOLE_ROUTERS,

@@ -15,7 +15,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policies.arrow.profile import prompt_time
+from disagg_sim.simulation.policies.arrow.account import prompt_time
 from disagg_sim.workload.arrivals import named_rng
 from lab.studies.arrow import TEXT, claims, claims_rules
 from lab.studies.arrow.claims import AROUND, RUN_OVER_FLIP, by_gpus, largest_on_code, over_static

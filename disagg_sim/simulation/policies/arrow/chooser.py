@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.clients import SparseColumn
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.addresses import carray, home_at, pointer
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
-from disagg_sim.simulation.policies.arrow.ledger import hand_over, place
-from disagg_sim.simulation.policies.arrow.order import among_these, order_of
-from disagg_sim.simulation.request_window import SparseColumn
+from disagg_sim.simulation.policies.arrow.ledger import among_these, hand_over, order_of, place
 
 
 class Context:

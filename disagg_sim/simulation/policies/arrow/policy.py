@@ -46,8 +46,17 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.options import MOST, MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.arrow.account import ACCOUNT
+from disagg_sim.simulation.options import (
+    MOST,
+    MOST_TOKENS,
+    check_options,
+    max_sequences_option,
+    option,
+    period_option,
+    prompts_per_step_option,
+    token_budget_option,
+)
+from disagg_sim.simulation.policies.arrow.account import ACCOUNT, LONGEST, SHORTEST, Predictor, max_running_tokens
 from disagg_sim.simulation.policies.arrow.chooser import ArrowChooser
 from disagg_sim.simulation.policies.arrow.ledger import (
     book,
@@ -63,13 +72,6 @@ from disagg_sim.simulation.policies.arrow.ledger import (
     sooner,
     soonest_free,
     take,
-)
-from disagg_sim.simulation.policies.arrow.profile import LONGEST, SHORTEST, Predictor, max_running_tokens
-from disagg_sim.simulation.policies.common_options import (
-    max_sequences_option,
-    period_option,
-    prompts_per_step_option,
-    token_budget_option,
 )
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policy import Parts, register

@@ -39,9 +39,12 @@ from numpy.typing import NDArray
 from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
-from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import (
+from disagg_sim.simulation.options import (
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    check_options,
     headroom_option,
+    option,
     period_option,
     queue_option,
     token_budget_option,

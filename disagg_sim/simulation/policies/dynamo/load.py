@@ -17,6 +17,11 @@ on at once). Our choice: the planner counts an equal share of what is held back 
 Known faults are options: ``drain=False`` (a stopped worker loses its requests), ``project=False`` (scaling down uses
 the load of N workers, not of the N - 1 that remain, so sizes oscillate), ``deaf=True`` (workers that start later never
 report, as after a restored snapshot); ``RunOptions(start_up_s=0)`` ignores the start-up time.
+
+After the public documentation of 2026 a request goes to the worker with the least load; while the prompt tokens of all
+workers exceed ``--router-queue-threshold`` times the tokens of a step, requests wait at the router, first come, first
+served, and go to the worker that falls below first. (In Dynamo 0.2 of 2025 the queue was a service of its own, from
+which workers took one prompt at a time.)
 """
 
 from __future__ import annotations
@@ -31,22 +36,68 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import (
+from disagg_sim.simulation.options import (
+    MOST,
+    MOST_TOKENS,
+    check_options,
     drain_option,
     least_option,
     max_sequences_option,
+    option,
     period_option,
     queue_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.dynamo.router import QueuedHandover, queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Autoscaler, Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import Limits, Role, Wish
+from disagg_sim.simulation.wishes import SHARED, Batch, Leg, Limits, Role, Wish
+
+
+class QueuedHandover(Handover):
+    """Routing of Dynamo, and what workers take of the queue."""
+
+    def __init__(self, most_tokens: float) -> None:
+        super().__init__(least_prefill, least_decode)
+        self._most = most_tokens
+
+    def place(self, view: ClusterView, request: int) -> Leg:
+        """See ``Routing``; nobody overtakes those that wait."""
+        leg = super().place(view, request)
+        if view.shared_requests or view.queued_prompt_tokens[leg.instance] > self._most:
+            return Leg(SHARED, leg.until)
+        return leg
+
+    def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
+        """See ``BatchForming``: the oldest, until the worker has enough or is full."""
+        queued, taken, tokens = int(view.queued_prompt_tokens[instance]), 0, view.input_tokens
+        for request in waiting:
+            if queued > self._most:
+                break
+            queued += tokens[request]
+            taken += 1
+        return Batch(tuple(waiting[:taken]))
+
+
+def queue_threshold_option() -> float:
+    """When the router holds requests back. [1]"""
+    return option(
+        16.0,
+        "steps full of prompt tokens that every worker has to have before the router holds requests back",
+        low=0.0,
+        high=float(MOST),
+    )
+
+
+def queue_of(queue: str, threshold: float, steps: StepLimits, site: Site) -> QueuedHandover | None:
+    """The router's queue, if there is one, in front of workers of that many steps."""
+    if queue == "instances":
+        return None
+    budget = steps.limits(site.deployment.prefill[0].mapping, Role.PREFILL).token_budget
+    return QueuedHandover(threshold * budget)
+
 
 #: Prompts in the queue below which a prefill worker stops, and above which one starts. [request]
 FEW_PROMPTS, MANY_PROMPTS = 0.2, 5.0

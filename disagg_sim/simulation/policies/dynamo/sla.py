@@ -22,18 +22,26 @@ from typing import ClassVar
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.options import MOST, check_options, option
-from disagg_sim.simulation.policies.common_options import (
+from disagg_sim.simulation.options import (
+    MOST,
+    check_options,
     drain_option,
     headroom_option,
     least_option,
     max_sequences_option,
+    option,
     period_option,
     queue_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.dynamo.load import DynamoLoad, LoadPlanner, planned, stepping
-from disagg_sim.simulation.policies.dynamo.router import queue_of, queue_threshold_option
+from disagg_sim.simulation.policies.dynamo.load import (
+    DynamoLoad,
+    LoadPlanner,
+    planned,
+    queue_of,
+    queue_threshold_option,
+    stepping,
+)
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Parts, register

@@ -16,7 +16,7 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.simulation.kernel.addresses import addresses_of, carray, pointer, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import InstanceRecord, Segment, SegmentStatus, dtype_of
-from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
+from disagg_sim.simulation.kernel.ranking import least_of, least_tree, set_key
 
 DONE, LOST, RESERVED = (int(status) for status in (SegmentStatus.DONE, SegmentStatus.LOST, SegmentStatus.RESERVED))
 #: ``first_at``, ``second_at`` of a part that has not come, and of one that never will: the answer ended before it.

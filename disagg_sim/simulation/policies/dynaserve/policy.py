@@ -38,8 +38,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
-from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
+from disagg_sim.simulation.options import MOST_TOKENS, check_options, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.dynaserve.predictor import Search, SplitRequest
 from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
