@@ -3,15 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
+from reproducing import reproduced
 
-from disagg_sim.cli.main import run
-from lab.studies.claims import COLUMNS
 from lab.studies.dopd import TEXT
 from lab.studies.dopd import claims as dopd_claims
-from lab.studies.dopd.figures import FIGURES
-from lab.studies.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, pools, steady_rate
+from lab.studies.dopd.setup import OPT, OPT_POSITIONS, SHAPES, DopdBench, _second_pass, steady_rate
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +71,13 @@ def test_stand_ins_are_named_and_opt_takes_what_it_has_positions_for(bench):
 
 @pytest.mark.rare
 def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
-    assert run(["reproduce", "dopd", "--quick", "--out", str(tmp_path)]) == 0
-    claims = pd.read_csv(tmp_path / "claims.csv").set_index("id")
-    assert claims.reset_index().columns.tolist() == list(COLUMNS)
-    assert claims.index.tolist() == [f"D{number}" for number in range(1, 19)]
+    claims = reproduced("dopd", tmp_path)
     assert (claims.loc[["D1", "D2", "D3", "D6", "D11"], "verdict"] == "holds").all()
     assert (claims.loc[["D7", "D8", "D16"], "verdict"] == "by construction").all()
     assert claims.index[claims["without"].notna()].tolist() == ["D4", "D5", "D9", "D10", "D14", "D15"]
     assert claims.loc[["D12", "D13", "D14"], "note"].str.startswith("stand-in: ").all()
-    assert len(pd.read_csv(tmp_path / "runs.csv"))
-    for name in FIGURES:
-        assert (tmp_path / f"{name}.png").stat().st_size > 0
-        assert len(pd.read_csv(tmp_path / f"{name}.csv"))
     assert "of 15 claims hold" in capsys.readouterr().out
 
 
 def test_a_decode_instance_takes_what_it_holds_to_the_end(bench):
     assert bench.full_batch * sum(SHAPES[0]) <= 248_000 < (bench.full_batch + 1) * sum(SHAPES[0]) + 500
-
-
-def test_pools_are_named_and_leave_room():
-    assert pools(4, 1).gpus == 6
-    assert pools(2, 3).name == "2P + 3D"
