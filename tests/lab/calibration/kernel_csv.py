@@ -13,6 +13,11 @@ def write(path: Path, header: str, *lines: str) -> Path:
     return path
 
 
+def write_lists(path: Path, header: str, rows: list[list[object]]) -> Path:
+    pd.DataFrame(rows, columns=header.split(",")).to_csv(path, index=False)
+    return path
+
+
 def quantize_rows(t0: float, share: float, *, bandwidth: float, system: str = "h100_sxm") -> list[str]:
     """Rows of a copy of 2 bytes in and 1 out an element: ``t0`` [us] + bytes/(share*bandwidth)."""
     return [

@@ -11,7 +11,7 @@ from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.units import US
 from lab.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
-from lab.calibration.kernels.fit import calibrate_kernels
+from lab.calibration.kernels.fit import Calibration, calibrate_kernels
 from lab.calibration.kernels.judge import judge_kernels, summarise
 
 H100 = load_system("h100_sxm")
@@ -75,16 +75,10 @@ def test_the_same_data_give_the_same_bytes_and_load(table, tmp_path):
 
 
 def test_what_is_assumed_stands_beside_what_is_fitted():
-    done = calibrate_fits_of_nothing("gb200_nvl72")
-    text = efficiency_text(done, data="none", date="never", assumptions=find_assumptions("gb200_nvl72"))
+    nothing = Calibration(load_system("gb200_nvl72"), {}, (), None)
+    text = efficiency_text(nothing, data="none", date="never", assumptions=find_assumptions("gb200_nvl72"))
     assert "# assumed, not measured\n  - {engine: assumed, " in text
     assert "inherits_rows:" in text
-
-
-def calibrate_fits_of_nothing(system):
-    from lab.calibration.kernels.fit import Calibration
-
-    return Calibration(load_system(system), {}, (), None)
 
 
 def test_a_text_that_is_no_efficiency_file_is_not_written(tmp_path):
@@ -98,19 +92,11 @@ LIMIT = "line 2: latency_us 20 is above the physical peak of h100_sxm, which all
 BAD = "h100_sxm,trtllm,1,k,bfloat16,{m},4096,4096,{t}"
 
 
-@pytest.mark.parametrize(
-    ("header", "line", "said"),
-    [
-        (GEMM.replace("dtype", "type"), BAD.format(m=128, t=20), "unknown column 'type', did you mean 'dtype'?"),
-        (GEMM, BAD.format(m=8192, t=20), LIMIT),
-    ],
-)
-def test_bad_data_are_refused_in_one_line_and_nothing_is_written(tmp_path, capsys, header, line, said):
-    path, out = write(tmp_path / "a.csv", header, line), tmp_path / "out" / "h100_sxm.yaml"
-    code = run(["calibrate", "kernels", str(path), "--system", "h100_sxm", "--out", str(out)])
+def test_bad_data_are_refused_in_one_line_and_nothing_is_written(tmp_path, capsys):
+    path, out = write(tmp_path / "a.csv", GEMM, BAD.format(m=8192, t=20)), tmp_path / "out" / "h100_sxm.yaml"
+    assert run(["calibrate", "kernels", str(path), "--system", "h100_sxm", "--out", str(out)]) == 2
     error = capsys.readouterr().err
-    assert code == 2
-    assert said in error
+    assert LIMIT in error
     assert len(error.splitlines()) == 1
     assert not out.parent.exists()
 

@@ -213,6 +213,12 @@ def split_run(row: str, concurrency: float, tpot: float, throughput: float, *, p
     )
 
 
+TWO_RUNS = [
+    split_run("slow", 512, 1 / 20.0, 3000.0, prefill=3, decode=2),
+    split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
+]
+
+
 def test_heights_at_the_interactivity_of_each_published_run():
     """Three prefill workers beside two of decode; a run of one prefill worker has no ratio to judge.
 
@@ -220,8 +226,7 @@ def test_heights_at_the_interactivity_of_each_published_run():
     least as high as the kinds that ran, whose layout is among the free ones.
     """
     rows = [
-        split_run("slow", 512, 1 / 20.0, 3000.0, prefill=3, decode=2),
-        split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
+        *TWO_RUNS,
         split_run("beaten", 72, 1 / 45.0, 800.0, prefill=1, decode=2),
         split_run("beyond", 8, 1 / 80.0, 100.0, prefill=1, decode=2),
         replace(split_run("doubtful", 256, 1 / 30.0, 9000.0, prefill=1, decode=2), qa_flag="check"),
@@ -252,11 +257,7 @@ def test_heights_at_the_interactivity_of_each_published_run():
 
 def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
     """The runs have 8 x (3 + 2) and 8 x (1 + 2) GPUs; 85 % of what the prefill workers can do carries the rate."""
-    rows = [
-        split_run("slow", 512, 1 / 20.0, 3000.0, prefill=3, decode=2),
-        split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
-    ]
-    (group,) = split_groups(evaluate(rows), rows)
+    (group,), rows = split_groups(evaluate(TWO_RUNS), TWO_RUNS), TWO_RUNS
     planned, wide = group.frontiers["planned"], group.frontiers["same_kinds"]
     assert 24 < planned["total_gpus"].max() <= 40 < wide["total_gpus"].max()
     assert set(planned["decode_ep"]) > {8}  # other degrees of the kind that ran

@@ -1,9 +1,8 @@
 """Fits of sparse attention: modules made by known rates give these rates back; rows without a fit have no forecast."""
 
-import csv
-
 import numpy as np
 import pytest
+from kernel_csv import write_lists
 
 from disagg_sim.facts.efficiency import AttentionPartFit
 from disagg_sim.facts.load import load_system
@@ -22,11 +21,7 @@ KNOWN = (
 
 
 def table(path, rows):
-    with path.open("w", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS.split(","))
-        writer.writerows(rows)
-    return read_tables(path)[0].rows
+    return read_tables(write_lists(path, COLUMNS, rows))[0].rows
 
 
 @pytest.fixture(scope="module")
