@@ -77,8 +77,9 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
     )
 
 
-def mini_reasoning_standin(*, rate: float, requests: int, cv: float = MINI_REASONING_CV, seed: int = 0) -> Trace:
-    """Poisson arrivals with the means of Mini Reasoning; lengths log-normal with ``cv`` [1], independent."""
-    lengths = (log_normal(MINI_REASONING_INPUT, cv), log_normal(MINI_REASONING_OUTPUT, cv))
-    trace = synthetic_trace(rate=rate, requests=requests, lengths=lengths, seed=seed, name="mini_reasoning_standin")
+def mini_reasoning_standin(*, rate: float, requests: int) -> Trace:
+    """Poisson arrivals with the means of Mini Reasoning; lengths log-normal, independent."""
+    inputs, outputs = (log_normal(mean, MINI_REASONING_CV) for mean in (MINI_REASONING_INPUT, MINI_REASONING_OUTPUT))
+    lengths = (inputs, outputs)
+    trace = synthetic_trace(rate=rate, requests=requests, lengths=lengths, name="mini_reasoning_standin")
     return replace(trace, notes=("stand-in: published means, assumed spread",))

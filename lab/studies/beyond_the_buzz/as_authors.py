@@ -35,7 +35,6 @@ from lab.studies.beyond_the_buzz.evidence import (
     listed,
     shared,
     third,
-    throughput,
 )
 from lab.studies.beyond_the_buzz.pipelining import depth_row
 from lab.studies.claims import Finding, Without
@@ -56,7 +55,7 @@ def heights(evidence: Evidence) -> Finding:
     for model in (R1, MIDDLE):
         ours, theirs = evidence.both("fig06", model=model, isl=LONG_PROMPTS[0])
         x = np.linspace(max(ours.x[0], theirs.x[0]), min(ours.x[-1], theirs.x[-1]), POINTS)
-        apart = (throughput(ours, x) - throughput(theirs, x)) / float(throughput(ours, x).max())
+        apart = (ours.throughput(x) - theirs.throughput(x)) / float(ours.throughput(x).max())
         best = int(apart.argmax())
         holds = holds and POINTS // 10 < best < POINTS - 1 - POINTS // 10
         said.append(
@@ -137,7 +136,7 @@ def mitigated(evidence: Evidence) -> Finding:
         for form in ("naive", "cached")
     )
     x = third(*shared(naive, cached), 1)
-    ratio = throughput(cached, x) / throughput(naive, x)
+    ratio = cached.throughput(x) / naive.throughput(x)
     return Finding(f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1), "")
 
 

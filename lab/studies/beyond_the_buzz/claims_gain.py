@@ -21,9 +21,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     Evidence,
     Front,
     listed,
-    never_below,
     shared,
-    throughput,
 )
 from lab.studies.claims import Finding
 
@@ -143,8 +141,8 @@ def c16_never_worse(evidence: Evidence) -> Finding:
     least, gains, notes = {}, {}, []
     for model in IN_DOMAIN:
         large, small = _domains(evidence, model)
-        least[model] = never_below(large, small)[0]
-        gains[model] = bool((large.column("tokens_per_s_per_gpu") > throughput(small, large.x)).any())
+        least[model] = large.least_over(small)
+        gains[model] = bool((large.column("tokens_per_s_per_gpu") > small.throughput(large.x)).any())
         notes.append(f"{model} {large.x[-1]:.0f} against {small.x[-1]:.0f}")
     value = "; ".join(f"{model} smallest ratio {ratio:.9f}" for model, ratio in least.items())
     holds = all(ratio >= 1 - SAME_TIME for ratio in least.values()) and all(gains.values())

@@ -27,9 +27,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     Evidence,
     Front,
     listed,
-    never_below,
     shared,
-    throughput,
 )
 from lab.studies.beyond_the_buzz.pipelining import depth_row
 from lab.studies.claims import Finding
@@ -76,11 +74,11 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
         "range": shared(spread, constant),
     }.items():
         x = np.geomspace(low, high, 200)
-        errors[name] = np.abs(throughput(constant, x) / throughput(spread, x) - 1)
-    ends = [float(throughput(constant, x) / throughput(spread, x)) for x in (LOW, HIGH)]
+        errors[name] = np.abs(constant.throughput(x) / spread.throughput(x) - 1)
+    ends = [float(constant.throughput(x) / spread.throughput(x)) for x in (LOW, HIGH)]
     error = errors["range"]
     x = np.geomspace(*shared(narrow, constant), 200)
-    halved = np.abs(throughput(constant, x) / throughput(narrow, x) - 1)
+    halved = np.abs(constant.throughput(x) / narrow.throughput(x) - 1)
     note = (
         f"constant over distribution at {LOW:.0f} and {HIGH:.0f} tokens/s/user: {ends[0]:.2f} and {ends[1]:.2f}; over "
         f"the shared range of the whole curves: largest {errors['own'].max():.2f}, mean {errors['own'].mean():.2f}. "
@@ -99,7 +97,7 @@ def c29_cut_off(evidence: Evidence) -> Finding:
     fronts = [evidence.front("ftl_cut_off", ftl_limit_s=limit) for limit in CUT_OFFS]
     within = all(front.column("ftl_s").max() <= limit for limit, front in zip(CUT_OFFS, fronts, strict=True))
     slowest = float(evidence.front("fig06", model=R1).column("ftl_s").max())
-    least = min(never_below(loose, tight)[0] for tight, loose in pairwise(fronts))
+    least = min(loose.least_over(tight) for tight, loose in pairwise(fronts))
     peaks = {f"{limit:g} s": front.column(THROUGHPUT).max() for limit, front in zip(CUT_OFFS, fronts, strict=True)}
     note = f"R1 16384/2048; highest throughput in tokens/s/GPU by limit: {listed(peaks, '.0f')}"
     value = f"longest FTL {slowest:.2f} s, smallest ratio of looser to tighter {least:.9f}"

@@ -22,7 +22,6 @@ from lab.studies.beyond_the_buzz.evidence import (
     Front,
     listed,
     shared,
-    throughput,
 )
 from lab.studies.claims import Finding
 
@@ -102,7 +101,7 @@ def c35_matching(evidence: Evidence) -> Finding:
     paper = Front(match_pools(*pools, Rules(matching="paper", keep="frontier")))
     exact = Front(match_pools(*pools, Rules(keep="frontier")))
     x = np.geomspace(*shared(paper, exact), POINTS)
-    ratio = throughput(paper, x) / throughput(exact, x)
+    ratio = paper.throughput(x) / exact.throughput(x)
     first = paper.table.iloc[0]
     return Finding(
         f"{ratio.min():.3f} to {ratio.max():.3f} of exact, {ratio.mean():.3f} on average",

@@ -21,9 +21,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     Front,
     largest_rise,
     listed,
-    never_below,
     shared,
-    throughput,
 )
 from lab.studies.claims import Finding
 
@@ -102,11 +100,11 @@ def c14_fixed_ratios(evidence: Evidence) -> Finding:
     """Figure 10: what 0.5 loses at the loose end and 3.5 at the tight end."""
     best, small, large = (_fixed(evidence, ratio) for ratio in ("optimal", *FIXED))
     low, high = shared(best, small, large)
-    least = min(never_below(best, front)[0] for front in (small, large))
-    loss_small = 1 - float(throughput(small, low) / throughput(best, low))
-    loss_large = 1 - float(throughput(large, high) / throughput(best, high))
+    least = min(best.least_over(front) for front in (small, large))
+    loss_small = 1 - float(small.throughput(low) / best.throughput(low))
+    loss_large = 1 - float(large.throughput(high) / best.throughput(high))
     expected = [1 - closed_form(q, float(best.at(RATIO, x))) for q, x in ((0.5, low), (3.5, high))]
-    own = [1 - float(throughput(f, x) / throughput(best, x)) for f, x in ((small, best.x[0]), (large, large.x[-1]))]
+    own = [1 - float(f.throughput(x) / best.throughput(x)) for f, x in ((small, best.x[0]), (large, large.x[-1]))]
     note = (
         f"at {low:.0f} and {high:.0f} tokens/s/user, where the best ratio is {best.at(RATIO, low):.2f} and "
         f"{best.at(RATIO, high):.2f} and the closed form of C15 gives {expected[0]:.2f} and {expected[1]:.2f}; at the "
@@ -131,7 +129,7 @@ def c15_closed_form(evidence: Evidence) -> Finding:
     for text in FIXED:
         fixed = _fixed(evidence, text)
         form = np.array([closed_form(float(text), value) for value in r / p])
-        error = np.abs(throughput(fixed, best.x) / best.column(THROUGHPUT) / form - 1)
+        error = np.abs(fixed.throughput(best.x) / best.column(THROUGHPUT) / form - 1)
         low, high = shared(best, fixed)
         errors.append(error[(best.x >= low) & (best.x <= high)])
         whole.append(error[best.x <= fixed.x[-1]])
@@ -148,11 +146,11 @@ def c15_closed_form(evidence: Evidence) -> Finding:
 def c30_few_gpus(evidence: Evidence) -> Finding:
     """Caps on the GPUs of a deployment, 16 to 576."""
     fronts = [evidence.front("gpu_cap", gpu_cap=cap) for cap in CAPS]
-    least = min(never_below(many, few)[0] for few, many in pairwise(fronts))
+    least = min(many.least_over(few) for few, many in pairwise(fronts))
     losses = {}
     for cap, few in zip(CAPS[:-1], fronts[:-1], strict=True):
         x = np.geomspace(*shared(fronts[-1], few), 200)
-        losses[cap] = float(np.max(1 - throughput(few, x) / throughput(fronts[-1], x)))
+        losses[cap] = float(np.max(1 - few.throughput(x) / fronts[-1].throughput(x)))
     value = "largest loss against 576: " + ", ".join(f"{cap} GPUs {loss:.2f}" for cap, loss in losses.items())
     note = (
         f"R1 16384/2048, within {LOW:.0f}-{HIGH:.0f} tokens/s/user or the reach of the smaller; smallest ratio of a "

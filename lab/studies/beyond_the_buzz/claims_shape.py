@@ -25,7 +25,6 @@ from lab.studies.beyond_the_buzz.evidence import (
     Front,
     listed,
     shared,
-    throughput,
 )
 from lab.studies.claims import Finding
 
@@ -77,9 +76,9 @@ def c7_expert_parallel(evidence: Evidence) -> Finding:
     beyond = inside & (front.column("decode_tp_ffn") > MEASURED_SLICES)
     only = _restricted(evidence, lambda table: table.ep > 1)
     wide = _restricted(evidence, lambda table: table.tp_ffn <= WIDE_SLICES)
-    losses = 1 - throughput(only, PLACES) / throughput(front, PLACES)
+    losses = 1 - only.throughput(PLACES) / front.throughput(PLACES)
     by_place = ", ".join(f"{loss:.0%} at {x:.0f}" for loss, x in zip(losses, PLACES, strict=True))
-    capped = [float(throughput(each, HIGH)) for each in (front, wide)]
+    capped = [float(each.throughput(HIGH)) for each in (front, wide)]
     note = (
         f"EP > 1 from {_span(front.x[parallel])} and EP 1 (experts cut by TP) from {_span(front.x[~parallel])} "
         f"tokens/s/user; no instance leaves the domain ({stage.max():.0f} GPUs a stage at most). With EP > 1 alone the "

@@ -27,7 +27,6 @@ from lab.studies.beyond_the_buzz.evidence import (
     listed,
     shared,
     third,
-    throughput,
 )
 from lab.studies.claims import Finding
 
@@ -125,7 +124,7 @@ def _base(evidence: Evidence, model: str) -> Front:
 
 
 def _ratio(front: Front, base: Front, x: Floats) -> Floats:
-    return throughput(front, x) / throughput(base, x)
+    return front.throughput(x) / base.throughput(x)
 
 
 def _rank_chunk(front: Front, x: float) -> float:

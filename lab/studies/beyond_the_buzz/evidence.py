@@ -74,6 +74,14 @@ class Front(NamedTuple):
         """A column of the point that serves interactivity ``x``; the last point's beyond the reach."""
         return self.column(name)[np.minimum(np.searchsorted(self.x, x), len(self.table) - 1)]
 
+    def throughput(self, x: ArrayLike) -> Floats:
+        """Throughput per GPU at interactivity ``x``; 0 beyond the reach. [token/s]"""
+        return self.curve.at(x)
+
+    def least_over(self, worse: Front) -> float:
+        """Smallest ratio to another frontier: at a point of that, flat in between, while this one never rises. [1]"""
+        return float((self.throughput(worse.x) / worse.column(THROUGHPUT)).min())
+
 
 class Evidence(Keeping):
     """Frontiers and grids of one profile, each computed once."""
@@ -147,11 +155,6 @@ def third(low: float, high: float, part: int) -> Floats:
     return np.geomspace(edges[part], edges[part + 1], 50)
 
 
-def throughput(front: Front, x: ArrayLike) -> Floats:
-    """Throughput per GPU at interactivity ``x``; 0 beyond the reach. [token/s]"""
-    return front.curve.at(x)
-
-
 def largest_rise(values: Floats) -> float:
     """Largest of the values over the least before it. [1]"""
     return float((values / np.minimum.accumulate(values)).max())
@@ -160,12 +163,3 @@ def largest_rise(values: Floats) -> float:
 def listed(values: dict[str, float], digits: str = ".3g") -> str:
     """``8B 1.1; 70B 1.57``."""
     return "; ".join(f"{name} {value:{digits}}" for name, value in values.items())
-
-
-def never_below(better: Front, worse: Front) -> tuple[float, float]:
-    """Smallest ratio of two frontiers, and the largest at a point of the second. [1]
-
-    Between its points the second is flat and the first never rises, so the ratio is smallest at a point.
-    """
-    ratio = throughput(better, worse.x) / worse.column(THROUGHPUT)
-    return float(ratio.min()), float(ratio.max())

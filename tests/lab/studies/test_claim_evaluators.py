@@ -21,7 +21,7 @@ from lab.studies.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, never_below, third
+from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, third
 from lab.studies.beyond_the_buzz.figures import _with_readings
 from lab.studies.claims import COLUMNS, Finding, evaluate, holding
 
@@ -83,7 +83,7 @@ def test_a_frontier_without_points_is_named():
 def test_two_frontiers_are_compared_where_the_second_has_points():
     """12/10 at 20, 6/5 at 40, 6/2 at 80: the first is flat from 20 to 80."""
     better, worse = (Front(points(y, x=x)) for y, x in (([12.0, 6.0], [20.0, 80.0]), ([10.0, 5.0, 2.0], [20, 40, 80])))
-    assert never_below(better, worse) == pytest.approx((1.2, 3.0))
+    assert better.least_over(worse) == pytest.approx(1.2)
 
 
 def test_thirds_of_a_log_axis():
