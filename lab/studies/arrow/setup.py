@@ -13,6 +13,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -54,7 +55,7 @@ class Shape:
     inputs: tuple[float, float]  # mean [token] and c_v [1]
     outputs: tuple[float, float]
     minute_cv: float = 0.0  # of the input tokens of a minute; 0 = as Poisson arrivals [1]
-    burst_s: float = 60.0  # mean length of a burst, by the autocorrelation after a minute [s]
+    burst_s: float = 60.0  # mean length of a burst [s]
 
     def arrivals(self) -> Mmpp | Poisson:
         """A process with this c_v; a fifth of the time is burst, as in the stand-in for BurstGPT."""
@@ -81,50 +82,18 @@ class Shape:
         return trace.scaled(trace.duration / self.duration)
 
 
-#: Azure: Patel et al., "Splitwise", ISCA 2024; Mooncake: Qin et al., FAST 2025, conversation, first ten minutes.
-SHAPES = {
-    "code": Shape(
-        file="AzureLLMInferenceTrace_code.csv",
-        requests=8819,
-        duration=3436.0,
-        inputs=(2047.8, 0.964),
-        outputs=(27.9, 2.147),
-        minute_cv=1.013,
-        burst_s=60.0,
-    ),
-    "conversation": Shape(
-        file="AzureLLMInferenceTrace_conv.csv",
-        requests=19366,
-        duration=3501.7,
-        inputs=(1154.7, 0.960),
-        outputs=(211.1, 0.771),
-        minute_cv=0.371,
-        burst_s=300.0,
-    ),
-    "mooncake": Shape(
-        file="conversation_trace.jsonl.gz",
-        requests=1750,
-        duration=MOONCAKE_S,
-        inputs=(13992.0, 1.323),
-        outputs=(354.1, 0.711),
-    ),
-}
+_TABLE = read_mapping(Path(__file__).with_name("workloads.yaml"))
+SHAPES = {name: Shape(**row["trace"]) for name, row in _TABLE.items() if "trace" in row}
 
 
 def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
     """The four workloads of the paper: published traces if available, else stand-ins; and variants for claims."""
-    limits = {
-        "code": (Slo(ttft=3.0, tpot=0.1), 16.0, (5.62, 7.78)),
-        "conversation": (Slo(ttft=2.0, tpot=0.15), 16.0, (3.76, 4.06)),
-        "burstgpt": (Slo(ttft=0.25, tpot=0.075), 48.0, (3.60, 5.04)),
-        "mooncake": (Slo(ttft=30.0, tpot=0.1), 2.0, (3.73, 4.14)),
-    }
     found = {}
-    for name, (slo, start, paper) in limits.items():
+    for name, row in _TABLE.items():
         trace, stand_in = _trace(name, traces)
         if quick:
             trace = trace.between(0.0, QUICK_S)
-        found[name] = Workload(trace, slo, stand_in, start, paper)
+        found[name] = Workload(trace, Slo(**row["limits"]), stand_in, row["start"], tuple(row["paper"]))
     code = found["code"]
     found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
     found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
