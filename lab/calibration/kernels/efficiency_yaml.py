@@ -42,31 +42,10 @@ from lab.calibration.kernels.fit import DIGITS, Calibration
 ASSUMPTIONS = "assumptions"
 #: Engines in the order of preference where nothing else is said.
 _ORDER = ("trtllm", "vllm", "sglang", "nccl", "torch")
-#: Section -> form of its fits, written above its rows.
-_FORMS = {
-    "gemm": "the form of disagg_sim/physics/gemm.py: tiles, waves, split-K, re-reads, quantising of A",
-    "prefill_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
-    "decode_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
-    "attention_parts": "t = t0 + token*tokens + [context > chosen]*(choice + max(F/(e_compute*Pi_bf16), "
-    "bytes/(e_memory*HBM), walk*tokens of a sequence + key_walk*context)); host: in tables alone",
-    "moe": "the form of disagg_sim/physics/moe.py: grouped GEMM of the routed experts",
-    "collectives": "t = latency + hop*(n-1) + w + 2*sqrt(ramp*w), w = V/(e_bandwidth*NVLink), V of the algorithm; "
-    "the fastest algorithm counts; eager: max(latency, t + 2*S/(e_bandwidth*HBM))",
-    "alltoall": "t = latency + step*log2(group) + V/(e_bandwidth*link); prepare: + T*seconds_per_token",
-    "elementwise": "t = t0 + bytes/(e_memory*HBM)",
-}
+#: What stands above the parts of a file.
+COMMENTS = Path(__file__).with_name("comments.yaml")
 #: Fields of a fit that its row does not hold.
 _TOLD_ELSEWHERE = ("inherited_from", "stands_for", "keys")
-#: Written above the keys of prefill kernels.
-_PREFILL_KEYS = (
-    "What the prefill kernel of an engine does with the keys of a tile of query rows: one block walks them, "
-    "or blocks share them."
-)
-#: Written above the kernels of experts that no table holds.
-_EXPERT_KERNELS = (
-    "What an engine multiplies experts with in a format that no shipped fit of its kernels has, and whose fits "
-    "stand for it."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +84,7 @@ def efficiency_text(
     fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
     order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
     seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
+    comments = read_mapping(COMMENTS)
     lines = [
         f"# Fitted kernel efficiencies of the {calibration.system.title}: shares of the vendor's peaks.",
         "# Written by 'disagg-sim calibrate kernels': robust least squares of the logarithm of the time (soft L1).",
@@ -119,15 +99,15 @@ def efficiency_text(
     ]
     for section in SECTIONS:
         fitted, assumed = calibration.fits.get(section, ()), getattr(beside, section)
-        lines += ["", f"# {_FORMS[section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
+        lines += ["", f"# {comments['forms'][section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
         lines += [f"  - {fit_line(fit)}" for fit in fitted]
         if assumed:
             lines += ["  # assumed, not measured", *(f"  - {fit_line(fit)}" for fit in assumed)]
     if beside.prefill_keys:
-        lines += ["", f"# {_PREFILL_KEYS}", "prefill_keys:"]
+        lines += ["", f"# {comments['prefill_keys']}", "prefill_keys:"]
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
     if beside.expert_kernels:
-        lines += ["", f"# {_EXPERT_KERNELS}", "expert_kernels:"]
+        lines += ["", f"# {comments['expert_kernels']}", "expert_kernels:"]
         lines += [f"  - {_flow(_words(_differing(row)))}" for row in beside.expert_kernels]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]

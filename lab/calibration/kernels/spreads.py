@@ -23,6 +23,7 @@ from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 from lab.calibration.files import Writer
+from lab.calibration.kernels.efficiency_yaml import COMMENTS
 from lab.calibration.kernels.judge import judge_kernels
 from lab.calibration.kernels.registry import OPERATORS
 from lab.calibration.kernels.residuals import CLIP, deviation, part_of
@@ -174,22 +175,9 @@ def spreads_text(
         "served:",
         *(line for name, spread in spreads.items() for line in lines_of_spread(name, spread)),
         "sources:",
-        *(f'  {name}: "{text}"' for name, text in SOURCES.items()),
+        *(f'  {name}: "{text}"' for name, text in read_mapping(COMMENTS)["sources"].items()),
     ]
     return "\n".join(lines) + "\n"
-
-
-#: Where the values of the file come from.
-SOURCES = {
-    "assumed": "assumption: nobody measured these kernels one by one; half to double at 2.3 deviations",
-    "per_doubling": "assumption: 5 % for each doubling beyond a range",
-    "shared": "variance of the means of groups of shapes (weights and heads of a model on a system) over all variance",
-    "transfer": "excess error of a system predicted with the fits of another of its architecture, at its own peaks",
-    "transfer_across": "the same for another architecture",
-    "composed": "errors of tables that are predicted from the fits of other operators",
-    "served": "errors of served runs below saturation less those of their kernels; all but held-out configurations. "
-    "first_token is in seconds: errors of first tokens at 4 and fewer requests an instance less those of their passes",
-}
 
 
 #: Writes an uncertainty file.

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.errors import nearest, quoted
-from disagg_sim.facts.efficiency import CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP, LIBRARIES, SCAN, STEP
+from disagg_sim.facts.efficiency import INDEX, INDEX_STEP, LIBRARIES
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.power import WINDOWED
 from disagg_sim.facts.precision import FORMATS
-from disagg_sim.facts.yaml_files import shown
+from disagg_sim.facts.yaml_files import read_mapping, shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work, expert_rows, expert_work, gemm_work
 from disagg_sim.reading import read_file, table_of, unpacked
@@ -35,28 +35,8 @@ from lab.calibration.kernels.tables import TableError, as_table_faults, require_
 
 #: Columns that every table has.
 COLUMNS = ("system", "framework", "version", "kind", "latency_us", "power_w", "power_limit_w")
-#: Flag of a row -> why no fit is made of it.
-DROPPED = {
-    "above_limit": "more than 3 % above the power limit",
-    "beats_hbm_peak": "faster than the bandwidth of HBM: its cache lies in L2",
-}
-#: Kind of a row that no law is made of -> why.
-NO_LAW = {
-    "encoder_attention": "no operator of a model",
-    "mla_bmm": "batched products, which are counted as GEMM",
-    "mla_context_module": "several kernels in one row",
-    "mla_generation_module": "several kernels in one row",
-}
-#: Kernel of linear attention -> the part that it computes.
-_PARTS = {
-    "causal_conv1d_fn": CONVOLUTION,
-    "causal_conv1d_update": CONVOLUTION_STEP,
-    "chunk_gated_delta_rule": SCAN,
-    "mamba_chunk_scan_combined": SCAN,
-    "fused_recurrent_gated_delta_rule": STEP,
-}
-#: Bytes that an elementwise operation writes for each element of 16 bits that it reads. [B]
-_WRITTEN = {"scale_matrix": 1.0, "computescale": 0.0}
+_WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
+DROPPED, NO_LAW, _PARTS, _WRITTEN = (_WORDS[name] for name in ("dropped", "no_law", "parts", "written"))
 
 
 @dataclass(frozen=True, slots=True)
