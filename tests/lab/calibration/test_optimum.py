@@ -257,7 +257,7 @@ def test_heights_at_the_interactivity_of_each_published_run():
 
 def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
     """The runs have 8 x (3 + 2) and 8 x (1 + 2) GPUs; 85 % of what the prefill workers can do carries the rate."""
-    (group,), rows = split_groups(evaluate(TWO_RUNS), TWO_RUNS), TWO_RUNS
+    (group,) = split_groups(evaluate(TWO_RUNS), TWO_RUNS)
     planned, wide = group.frontiers["planned"], group.frontiers["same_kinds"]
     assert 24 < planned["total_gpus"].max() <= 40 < wide["total_gpus"].max()
     assert set(planned["decode_ep"]) > {8}  # other degrees of the kind that ran
