@@ -42,6 +42,13 @@ class Member(NamedTuple):
 _Asked = tuple[int, Prompt | None]
 
 
+def pass_times(designs: Designs, phase: str, at: Setup) -> Times:
+    """Times of the passes of a phase under a setup; others stay zero. [s]"""
+    if phase == "decode":
+        return times_of(designs.under(decode=at), fill=False)
+    return times_of(designs.under(prefill=at), step=False)
+
+
 class PassBatch(NamedTuple):
     """Passes of one kind of several designs."""
 
@@ -55,10 +62,8 @@ class PassBatch(NamedTuple):
         return self.designs.at if self.phase == "decode" else self.designs.prefill_at
 
     def timed(self, at: Setup) -> Times:
-        """Times of the passes under a setup; others stay zero. [s]"""
-        if self.phase == "decode":
-            return times_of(self.designs.under(decode=at), fill=False)
-        return times_of(self.designs.under(prefill=at), step=False)
+        """See ``pass_times``. [s]"""
+        return pass_times(self.designs, self.phase, at)
 
 
 def batch_passes(designs: Sequence[Designs]) -> list[PassBatch]:

@@ -234,7 +234,6 @@ def shares_of(keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, m
 
 def _along(cost: Cost, index: int, count: int) -> Cost:
     """The cost with a leading axis of ``count``, its imaginary part at ``index`` alone."""
-
     axes = max(np.ndim(cost.time), 1)
 
     def laid(part: Any) -> Any:

@@ -22,7 +22,6 @@ from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.collectives import AllToAllRate
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -63,30 +62,20 @@ def scaled_system(system: SystemSpec, parameter: str, factor: float) -> SystemSp
 
 
 def _with_latency(at: Setup, parameter: str, factor: float) -> Setup:
-    profile, rates = at.profile, at.rates
+    profile, rates, links = at.profile, at.rates, dict[str, Any]()
     if parameter == "nic_latency":
-        own = replace(
-            profile, nic_latency=profile.nic_latency * factor, p2p_latency_across=profile.p2p_latency_across * factor
-        )
-
-        def slower(rate: AllToAllRate) -> AllToAllRate:
-            return replace(rate, across=rate.across.with_latency(factor))
-
-        links: dict[str, Any] = {}
+        side, latencies = "across", ["nic_latency", "p2p_latency_across"]
     else:
-        own = replace(profile, p2p_latency_inside=profile.p2p_latency_inside * factor)
-
-        def slower(rate: AllToAllRate) -> AllToAllRate:
-            return replace(rate, inside=rate.inside.with_latency(factor))
-
-        links = {
-            name: getattr(rates, name).with_latency(factor) for name in ("all_reduce", "all_gather", "reduce_scatter")
-        }
+        side, latencies = "inside", ["p2p_latency_inside"]
+        names = ("all_reduce", "all_gather", "reduce_scatter")
+        links = {name: getattr(rates, name).with_latency(factor) for name in names}
         links["prepare"] = None if rates.prepare is None else rates.prepare.with_latency(factor)
-    dispatch, combine = (
-        {phase: slower(rate) for phase, rate in both.items()} for both in (rates.dispatch, rates.combine)
-    )
-    return replace(at, profile=own, rates=replace(rates, dispatch=dispatch, combine=combine, **links))
+    own: dict[str, Any] = {name: getattr(profile, name) * factor for name in latencies}
+    for name, both in (("dispatch", rates.dispatch), ("combine", rates.combine)):
+        links[name] = {
+            phase: replace(rate, **{side: getattr(rate, side).with_latency(factor)}) for phase, rate in both.items()
+        }
+    return replace(at, profile=replace(profile, **own), rates=replace(rates, **links))
 
 
 def sensitivity(

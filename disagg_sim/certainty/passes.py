@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.batching import Member, PassBatch, batch_passes
+from disagg_sim.certainty.batching import Member, PassBatch, batch_passes, pass_times
 from disagg_sim.certainty.contributions import (
     FACTOR,
     Contribution,
@@ -156,23 +156,18 @@ def _apart(designs: Designs) -> Designs:
     )
 
 
+def _pass(name: str, phase: str, designs: Designs, apart: Designs, *, time: int, work: int) -> Pass:
+    """A kind of pass: places in ``Times`` of its own time, and of that in which its operators stand ``apart``."""
+    routes = tuple(
+        CountedOperators(partial(pass_times, _unhosted(of), phase), field, hops)
+        for of, field, hops in ((apart, work, False), (designs, time, True))
+    )
+    return Pass(name=name, phase=phase, designs=designs, field=time, routes=routes)
+
+
 def _decode_step(whole: Designs) -> Pass:
     designs = whole.of_prompts()
-
-    def timed(of: Designs) -> Timed:
-        bare = _unhosted(of)
-        return lambda at: times_of(bare.under(decode=at), fill=False)
-
-    return Pass(
-        name="decode step",
-        phase="decode",
-        designs=designs,
-        field=0,
-        routes=(
-            CountedOperators(timed(_apart(designs)), 0, hops=False),
-            CountedOperators(timed(designs), 0, hops=True),
-        ),
-    )
+    return _pass("decode step", "decode", designs, _apart(designs), time=0, work=0)
 
 
 def _prefill(whole: Designs, prompt: Prompt) -> Pass:
@@ -194,17 +189,8 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         together = batch / microbatches if prompt.lone else together
         apart = replace(designs, prefill_mapping=one_stage, prefill_batch=together)
 
-    def timed(of: Designs) -> Timed:
-        bare = _unhosted(of)
-        return lambda at: times_of(bare.under(prefill=at), step=False)
-
-    return Pass(
-        name="mixed step" if mixed else "prefill pass",
-        phase="prefill",
-        designs=designs,
-        field=1,
-        routes=(CountedOperators(timed(apart), field, hops=False), CountedOperators(timed(designs), 1, hops=True)),
-    )
+    name = "mixed step" if mixed else "prefill pass"
+    return _pass(name, "prefill", designs, apart, time=1, work=field)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

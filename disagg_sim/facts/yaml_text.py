@@ -27,7 +27,6 @@ _NO_VALUE = (ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
 def parse_yaml(text: str) -> object:
     """Content of a YAML document: mappings with text keys, lists, texts, numbers, true, false and null."""
-
     try:
         _require_bounds(text)
         return yaml.load(text, Loader=_loader())
@@ -44,7 +43,6 @@ def parse_yaml(text: str) -> object:
 
 
 def _fault(problem: str, mark: Any) -> Exception:
-
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
@@ -53,7 +51,6 @@ def _require_bounds(text: str) -> None:
 
     The events of the parser come one by one, without recursion, so that neither the stack nor the memory is at risk.
     """
-
     sizes: dict[str, int] = {}  # of what an anchor stands for
     open_: list[tuple[str | None, int]] = []  # anchor and values before, of every list and mapping around
     values = 0
@@ -92,7 +89,6 @@ def _ambiguous(node: Any) -> str:
 
 @cache
 def _loader() -> Any:
-
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]

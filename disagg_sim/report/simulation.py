@@ -175,7 +175,6 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
 
 
 def _tasks(result: ScenarioResult, store: Store, root: Path) -> Iterator[OverTime | Spread | OverRate]:
-
     scenario = result.plan.scenario
     stored = [run for run in result.plan.runs if store.state(run.key(RUNS)) is BlockState.STORED]
     for run in stored:
@@ -197,7 +196,6 @@ def _tasks(result: ScenarioResult, store: Store, root: Path) -> Iterator[OverTim
 
 
 def _draw(task: OverTime | Spread | OverRate) -> int:
-
     with mpl.rc_context(PANELS):
         if isinstance(task, OverTime):
             figure = _over_time(task)
@@ -342,7 +340,6 @@ def _over_rate(task: OverRate) -> Any:
 
 def _log(axis: Any, values: Floats) -> None:
     """A logarithmic axis around some values, with ticks at 1, 2 and 5 times powers of ten, as plain numbers."""
-
     above = values[values > 0]  # no NaN is
     axis._set_axes_scale("log")
     axis.axes.set(**{f"{axis.axis_name}lim": (above.min() / MARGIN, above.max() * MARGIN)})

@@ -35,7 +35,6 @@ from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
 from disagg_sim.simulation.records import EncodeUse, Requests, frame_of
 from disagg_sim.simulation.run import run as simulate
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
@@ -191,7 +190,14 @@ def _simulated(run: Run, scale: float, *, folder: Path | None = None) -> RunResu
     )
     if folder is None and options.records == STREAM:  # a search looks at the summaries alone
         options = replace(options, records=NONE)
-    return _named(simulated(run, scale, options, folder=folder), run)
+    sink = PieceFiles(folder, replayed) if folder is not None and options.records == STREAM else None
+    policy, seed = run.choice.policy, scenario.seed
+    result = simulate(
+        replayed, run.deployment, policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=options, sink=sink
+    )
+    if options.records != FULL:
+        gc.collect()  # what a run leaves behind refers to itself, and Python frees it late
+    return _named(result, run)
 
 
 def _summarised(run: Run, result: RunResult, scale: float) -> Summary:
@@ -227,7 +233,6 @@ def _search(task: RunTask) -> None:
 
 def _write_records(task: RunTask, result: RunResult, folder: Path | None = None) -> None:
     """All that does not depend on the machine."""
-
     store, run, samples = task.store, task.run, result.samples
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
@@ -265,7 +270,6 @@ def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
 
 
 def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
-
     return pd.DataFrame([asdict(row) for row in rows], columns=list(STORED))
 
 
@@ -280,7 +284,6 @@ def _require_own(plan: ScenarioPlan, planned: set[Key], store: Store) -> None:
 
 
 def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> ScenarioResult:
-
     whole = [run for run in plan.runs if store.state(run.key(RUNS)) is BlockState.STORED]
     logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is BlockState.STORED]
     searches = [run for run in plan.searches if store.state(run.key(run.table)) is BlockState.STORED]
@@ -462,25 +465,6 @@ class PieceFiles:
             frame["class"] = np.array(classes.names)[classes.number[piece.request]]
         with written(self.folder / f"{int(piece.request[0]):010d}.parquet") as handle:
             write_parquet(frame, handle.name, {})
-
-
-def simulated(run: Run, scale: float, options: RunOptions, *, folder: Path | None = None) -> RunResult:
-    """Simulate a run at a scale of its trace's rate [1]; its pieces are kept in a folder, where one is given."""
-    scenario, trace = run.scenario, run.source.at_rate(run.scenario.seed, scale)
-    sink = PieceFiles(folder, trace) if folder is not None and options.records == STREAM else None
-    result = simulate(
-        trace,
-        run.deployment,
-        run.choice.policy,
-        at=scenario.setup,
-        slo=scenario.slo,
-        seed=scenario.seed,
-        options=options,
-        sink=sink,
-    )
-    if options.records != FULL:
-        gc.collect()  # what a run leaves behind refers to itself, and Python frees it late
-    return result
 
 
 @contextmanager

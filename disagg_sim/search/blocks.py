@@ -85,7 +85,6 @@ def is_constant_uncached(lengths: Lengths) -> bool:
 
 def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) -> Iterator[list[int]]:
     """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis."""
-
     held: list[int] = []
     points = 0
     for place in sorted(range(len(axes)), key=lambda place: -axes[place].size):

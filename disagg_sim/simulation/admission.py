@@ -14,7 +14,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.classes import RequestLimits
-from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.options import MOST, Checked, option
 from disagg_sim.simulation.policy import Admission
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -33,7 +33,7 @@ class AdmissionKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class Busy(Checked):
     """Reject while every instance is busy: more tokens to prefill, or more of its blocks in use, than its thresholds.
 
     As Dynamo's frontend does (``--active-prefill-tokens-threshold``, ``--active-decode-blocks-threshold``; see "Request
@@ -49,17 +49,13 @@ class Busy:
     )
     sheds: str = option("all", SHEDS, choices=("all", "sheddable"))
 
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
-
     def build(self, site: Site, limits: RequestLimits) -> Admission:
         """See ``AdmissionKind``."""
         return _spared(_ByThresholds(self, site), self.sheds, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedTtft:
+class PredictedTtft(Checked):
     """Reject a request whose predicted TTFT exceeds its limit: it would waste the work that others need to be in time.
 
     The prediction is the best of all instances that prefill: prompt tokens before it and its own, over the rate at
@@ -70,10 +66,6 @@ class PredictedTtft:
 
     share: float = option(1.0, "of the TTFT limit that the prediction may take", low=0.0, above=True, high=MOST)
     sheds: str = option("all", SHEDS, choices=("all", "sheddable"))
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site, limits: RequestLimits) -> Admission:
         """See ``AdmissionKind``."""

@@ -279,29 +279,24 @@ class Cluster:
         self._check(leg, request, 0, NOWHERE, self._place)
         if leg.instance == SHARED:
             self._share(request, leg)
-        elif leg.delay_s > 0:
+            return
+        last_token_s = self.state.last_given_s.get(request, NAN)
+        if leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
-            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._place_late, request, leg)
+            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._begin_late, request, leg, last_token_s)
         else:
-            self.submit(request, leg, 0, self.state.last_given_s.get(request, NAN))
+            self.submit(request, leg, 0, last_token_s)
 
-    def _place_late(self, request: int, leg: Leg) -> None:
-        if self.roster.state[leg.instance] >= STOPPED:
+    def _begin_late(self, request: int, leg: Leg, last_token_s: float, rest: int | None = None) -> None:
+        """Submit a delayed prompt, or one whose cached tokens are loaded from tiers below HBM: it computes ``rest``."""
+        if rest is not None:
+            self.fleet.expect(leg.instance, -1, -rest)
+        if self.roster.state[leg.instance] < STOPPED:
+            self.submit(request, leg, 0, last_token_s, loaded=rest is not None)
+            self.roster.arrived(leg.instance)
+        else:
             self.roster.arrived(leg.instance)
             self.leave(request)
-            return
-        self.submit(request, leg, 0, self.state.last_given_s.get(request, NAN))
-        self.roster.arrived(leg.instance)
-
-    def _loaded(self, request: int, leg: Leg, last_token_s: float, rest: int) -> None:
-        """Submit a prompt whose cached tokens are loaded from tiers below HBM; ``rest`` tokens are computed."""
-        self.fleet.expect(leg.instance, -1, -rest)
-        if self.roster.state[leg.instance] >= STOPPED:
-            self.roster.arrived(leg.instance)
-            self.leave(request)
-            return
-        self.submit(request, leg, 0, last_token_s, loaded=True)
-        self.roster.arrived(leg.instance)
 
     def _share(self, request: int, leg: Leg) -> None:
         """Put a new prompt into the shared queue of prefill instances, if any has the memory for it."""
@@ -400,7 +395,7 @@ class Cluster:
                 self.roster.coming[instance] += 1
                 rest = lengths[1] - self.tiers.found(instance, request)
                 self.fleet.expect(instance, 1, rest)
-                self.engine.at(ready, NORMAL, self._loaded, request, leg, last_token_s, rest)
+                self.engine.at(ready, NORMAL, self._begin_late, request, leg, last_token_s, rest)
                 return
         if lengths[1] and self.roster.mode[instance] == MANUAL:
             self.roster.coming[instance] += 1

@@ -189,6 +189,16 @@ def check_options(chosen: Any) -> None:
             raise InputError(f"{name} {fault}")
 
 
+class Checked:
+    """Base of a dataclass of options: ``InputError`` for the first value that is out of range."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """See ``check_options``."""
+        check_options(self)
+
+
 def token_budget_option(meaning: str = "decodes and prefill of one step of an attention rank") -> int:
     """Tokens of one step. [token]"""
     return option(0, f"{meaning}; 0: as the engine's scheduler", unit="token", low=0, high=MOST_TOKENS)

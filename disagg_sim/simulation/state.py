@@ -63,9 +63,8 @@ class ClusterState:
         self.arrival_s = arrival_s  # those of requests that are to come may be NaN [s]
         self.prompts = _looked_up(input_tokens, coming)
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
-        self.last_given_s: dict[
-            int, float
-        ] = {}  # when others gave the user the token before their first, by number [s]
+        #: When others gave the user the token before their first, by their numbers. [s]
+        self.last_given_s: dict[int, float] = {}
         self.feed: RoutingQueue | None = None  # requests that the kernel places by itself
         #: Requests that have come so far, where no feed has them.
         self.asked: array[int] | InOrder = array("q") if coming is None else InOrder()

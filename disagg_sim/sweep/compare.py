@@ -186,7 +186,6 @@ def read_frontier(path: Path) -> Frontier:
 
 
 def _read_table(file: Path, data: bytes) -> pd.DataFrame:
-
     try:
         table = with_unsaid(table_of(data, file))
         header = table_of(data, file, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
@@ -199,7 +198,6 @@ def _read_table(file: Path, data: bytes) -> pd.DataFrame:
 
 
 def _check_table(file: Path, table: pd.DataFrame) -> None:
-
     for name in FRONTIER.required:
         if name not in table:
             near = nearest(name, [str(column) for column in table.columns])

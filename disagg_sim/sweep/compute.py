@@ -318,7 +318,6 @@ def _columns(case: Case) -> list[Column]:
 
 def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     """The table with ``case`` in front and the same column types in every block, empty ones too."""
-
     case, pools = block.case, block.case.pools
     decode_engine, prefill_engine = (name or OWN_ENGINE for name in case.engines)
     constant = {

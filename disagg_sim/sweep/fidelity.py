@@ -87,7 +87,6 @@ def fidelity_of(
 
 def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
     """Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars."""
-
     for name, tables in (
         ("outside_calibration", [each.outside.assign(case=each.case) for each in found]),
         ("uncertainty", [each.bands.assign(case=each.case) for each in found]),
@@ -156,7 +155,6 @@ def _elasticities(task: tuple[CaseResult, Store]) -> tuple[str, pd.DataFrame]:
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
     """Write ``sensitivity.csv``: the tables of all cases below one another, the case in front."""
-
     joined = pd.concat([table.assign(case=name) for name, table in tables.items()], ignore_index=True)
     write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
 
@@ -171,7 +169,6 @@ def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers =
 
 def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
     """Points of all modes of a case, searched on other systems of the same names."""
-
     case = item.plan.case
     tables = [_points(case, mode.mode, systems) for mode in item.found]
     return pd.concat(tables, ignore_index=True)

@@ -117,9 +117,8 @@ class ModeResult:
     """What the blocks of one case in one mode add up to."""
 
     plan: ModePlan
-    frontier: (
-        pd.DataFrame
-    )  # columns of ``points/``, of ``cases.axis_columns``, ``inherited_fits`` or "-", evidence, trust
+    #: Columns of ``points/``, of ``cases.axis_columns``, ``inherited_fits`` or "-", evidence, trust.
+    frontier: pd.DataFrame
     prefill: Tally  # empty in the co-located modes
     points: Tally  # of decode, or of the co-located instances
     verdict: str  # empty when there is a frontier; else what stands in the way, and by how much

@@ -8,9 +8,9 @@ import disagg_sim
 
 POLICIES = Path(disagg_sim.__file__).parent / "simulation" / "policies"
 #: What docs/policies.md gives a policy, and of the kernel columns, constants and functions that only read.
-API = {"policy", "wishes", "view", "site", "options", "faults", "instances", "instance_variants", "request_window"}
+API = {"policy", "wishes", "view", "site", "options", "faults", "instances", "instance_variants", "clients"}
 READ = {
-    **dict.fromkeys(("addresses", "auto_routing", "compiled", "layout", "min_tree", "ranking")),
+    **dict.fromkeys(("addresses", "auto_routing", "compiled", "layout", "ranking")),
     "progress": {"uncounted"},
     "runs": {"steps_time"},
     "step_table": {"StepTable"},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.options import check_options, max_sequences_option, option, token_budget_option
+from disagg_sim.simulation.options import Checked, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover
 from disagg_sim.simulation.policies.routers import (
     ROUTERS,
@@ -30,7 +30,7 @@ PREFILLS = {"chunked": Mode.CHUNKED, "whole": Mode.PREFILL_FIRST}
 
 @register("disaggregated")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disaggregated:
+class Disaggregated(Checked):
     """Prefill on the instance with the shortest queue, decode on the one with the fewest tokens.
 
     A part of the deployment with limits of its own, such as that of a matched plan, batches by them. The two kinds are
@@ -53,10 +53,6 @@ class Disaggregated:
     router_temperature: float = temperature_option()
     overlap_credit: float = credit_option()
     prefix_weight: float = prefix_weight_option(2.0, "1 for a short queue")
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""

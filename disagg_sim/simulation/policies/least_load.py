@@ -8,12 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from disagg_sim.simulation.options import (
-    check_options,
-    max_sequences_option,
-    prompts_per_step_option,
-    token_budget_option,
-)
+from disagg_sim.simulation.options import Checked, max_sequences_option, prompts_per_step_option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Choice, Handover, InTurn, least_decode, least_prefill
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
@@ -22,17 +17,13 @@ from disagg_sim.simulation.wishes import Limits, Role
 
 @register("least_load")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastLoad:
+class LeastLoad(Checked):
     """Prefill where the fewest prompt tokens are queued, decode where the fewest tokens are in decode."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
     token_budget: int = token_budget_option()
     max_sequences: int = max_sequences_option()
     prompts_per_step: int = prompts_per_step_option()
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def choices(self) -> tuple[Choice, Choice]:
         """Of the prefill instance and of the decode instance."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.options import check_options, max_sequences_option, option, token_budget_option
+from disagg_sim.simulation.options import Checked, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.loads import ByRole, Whole
 from disagg_sim.simulation.policies.routers import (
     WHOLE_ROUTERS,
@@ -27,7 +27,7 @@ from disagg_sim.simulation.wishes import Limits, Role
 
 @register("vllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vllm:
+class Vllm(Checked):
     """Prefill and decode in the same steps; by default a request goes to the replica with the fewest."""
 
     needs: ClassVar[tuple[str, ...]] = ("colocated",)
@@ -45,10 +45,6 @@ class Vllm:
     router_temperature: float = temperature_option()
     overlap_credit: float = credit_option()
     prefix_weight: float = prefix_weight_option(3.0, "2 for a short queue and 2 for free KV memory")
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""

@@ -42,7 +42,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import (
     MOST_SEQUENCES,
     MOST_TOKENS,
-    check_options,
+    Checked,
     headroom_option,
     option,
     period_option,
@@ -66,7 +66,7 @@ DECODE_AT = ("prefill", "arrival")
 
 @register("dopd")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dopd:
+class Dopd(Checked):
     """Size pools by the optimal P:D ratio for the forecast load; batch prompts of similar length."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
@@ -120,10 +120,6 @@ class Dopd:
         low=1,
         high=MOST_SEQUENCES,
     )
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""

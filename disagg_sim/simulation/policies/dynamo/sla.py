@@ -24,7 +24,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.options import (
     MOST,
-    check_options,
+    Checked,
     drain_option,
     headroom_option,
     least_option,
@@ -52,7 +52,7 @@ from disagg_sim.simulation.wishes import Role, Wish
 
 @register("dynamo_sla")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamoSla:
+class DynamoSla(Checked):
     """Size both pools for the forecast load, within the GPUs of the deployment."""
 
     needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
@@ -70,10 +70,6 @@ class DynamoSla:
     token_budget: int = token_budget_option()
     max_sequences: int = max_sequences_option()
     drain: bool = drain_option()
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""

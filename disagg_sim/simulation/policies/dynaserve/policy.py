@@ -38,7 +38,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.options import MOST_TOKENS, check_options, max_sequences_option, option, token_budget_option
+from disagg_sim.simulation.options import MOST_TOKENS, Checked, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.dynaserve.predictor import Search, SplitRequest
 from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
@@ -159,7 +159,7 @@ ERRORS = "output_error"
 
 @register("dynaserve")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynaServe:
+class DynaServe(Checked):
     """Split each request over a pair of instances so that both parts end at the same time."""
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
@@ -212,10 +212,6 @@ class DynaServe:
     overhead_s: float = option(
         0.015, "time of the decision, before a request reaches its first instance", unit="s", low=0.0
     )
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        check_options(self)
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
