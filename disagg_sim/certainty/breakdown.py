@@ -19,7 +19,6 @@ from disagg_sim.certainty.contributions import SCORES, Contribution, place_of_pr
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
-from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import (
     LATENCIES,
     RESOURCES,
@@ -31,7 +30,7 @@ from disagg_sim.certainty.passes import (
     summands_of,
     weights_of,
 )
-from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
 from disagg_sim.certainty.trust import Trust, labels_of, trust_of, trust_of_host
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError

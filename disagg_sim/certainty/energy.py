@@ -36,9 +36,8 @@ from disagg_sim.certainty.contributions import (
     value_of,
 )
 from disagg_sim.certainty.designs import MODES, Designs, Prompt, times_of
-from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import Pass, passes_of
-from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of, numbers
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of, numbers
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import NodePower
 from disagg_sim.physics.power import Power, facility_watts, power_at, watts_of

@@ -31,8 +31,7 @@ from disagg_sim.certainty.contributions import (
     with_derivative,
 )
 from disagg_sim.certainty.designs import Designs, Scores, Times, scores_of
-from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system

@@ -14,9 +14,8 @@ from rich.text import Text
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.certainty.energy import energy_parts
-from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
-from disagg_sim.certainty.rows import Origin, designs_of
+from disagg_sim.certainty.rows import Origin, design_of, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.choices import MORE_PHASES, NO_DELAY, PHASES
 from disagg_sim.cli.explain_pools import explain_pool

@@ -20,8 +20,8 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs, times_of
 from disagg_sim.certainty.energy import step_and_pass
-from disagg_sim.certainty.grid_points import designs_at_points
 from disagg_sim.certainty.pool_parts import encode_spent, split_spent
+from disagg_sim.certainty.rows import designs_at_points
 from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation, token_prices
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.power import facility_watts, power_at

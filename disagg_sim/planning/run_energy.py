@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.certainty.energy import step_and_pass
-from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pool_parts import encode_spent, split_spent
+from disagg_sim.certainty.rows import design_of
 from disagg_sim.errors import InputError
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup

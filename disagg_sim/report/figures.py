@@ -25,9 +25,8 @@ from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import SPEEDS
-from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.results import SweepResult
-from disagg_sim.sweep.store import Store
+from disagg_sim.sweep.store import Key, Store
 from disagg_sim.units import GB
 
 #: In every picture: others are neither replaced by ``explain --figure`` nor removed.

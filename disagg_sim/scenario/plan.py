@@ -19,7 +19,7 @@ from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import NONE
 from disagg_sim.sweep.digests import code_digest, digest_of
-from disagg_sim.sweep.index import Key
+from disagg_sim.sweep.store import Key
 from disagg_sim.workload import scaling
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace

@@ -38,8 +38,7 @@ from disagg_sim.simulation.run import run as simulate
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
-from disagg_sim.sweep.index import Key
-from disagg_sim.sweep.store import PIECES, BlockState, Own, RunListener, Store, missing, opened
+from disagg_sim.sweep.store import PIECES, BlockState, Key, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
 from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import Trace

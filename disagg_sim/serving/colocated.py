@@ -29,14 +29,17 @@ from disagg_sim.serving.colocation import (
     ColocatedCase,
     ColocatedPoints,
     Colocation,
+    Found,
     Group,
     Options,
+    Rows,
     SearchTally,
     choose,
     drafted_groups,
+    of_one_depth,
     points_of_search,
+    searched,
 )
-from disagg_sim.serving.group_rows import Found, Rows, of_one_depth, searched
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.step_mixing import longest_gap, token_times
 from disagg_sim.techniques.ranks.search import uneven_passes

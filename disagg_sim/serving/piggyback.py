@@ -27,14 +27,17 @@ from disagg_sim.serving.colocation import (
     ColocatedCase,
     ColocatedPoints,
     Colocation,
+    Found,
     Group,
     Options,
+    Rows,
     SearchTally,
     choose,
     drafted_groups,
+    of_one_depth,
     points_of_search,
+    searched,
 )
-from disagg_sim.serving.group_rows import Found, Rows, of_one_depth, searched
 from disagg_sim.serving.step_mixing import mixed_steps, own_step
 from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.lengths import Lengths

@@ -35,10 +35,9 @@ from disagg_sim.serving.pool_frontier import pools_front
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.digests import SpecFile
 from disagg_sim.sweep.grid_cache import score_group, scored
-from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.kv_links import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
-from disagg_sim.sweep.store import Store
+from disagg_sim.sweep.store import Key, Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
     ABOVE_NIC,

@@ -11,7 +11,7 @@ from typing import Any
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.sweep.digests import Change, differences
-from disagg_sim.sweep.index import PLAIN
+from disagg_sim.sweep.store import PLAIN
 
 MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 

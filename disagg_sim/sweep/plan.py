@@ -30,8 +30,8 @@ from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, setup_case, why_not_shared
 from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
-from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.spec import SweepSpec
+from disagg_sim.sweep.store import Key
 
 Made = TypeVar("Made")
 

@@ -24,10 +24,10 @@ from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import origin_of
 from disagg_sim.sweep.compute import BlockResult
-from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.labels import Fronts, UsedFit, fits_used, inherited, kin_of, labels, with_origins
 from disagg_sim.sweep.plan import POINTS, Block, CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.serving_options import OWN_COLUMNS
+from disagg_sim.sweep.store import Key
 from disagg_sim.sweep.tally import Tally, add_up, verdict
 
 #: Tables of frontiers, and the rows of each, by digest and mode.

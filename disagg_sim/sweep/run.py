@@ -15,11 +15,10 @@ from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
 from disagg_sim.sweep.grid_cache import MOST_TOGETHER, groups
-from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.manifest import read_manifest
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import Gathered, SweepResult, collect
-from disagg_sim.sweep.store import Own, RunListener, Store, missing, opened
+from disagg_sim.sweep.store import Key, Own, RunListener, Store, missing, opened
 from disagg_sim.sweep.written import Effort, write_tables
 
 #: Tasks that each worker has at least, before blocks are joined to fewer. [1]

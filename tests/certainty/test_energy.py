@@ -8,9 +8,8 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, operators_of, spent_on, with_energy
-from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import passes_of
-from disagg_sim.certainty.rows import designs_of
+from disagg_sim.certainty.rows import design_of, designs_of
 from disagg_sim.facts.load import load_engine, load_power, load_system
 from disagg_sim.physics import power
 from disagg_sim.physics.power import facility_watts, wall_watts

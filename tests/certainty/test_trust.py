@@ -7,8 +7,7 @@ import pytest
 from design_tables import tables_of
 
 import disagg_sim as ds
-from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.rows import designs_of
+from disagg_sim.certainty.rows import design_of, designs_of
 from disagg_sim.certainty.trust import (
     MEANING,
     Trust,

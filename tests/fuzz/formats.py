@@ -38,9 +38,9 @@ from disagg_sim.report.page.assemble import read_block
 from disagg_sim.report.page.write import plan_content
 from disagg_sim.scenario.spec import check_scenario
 from disagg_sim.sweep.compare import FRONTIER, read_frontier
-from disagg_sim.sweep.index import read_index
 from disagg_sim.sweep.manifest import read_manifest
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.sweep.store import read_index
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.readers.windows import stream_trace
 from lab.calibration.kernels.tables import read_exclusions, read_tables

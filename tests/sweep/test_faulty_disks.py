@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from disagg_sim.cli.main import EXPECTED, run
-from disagg_sim.sweep.index import read_index
-from disagg_sim.sweep.store import BlockState, Store
+from disagg_sim.sweep.store import BlockState, Store, read_index
 
 SWEEP = """{name: tiny, models: llama_3_1_8b, systems: {h100_sxm: fp8}, profile: ideal, block_points: 60,
   traffic: [{isl: 1024, osl: 128}], modes: [colocated], limits: {max_gpus: 2}}"""

@@ -6,8 +6,8 @@ import pytest
 
 from disagg_sim.certainty.trust import Trust, shares_of_text
 from disagg_sim.cli.main import run
-from disagg_sim.sweep.index import WRITTEN
 from disagg_sim.sweep.run import POINTS, POOLS, PREFILL
+from disagg_sim.sweep.store import WRITTEN
 
 SWEEP = """
 name: tiny

@@ -15,8 +15,7 @@ import pytest
 
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, read_parquet, write_parquet
-from disagg_sim.sweep.index import Key, read_index
-from disagg_sim.sweep.store import BlockState, Own, Store, locked, opened
+from disagg_sim.sweep.store import BlockState, Key, Own, Store, locked, opened, read_index
 
 KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})

@@ -11,7 +11,7 @@ import pytest
 from disagg_sim import load_trace
 from disagg_sim.errors import TraceError
 from disagg_sim.workload.readers import columns
-from disagg_sim.workload.readers.mooncake import spread_batches
+from disagg_sim.workload.readers.aliases import spread_batches
 
 CSV = "arrival_s,input_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

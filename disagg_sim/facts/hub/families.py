@@ -22,8 +22,17 @@ from disagg_sim.facts.hub.blocks import (
     moe_block,
 )
 from disagg_sim.facts.hub.config import Config
-from disagg_sim.facts.hub.linear import gated_delta, kimi_delta, kimi_delta_and_sparse, latent_experts, mamba, mamba_ffn
-from disagg_sim.facts.hub.sparse import block_sparse, compressed, dsa_blocks
+from disagg_sim.facts.hub.linear import (
+    block_sparse,
+    compressed,
+    dsa_blocks,
+    gated_delta,
+    kimi_delta,
+    kimi_delta_and_sparse,
+    latent_experts,
+    mamba,
+    mamba_ffn,
+)
 from disagg_sim.facts.layers import NONE
 
 #: Widths of layers that a search has found are rounded up to multiples of so many. [1]

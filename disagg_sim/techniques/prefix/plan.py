@@ -85,7 +85,7 @@ def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
     Returns uses as ``tier_uses`` does; empty for an instance that only decodes.
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.grid_points import design_of
+    >>> from disagg_sim.certainty.rows import design_of
     >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
     >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
-from disagg_sim.workload.readers.aliases import columns_by_alias, read_objects, with_usage
+from disagg_sim.workload.readers.aliases import columns_by_alias, read_lines, read_objects, spread_batches, with_usage
 from disagg_sim.workload.readers.clock import TIME_UNITS, Arrivals, from_column, from_numbers, gap_note
 from disagg_sim.workload.readers.columns import Table, read_bytes
-from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
 
