@@ -188,15 +188,11 @@ class EngineSpec(Shown):
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
-    dcp_exchange: Annotated[str, OneOf(DECODE_EXCHANGES)] = (
-        ContextExchange().decode
-    )  # between GPUs that share cached tokens
-    dcp_overlap: bool = (
-        ContextExchange().overlaps
-    )  # the exchange of a sequence hides behind the scores of the next (HOP-B)
-    pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = (
-        ContextExchange().prefill
-    )  # between ranks that share prompts
+    #: Between GPUs that share cached tokens; whether that of a sequence hides behind the scores of the next (HOP-B).
+    dcp_exchange: Annotated[str, OneOf(DECODE_EXCHANGES)] = ContextExchange().decode
+    dcp_overlap: bool = ContextExchange().overlaps
+    #: Between ranks that share prompts.
+    pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = ContextExchange().prefill
     exchange_wait: _Time = 0.0  # of a layer in decode, until ranks of attention DP that cut experts over them meet [s]
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     vendors: tuple[str, ...] = ()  # whose systems it runs on, and on no others; () = not limited to some

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds, whole_number
@@ -169,19 +170,12 @@ class ServedDeployment(Shown):
 
     def of_model(self, model: str) -> ServedDeployment:
         """Those of its instances that serve a model, and their GPUs."""
-        own = {
+        own: dict[str, Any] = {
             part: tuple(each for each in self.part(part) if each.setup and each.setup.model.name == model)
             for part in PARTS
         }
         gpus = {part: sum(each.gpus for each in entries) for part, entries in own.items()}
-        return ServedDeployment(
-            name=f"{model} in {self.name}",
-            gpus=largest_choice(gpus),
-            prefill=own["prefill"],
-            decode=own["decode"],
-            colocated=own["colocated"],
-            pairs=own["pairs"],
-        )
+        return ServedDeployment(name=f"{model} in {self.name}", gpus=largest_choice(gpus), **own)
 
     @property
     def systems(self) -> tuple[str, ...]:

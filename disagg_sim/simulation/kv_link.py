@@ -47,9 +47,8 @@ class Spine(NamedTuple):
 class LinkSpec:
     """The network as a user states it."""
 
-    bandwidth: float | None = (
-        None  # one way, per GPU; None: what is reached of NVLink in a domain, else of the NIC [B/s]
-    )
+    #: One way, per GPU; None: what is reached of NVLink in a domain, else of the NIC. [B/s]
+    bandwidth: float | None = None
     latency_s: float | None = None  # before the first byte; None: as the profile says [s]
     descriptor_s: float | None = None  # then, of each block of each tensor; None: as the profile says [s]
     sharing: str = "fair"  # of ``SHARING``

@@ -128,9 +128,8 @@ class Transfers:
         self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two kinds of instances [s]
         self._posts = any(site.wire(mapping).descriptor_s for mapping in set(state.roster.mapping))
         self._once = site.kv_bytes(0)  # of any cache, such as a hidden state for a drafter [B]
-        self._token_bytes = (
-            site.kv_bytes(1) - self._once if self._model.linear_cache else 0.0
-        )  # where a cache grows by the token
+        #: Of a token, where a cache grows by the token. [B]
+        self._token_bytes = site.kv_bytes(1) - self._once if self._model.linear_cache else 0.0
         if way == "chunks":
             self.fleet.take_by_chunk(site.link.chunk_tokens)
 

@@ -85,9 +85,8 @@ class LengthAware:
         self._full_s = site.table(prefill or site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of a queue [s]
         self.shared = shared  # whether all instances take from one queue
-        self._equal = (
-            prefill is not None or len(site.deployment.prefill) == 1
-        )  # each instance holds what any other holds
+        #: Whether each instance holds what any other holds.
+        self._equal = prefill is not None or len(site.deployment.prefill) == 1
         self._waiting: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def waiting_tokens(self, view: ClusterView) -> NDArray[np.int64]:
