@@ -60,17 +60,6 @@ def test_parts_add_up_to_the_measure_of_ttl(measure):
     assert ds.breakdown(points).latency(0, "ttl")["seconds"].sum() == pytest.approx(points["ttl_s"][0], rel=1e-12)
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 16), (2, 32), (8, 16)])
-@pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback])
-def test_no_part_is_sooner_done_than_at_the_speed_of_light(serve, tp, pp):
-    """Waits in a pipeline, too, of which the ideal times of its stages may leave more."""
-    at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
-    points = serve(at, ds.Sharding(tp_attn=tp, tp_ffn=tp, pp=pp), ds.lengths(4096, 512)).iloc[::3].head(30)
-    parts = ds.breakdown(points).operators
-    assert "waiting" in set(parts["kind"])
-    assert (parts["ideal_s"] <= parts["seconds"] * (1.0 + 1e-9)).all()
-
-
 def test_a_frontier_file_gives_what_the_table_gave():
     """What a CSV writes in ten digits is enough, and so is one row of it."""
     points = tables_of("dense")[0].head(4)
@@ -118,15 +107,6 @@ def test_elasticities_of_a_capped_system_are_slopes():
         for name in ("ftl", "ttl"):
             slope = np.log(more[f"{name}_s"] / less[f"{name}_s"])[0] / np.log(1.0001 / 0.9999)
             assert exact.loc[parameter, name] == pytest.approx(slope, rel=1e-4)
-
-
-def test_what_hides_behind_another_operator_takes_no_time():
-    """The shared expert overlaps with dispatch: in every design one of the two counts, the longer one."""
-    parts = taken_apart("latent", 0)[1].operators
-    steps = parts[(parts["step"] == "decode step") & (parts["latency"] == "ttl")]
-    names = steps.groupby("row")["operator"].agg(set)
-    assert any("decode dispatch" in each for each in names)
-    assert not any({"decode dispatch", "shared down"} <= each for each in names)
 
 
 def test_a_pass_waits_for_its_other_micro_batches():
@@ -198,14 +178,3 @@ def test_rows_that_their_specs_do_not_give_are_refused():
         ds.breakdown(points.head(0))
     with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
         ds.breakdown(points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01))
-
-
-@pytest.mark.parametrize("model", ["deepseek_v3_2", "qwen3_next_80b_a3b"])
-def test_kernels_of_sparse_and_linear_attention_wait_for_a_resource(model):
-    """Long caches are indexed, and states moved, at the rate of the HBM: one percent more of it shortens the step."""
-    at = ds.setup(model, "h200_sxm", "fp8")
-    grid = ds.decode_grid(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(32_000, 256), batch=[64])
-    parts = ds.breakdown(grid).latency(0, "ttl")
-    own = parts[parts["source"].str.contains("attention_parts")]
-    assert len(own)
-    assert (own["hbm_s"].sum() + own["compute_s"].sum()) > 0.1 * own["seconds"].sum()

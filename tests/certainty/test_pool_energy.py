@@ -7,7 +7,6 @@ from disagg_sim.certainty.energy import energy_parts
 from disagg_sim.certainty.pool_parts import split_spent
 from disagg_sim.physics.power import power_at
 from disagg_sim.techniques.split.physics import Split
-from disagg_sim.techniques.split.search import ffn_mapping
 
 LENGTHS = ds.lengths(4096, 512)
 
@@ -24,11 +23,3 @@ def test_halves_spend_on_their_work_what_a_whole_instance_does(batch):
     idle = power_at(at).idle
     apart = sum(float(each.joules - idle * each.seconds) for each in halves)
     assert apart == pytest.approx(parts["joules"].sum() - idle * parts["seconds"].sum(), rel=0.005)
-
-
-def test_a_feed_forward_pool_has_the_power_of_its_own_system():
-    at, other = (ds.setup("llama_3_1_70b", name, "fp8") for name in ("h200_sxm", "h100_sxm"))
-    split = Split(ds.Sharding(tp_attn=2, tp_ffn=2), ffn_mapping(at, 4), 2)
-    (_, own), (_, theirs) = (split_spent(at, ffn, split, LENGTHS, 8.0) for ffn in (at, other))
-    assert own.joules / own.seconds > power_at(at).idle
-    assert float(theirs.joules) != float(own.joules)

@@ -1,7 +1,5 @@
 """Parts of a step over two pools and of encoding add up; what hides behind the other half counts nothing."""
 
-import re
-
 import pytest
 
 import disagg_sim as ds
@@ -68,24 +66,6 @@ def test_the_parts_of_encoding_add_up_and_need_their_images():
     assert found.parts["share"].sum() == pytest.approx(step.time / step.latency)
     with pytest.raises(InputError, match="are not those of the step"):
         encode_parts(step, 560, 560)
-
-
-def test_the_command_prints_halves_and_memory(capsys):
-    more = ("--phase", "attention_ffn", "--dp", "16", "--ffn-gpus", "8", "--batch", "3072")
-    assert run([*HAND, *more]) == 0
-    text = capsys.readouterr().out
-    assert "attention DP16, FFN EP8, 3 micro-batches, batch 3072" in text
-    assert "mla + moe" in text
-    assert "attention ranks wait" in text
-    assert "energy of a step" not in text
-    kimi = ("explain", "--model", "kimi_k2_5", "--system", "h200_sxm", "--precision", "fp8", "--phase", "encode")
-    assert run([*kimi, "--images", "2x1120x1120"]) == 0
-    assert "3,200 tokens, 46 MB" in capsys.readouterr().out
-    assert run([*HAND, *more, "--energy"]) == run([*kimi, "--images", "2x1120x1120", "--energy"]) == 0
-    text = capsys.readouterr().out
-    found = re.search(r"energy of a step: (\d+) J of all GPUs, ([0-9.]+) J an output token", text)
-    assert float(found[1]) / 3072 == pytest.approx(float(found[2]), rel=0.01)
-    assert re.search(r"energy: [0-9.]+ J a request, \d+ W of the GPU", text)
 
 
 @pytest.mark.parametrize(

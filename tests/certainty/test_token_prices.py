@@ -77,19 +77,6 @@ def test_tokens_of_a_request_cost_what_the_deployment_costs(at, cached):
         assert spent / 1e6 == pytest.approx(row["usd_per_hour"] / 3600 / row["request_rate_per_s"])
 
 
-def test_without_cached_tokens_there_is_no_price_of_them(at):
-    for points in tables(at, ds.lengths(2048, 256)):
-        assert with_token_prices(points, PRICE)["usd_per_million_cached_tokens"].isna().all()
-
-
-def test_hours_that_are_reserved_and_not_used_are_paid_by_those_that_are(at):
-    points = next(tables(at, ds.lengths(2048, 256)))
-    used, reserved = (with_token_prices(points, PRICE, utilisation=share) for share in (1.0, 0.25))
-    for column in ("usd_per_million_input_tokens", "usd_per_million_output_tokens"):
-        assert reserved[column].to_numpy() == pytest.approx(4 * used[column].to_numpy())
-    assert reserved["usd_per_hour"].equals(used["usd_per_hour"])
-
-
 def test_the_other_columns_stay(at):
     points = next(tables(at, ds.lengths(2048, 256)))
     priced = with_token_prices(points, PRICE)

@@ -42,13 +42,6 @@ def decode_shares(model, system, precision, mapping=ONE_GPU, **settings):
 
 
 @pytest.mark.parametrize("case", ["dense", "inherited"])
-@pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
-def test_shares_of_every_number_add_up_to_one(case, mode):
-    for rows in trust_of_points(tables_of(case)[mode]).values():
-        assert all(sum(shares.values()) == pytest.approx(1.0, rel=1e-9) for shares in rows)
-
-
-@pytest.mark.parametrize("case", ["dense", "inherited"])
 def test_shares_are_those_of_the_parts_of_a_latency(case):
     """Of a step without pipeline stages: seconds of parts of a label over all, which a breakdown finds otherwise."""
     points = tables_of(case)[1]
@@ -57,18 +50,6 @@ def test_shares_are_those_of_the_parts_of_a_latency(case):
     for place, row in enumerate(points.index):
         for latency in ("ttl", "ftl"):
             assert found[latency][place] == pytest.approx(shares_of_parts(parts, row, latency), abs=1e-9)
-
-
-def test_nothing_of_the_speed_of_light_is_measured():
-    """An efficiency of one is an assumption, and the profile has no host."""
-    assert decode_shares("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal") == {Trust.ASSUMED: pytest.approx(1.0)}
-
-
-def test_a_system_of_inherited_fits_is_labelled_so():
-    """Kernels of an MI300X are those of other GPUs, scaled; elementwise kernels are an assumption on every system."""
-    shares = decode_shares("llama_3_1_70b", "mi300x", "fp8", ds.Sharding(tp_attn=8, tp_ffn=8))
-    assert shares[Trust.INHERITED] > 0.7
-    assert set(decode_shares("llama_3_1_70b", "h200_sxm", "fp8")) == {Trust.FITTED, Trust.ASSUMED}
 
 
 def test_elementwise_kernels_are_all_that_is_assumed_of_one_gpu():

@@ -58,15 +58,6 @@ def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
     assert np.allclose(bands["ttl_p10_s"], 1 / bands["tokens_per_s_per_user_p90"], rtol=0.02)
 
 
-@pytest.mark.parametrize("model", ["qwen3_next_80b_a3b", "deepseek_v4_flash"])
-def test_models_with_linear_and_compressed_attention_have_bands(model):
-    at, options = ds.setup(model, "h200_sxm", "fp8"), ds.Colocation(batch=(4,), prefill_batch=(1,))
-    points = ds.colocated(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(4096, 256), ftl_limit=10.0, options=options)
-    bands = ds.uncertainty(points, samples=100).bands()
-    assert (bands["ttl_p10_s"] < bands["ttl_s"]).all()
-    assert (bands["ttl_s"] < bands["ttl_p90_s"]).all()
-
-
 def test_bands_of_a_frontier_and_of_the_gain_are_those_of_each_sample_by_hand():
     """In a sample the best at an interactivity has the most throughput of those that are as fast in it."""
     found, speeds = ds.uncertainty(frontiers("dense"), samples=25), [60.0, 100.0]
@@ -85,18 +76,6 @@ def test_bands_of_a_frontier_and_of_the_gain_are_those_of_each_sample_by_hand():
         for name, share in (("gain_p10", 0.1), ("gain_p90", 0.9)):
             assert row[name] == pytest.approx(np.quantile(ratio, share, method="inverted_cdf"), rel=1e-9)
         assert row["probability"] == pytest.approx(np.mean(ratio > 1))
-
-
-def test_inherited_fits_are_told_and_widen_the_band():
-    points = ds.pareto_front(tables_of("inherited")[1])
-    words = ds.outside_calibration(points)
-    assert words.str.contains("inherited from h100_sxm: ").all()
-    without = {name: replace(kind, transfer=0.0, transfer_across=0.0) for name, kind in SPREADS.kinds.items()}
-    wide, narrow = (
-        np.log(ds.uncertainty(points, samples=300, spreads=each).ttl).std(axis=1)
-        for each in (SPREADS, replace(SPREADS, kinds=without))
-    )
-    assert (wide > narrow).all()
 
 
 def test_an_ideal_profile_and_a_single_mode_are_refused_in_one_line():

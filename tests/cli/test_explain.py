@@ -28,33 +28,6 @@ def results(swept, tmp_path_factory):
     return swept(SWEEP, tmp_path_factory.mktemp("explained") / "out")
 
 
-def test_printed_parts_add_up_to_the_printed_latency(results, capsys):
-    """A row of a computed sweep, with an NVLink domain of its own, and the memory of its GPUs."""
-    table = pd.read_csv(results / "frontier.csv")
-    row = int(table.index[table["mode"] == "disaggregated"][0])
-    capsys.readouterr()
-    assert run(["explain", str(results), "--row", str(row), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    for name in ("ttl", "ftl"):
-        parts = [part for part in told["operators"] if part["latency"] == name]
-        assert sum(part["seconds"] for part in parts) == pytest.approx(table[f"{name}_s"][row], rel=1e-9)
-    for phase in ("prefill", "decode"):
-        filled = sum(part["bytes"] for part in told["memory"] if part["phase"] in (phase, "both"))
-        assert filled == pytest.approx(table[f"{phase}_memory_bytes"][row], rel=1e-9)
-
-
-def test_the_table_tells_how_near_a_part_is_to_the_speed_of_light(capsys):
-    shape = ["--precision", "fp8", "--phase", "decode", "--tp", "4", "--batch", "4", "--isl", "4096", "--osl", "256"]
-    asked = ["explain", "--model", "llama_3_1_70b", "--system", "h100_sxm", *shape]
-    assert run([*asked, "--json"]) == 0
-    parts = json.loads(capsys.readouterr().out)["operators"]
-    assert run(asked) == 0
-    shown = dict(re.findall(r"^(\S.*?) {2,}[\d.]+ \S+ .* (\d+)%  [a-z]+ ", capsys.readouterr().out, re.MULTILINE))
-    assert len(shown) > 5
-    for part in (each for each in parts if each["operator"] in shown):
-        assert int(shown[part["operator"]]) == pytest.approx(100 * part["ideal_s"] / part["seconds"], abs=0.51)
-
-
 @pytest.mark.parametrize(("options", "pool"), [(["--phase", "decode"], "decode"), (["--phase", "prefill"], "prefill")])
 def test_a_design_that_does_not_fit_says_so_first(options, pool, capsys):
     """406 billion parameters in bf16 are 203 GB on each of four GPUs of 80 GB; eight of them hold them in fp8."""
@@ -165,26 +138,6 @@ def test_a_table_changed_by_hand_is_refused(column, value, said, results, tmp_pa
 BY_HAND = ["--system", "h100_sxm", "--precision", "fp8", "--tp", "4", "--batch", "32", "--isl", "4096", "--osl", "512"]
 
 
-@pytest.mark.parametrize(
-    ("phase", "latencies", "pools"),
-    [
-        ("decode", {"ttl"}, {"decode"}),
-        ("prefill", {"ftl"}, {"prefill"}),
-        ("colocated", {"ttl", "ftl"}, {"both"}),
-        ("piggyback", {"ttl", "ftl"}, {"both"}),
-    ],
-)
-def test_a_design_by_hand_is_explained_in_its_phases(phase, latencies, pools, capsys):
-    assert run(["explain", "--model", "llama_3_1_70b", *BY_HAND, "--phase", phase, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {part["latency"] for part in told["operators"]} == latencies
-    assert {part["phase"] for part in told["memory"]} == pools
-    (point,) = told["points"]
-    for name in latencies:
-        seconds = sum(part["seconds"] for part in told["operators"] if part["latency"] == name)
-        assert seconds == pytest.approx(point[f"{name}_s"], rel=1e-9)
-
-
 def test_a_design_by_hand_has_the_precision_of_plans(capsys):
     assert run(["explain", "--model", "llama_3_1_8b", "--system", "h100_sxm"]) == 0
     assert "llama_3_1_8b on h100_sxm, fp8 (measured)" in capsys.readouterr().out
@@ -204,17 +157,6 @@ def test_a_wrong_design_by_hand_is_one_line(arguments, said, capsys):
     assert run(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-
-
-@pytest.mark.long
-def test_memory_of_a_server_is_told_by_its_terms(capsys):
-    """A model with states on an engine whose start-up is known: all that fills the GPU, and what lies outside."""
-    by_hand = ["--model", "qwen3_5_35b_a3b", "--system", "h100_sxm", "--precision", "fp8", "--engine", "vllm"]
-    assert run(["explain", *by_hand, "--tp", "2", "--batch", "64"]) == 0
-    lines = capsys.readouterr().out.split("memory of a decode GPU: ")[1].splitlines()
-    assert "outside of it CUDA graphs 1.1 and in use before 0.5 GB" in lines[0]
-    told = {line.split("  ")[0] for line in lines[2:7]}
-    assert told == {"weights", "KV cache", "states of sequences", "activations, logits", "runtime, libraries"}
 
 
 def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import yaml
 
-import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.parquet import read_parquet
 from disagg_sim.report.lines import not_completed
@@ -388,20 +387,3 @@ def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
     path, out = scenario(name=r"price in $\frac{$", trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out)) == 0
     assert list((out / "figures" / "two").glob("latencies-*.png"))
-
-
-def test_energy_of_runs_is_written_where_asked_for(scenario, tmp_path, capsys):
-    """A GPU draws what its run in the notebook says."""
-    path, asked = scenario(policies=["vllm"], trace={"path": "short.csv", "rate_scale": 1.0}), tmp_path / "asked"
-    assert run(["simulate", path, "--out", str(asked), "--no-figures", "--energy"]) == 0
-    assert "kWh" in capsys.readouterr().out
-    found = pd.read_csv(asked / "energy.csv")
-    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    two = ds.ServedDeployment(
-        name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=2),), setup=at
-    )
-    result = ds.simulate(two, ds.load_trace(str(tmp_path / "short.csv")), "vllm", slo=ds.Slo(ttft=0.5, tpot=0.05))
-    by_hand = ds.run_energy(result)
-    assert found["joules"].sum() == pytest.approx(by_hand["joules"].sum(), rel=1e-6)
-    assert (found["watts"] < 700).all()
-    assert (found["joules"] >= found["waiting_joules"]).all()
