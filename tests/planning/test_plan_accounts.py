@@ -1,4 +1,4 @@
-"""Accounts of a plan, counted again from its pools: caches over NICs, prices, joules, and which mode is the better."""
+"""Accounts of a plan, counted again from its pools: caches over NICs, prices and joules."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.planning.sizing import cost_of
-from disagg_sim.report.plan import design_json, plan_json
+from disagg_sim.report.plan import design_json
 
 #: Cache of a token: layers, K and V of all heads, width; of MLA one latent with its rope. One byte each. [B]
 KV = {
@@ -135,34 +135,6 @@ def test_a_co_located_pool_is_paid_by_the_time_of_a_prompt_and_of_the_output_of_
     hour = PRICES["h100_sxm"] * 8 / 3600 / 20 * 1e6
     assert float(told.new) == pytest.approx(hour * prompt / (prompt + output) / 2048, rel=0.03)
     assert float(told.output) == pytest.approx(hour * output / (prompt + output) / 256, rel=0.03)
-
-
-# The better mode.
-
-
-@pytest.mark.parametrize(
-    ("model", "system", "isl", "osl", "limits"),
-    [
-        ("llama_3_1_8b", "h100_sxm", 2048, 256, {"tpot": "20 ms"}),
-        ("llama_3_1_8b", "h100_sxm", 512, 64, {"tpot": "50 ms"}),
-        ("llama_3_1_8b", "h100_sxm", 8192, 64, {"tpot": "10 ms"}),
-    ],
-)
-@pytest.mark.parametrize("size", [{"rate": 40}, {"gpus": 24}])
-def test_the_better_mode_is_the_one_that_is_told(model, system, isl, osl, limits, size):
-    found = ds.plan(model, system, ds.lengths(isl, osl), **limits, **size)
-    gpus = {design.mode: sum(counted(design).values()) for design in (found.best, found.other)}
-    each = {design.mode: design.rate for design in (found.best, found.other)}
-    assert len(each) == 2
-    if "gpus" in size:
-        assert max(gpus.values()) <= 24
-    else:
-        each = {mode: 40 / count for mode, count in gpus.items()}
-    split, joint = each[ServingMode.DISAGGREGATED], each[ServingMode.COLOCATED]
-    simpler = ServingMode.COLOCATED if split <= 1.1 * joint * (1 + 1e-9) else ServingMode.DISAGGREGATED
-    assert found.best.mode == simpler  # co-located serving comes first up to 1.1 times the cost
-    assert found.gain == pytest.approx(each[found.best.mode] / each[found.other.mode], rel=1e-9)
-    assert plan_json(found)["best"]["mode"] == found.best.mode.value
 
 
 # Energy.

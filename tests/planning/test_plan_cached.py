@@ -1,22 +1,10 @@
 """Plans of prompts whose start is cached, and what simulation says of them."""
 
-import pytest
-
 import disagg_sim as ds
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.prove import prove
 
 ASKED = {"ttft": "1 s", "tpot": "30 ms", "rate": 20}
-
-
-@pytest.fixture(scope="module")
-def plan():
-    return ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256, cached=0.9), **ASKED)
-
-
-def test_a_cached_share_saves_gpus(plan):
-    cold = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256), **ASKED)
-    assert plan.best.gpus < cold.best.gpus
 
 
 def test_what_decode_holds_is_not_handed_over_in_simulation():

@@ -13,7 +13,6 @@ from disagg_sim.facts.load import load_power
 from disagg_sim.planning.counts import least
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
-from disagg_sim.report.plan import plan_json, screen
 
 LENGTHS, RATE = ds.lengths(4096, 512), 20.0
 
@@ -67,21 +66,6 @@ def test_no_deployment_of_any_size_draws_less(plan):
     assert plan.gain == pytest.approx(plan.other.cost / plan.best.cost)
 
 
-def test_the_plan_says_what_moved_against_that_of_fewest_gpus(plan):
-    small = planned("gpus").best
-    counted = [[(pool.mapping, pool.instances) for pool in each.pools] for each in (plan.fewest, small)]
-    assert counted[0] == counted[1]
-    assert small.gpus <= plan.best.gpus
-    assert drawn(plan.best).watts <= drawn(small).watts
-    said = "\n".join(row[0] for row in screen(plan)[1].rows)
-    assert f"against the design of fewest GPUs ({small.gpus}: " in said
-    json = plan_json(plan)
-    assert json["fewest_gpus"]["design"]["gpus"] == small.gpus
-    assert json["joules_per_output_token"] == pytest.approx(plan.best.cost / plan.best.tokens_per_s)
-    assert json["joules_per_output_token"] <= json["fewest_gpus"]["joules_per_output_token"]
-    assert "fewest_gpus" not in plan_json(planned("gpus"))
-
-
 def test_the_fewest_gpus_of_two_systems_are_counted_not_weighed_by_their_power():
     """They are three B200, not five H100."""
     asked = "llama_3_1_8b", "h100_sxm,b200_sxm", ds.lengths(2048, 256)
@@ -95,15 +79,6 @@ def test_a_pair_of_pools_may_take_all_gpus_that_are_given():
     plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), gpus=2, options=ds.PlanOptions(objective="joule"))
     pairs = [each for each in (plan.best, plan.other) if each and each.mode == ServingMode.DISAGGREGATED]
     assert [each.gpus for each in pairs] == [2]
-
-
-@pytest.mark.long
-def test_with_gpus_given_the_mode_is_that_of_most_tokens_per_joule():
-    plan = planned(gpus=24)
-    assert plan.best.gpus <= 24
-    per_joule = [design.rate / drawn(design).watts for design in (plan.best, plan.other)]
-    assert plan.gain == pytest.approx(per_joule[0] / per_joule[1])
-    assert "output tokens per joule of the best" in screen(plan)[1].rows[0][0]
 
 
 def test_spare_instances_cost_what_waiting_gpus_draw():

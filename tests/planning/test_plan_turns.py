@@ -60,21 +60,9 @@ def test_words_of_the_command_are_read():
 
 
 def test_sessions_of_a_traffic_are_told_what_plays_them():
-    asked = [
-        "plan",
-        "--model",
-        "llama_3_1_70b",
-        "--system",
-        "h200_sxm",
-        "--traffic",
-        "coding_agent",
-        "--rate",
-        "5",
-        "--simulate",
-        "--tiers",
-    ]
+    asked = "plan --model llama_3_1_70b --system h200_sxm --traffic coding_agent --rate 5 --simulate --tiers"
     with pytest.raises(InputError, match=r"'disagg-sim simulate FILE' does, with trace: \{kind: sessions, "):
-        CliRunner().invoke(app, [*asked, "hbm=20 GB,dram"], catch_exceptions=False)
+        CliRunner().invoke(app, [*asked.split(), "hbm=20 GB,dram"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("hbm", "settled"), [(0.5, True), (0.515, True), (0.6, False)])

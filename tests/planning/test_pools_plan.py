@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 
-import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +21,6 @@ from disagg_sim.planning.prove import deployed, prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.page.write import plan_content
 from disagg_sim.report.plan import plan_json
-from disagg_sim.report.schemas import json_schema
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.instance_variants import split_of
 from disagg_sim.techniques.encode.plan import EncodeChoice
@@ -221,28 +219,6 @@ def test_ranks_that_no_memory_holds_say_so():
     found = ds.plan("deepseek_r1", "h100_sxm", LENGTHS, gpus=2, options=options)
     assert found.best is None
     assert "no attention and feed-forward ranks fit in memory" in found.infeasible
-
-
-@pytest.mark.usefixtures("without_changes")
-def test_what_the_rate_rests_on_is_said(capsys):
-    """Caches and drafts change the rate by multiples; the screen and JSON name them.
-
-    Of the three quarters of 4,096 tokens that are cached one piece of 2,096 is taken up again, from one state.
-    """
-    asked = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--cached", "0.75")
-    drafts = ("--tiers", "dram", "--speculate", "2", "--acceptance", "mtp 0.8 0.6")
-    assert run([*COMMAND, *asked, *drafts, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    jsonschema.validate(made, json_schema("plan"))
-    cached = "51.2 % of a prompt cached (in dram, in whole pieces of 2,096 tokens), drafts of"
-    assert cached in made["said"]["question"]
-    question = made["question"]
-    assert question["mean_cached"] == 2096
-    assert question["pools"] == ["encode", "prefill", "decode"]
-    assert question["images"] == {"images": 2, "height": 1120, "width": 1120, "cached": 0.0}
-    assert [each["name"] for each in made["tiers"]] == ["dram"]
-    assert {pool["draft_tokens"] for pool in made["best"]["pools"] if pool["role"] == "decode"} == {2}
-    assert made["assurance"]["pools"][0]["rests_on"] == {"assumed": 1.0}
 
 
 @pytest.mark.parametrize(

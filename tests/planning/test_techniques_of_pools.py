@@ -112,15 +112,3 @@ def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpu
     assert own.watts < other.watts
     assert thrifty.best.gpus >= fewest.best.gpus
     assert thrifty.best.ttft["p90"] <= 2.0
-
-
-@pytest.mark.parametrize("technique", [PlanOptions(objective="joule"), PlanOptions(availability=0.999)])
-def test_feed_forward_ranks_may_have_a_system_of_their_own(technique):
-    found = asked(SPLIT[1:], Size(rate=20.0), options=technique, ffn_system="b200_sxm", system="h200_sxm", tpot=0.1)
-    decode = found.best.pools[-1]
-    assert set(decode.each) == {"h200_sxm", "b200_sxm"}
-    assert sum(gpus for _, gpus in decode.parts) == decode.gpus
-    if technique.availability:
-        assert found.best.spares.availability >= 0.999
-    else:
-        assert found.best.cost == pytest.approx(drawn(found.best).watts)
