@@ -22,6 +22,8 @@ limits: {max_gpus: 2}
 """
 
 HEAVY = ("matplotlib", "pandas", "duckdb", "scipy", "pulp", "joblib", "rich", "pydantic")
+#: What the package itself does not need before it is used.
+LATER = (*HEAVY, "numpy", "numba", "highspy", "yaml", "typer", "statsmodels", "torch", "huggingface_hub")
 
 
 @pytest.fixture
@@ -248,7 +250,7 @@ def test_importing_the_package_loads_nothing_heavy_and_takes_less_than_half_a_se
     """CPU seconds, the best of two, as other processes may hold the cores."""
     script = f"""import sys, time
 import disagg_sim
-print(*[m for m in {HEAVY!r} if m in sys.modules], time.process_time())"""
+print(*[m for m in {LATER!r} if m in sys.modules], time.process_time())"""
     words = [
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
         for _ in range(2)
