@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError, SpecError
@@ -11,77 +12,31 @@ from disagg_sim.facts.hub.imported import import_model
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.planning.question import PlanOptions, setups_of, usual_precision
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
-}
-QWEN_MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "head_dim": 128,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"],
-    "attention_bias": True,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_local_experts": 128,
-    "sliding_window": 128,
-    "vocab_size": 201088,
-    "quantization_config": {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
-    },
-}
-DEEPSEEK = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}
+LLAMA = yaml.safe_load("""{
+  architectures: [LlamaForCausalLM], hidden_size: 4096, intermediate_size: 14336, max_position_embeddings: 131072,
+  num_attention_heads: 32, num_hidden_layers: 32, num_key_value_heads: 8, tie_word_embeddings: false, vocab_size:
+  128256
+}""")
+QWEN_MOE = yaml.safe_load("""{
+  architectures: [Qwen3MoeForCausalLM], head_dim: 128, hidden_size: 2048, intermediate_size: 6144,
+  max_position_embeddings: 40960, moe_intermediate_size: 768, num_attention_heads: 32, num_experts: 128,
+  num_experts_per_tok: 8, num_hidden_layers: 48, num_key_value_heads: 4, sliding_window: 4096, use_sliding_window:
+  false, vocab_size: 151936
+}""")
+GPT_OSS = yaml.safe_load("""{
+  architectures: [GptOssForCausalLM], attention_bias: true, head_dim: 64, hidden_size: 2880, intermediate_size: 2880,
+  max_position_embeddings: 131072, num_attention_heads: 64, num_experts_per_tok: 4, num_hidden_layers: 36,
+  num_key_value_heads: 8, num_local_experts: 128, sliding_window: 128, vocab_size: 201088, quantization_config:
+  {quant_method: mxfp4, modules_to_not_convert: ["model.layers.*.self_attn", "model.layers.*.mlp.router", lm_head]}
+}""") | {"layer_types": ["sliding_attention", "full_attention"] * 18}
+DEEPSEEK = yaml.safe_load("""{
+  architectures: [DeepseekV3ForCausalLM], first_k_dense_replace: 3, hidden_size: 7168, intermediate_size: 18432,
+  kv_lora_rank: 512, max_position_embeddings: 163840, moe_intermediate_size: 2048, moe_layer_freq: 1,
+  n_routed_experts: 256, n_shared_experts: 1, num_attention_heads: 128, num_experts_per_tok: 8, num_hidden_layers: 61,
+  num_key_value_heads: 128, num_nextn_predict_layers: 1, q_lora_rank: 1536, qk_nope_head_dim: 128, qk_rope_head_dim:
+  64, topk_method: noaux_tc, v_head_dim: 128, vocab_size: 129280, quantization_config: {quant_method: fp8,
+  weight_block_size: [128, 128]}
+}""")
 SHIPPED = {"llama_3_1_8b": LLAMA, "qwen3_30b_a3b": QWEN_MOE, "gpt_oss_120b": GPT_OSS, "deepseek_r1": DEEPSEEK}
 
 

@@ -9,23 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from test_hub_import import LLAMA
 
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hub.imported import import_model
 
-CONFIG = json.dumps(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
-).encode()
+CONFIG = json.dumps(LLAMA).encode()
 FILES = {"/own/Small-8B/resolve/main/config.json": CONFIG}
 COMMAND = """
 import sys
