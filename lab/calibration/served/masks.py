@@ -60,8 +60,9 @@ def _job(row: ServingRow) -> tuple[Any, ...]:
 
 def _of_job(row: ServingRow) -> str:
     """Why the job of a row is not judged; "" where it is."""
-    mine = {"file": row.file, "engine": row.engine, "version": row.version}
-    return next((each["reason"] for each in _masks()["jobs"] if mine.items() <= each.items()), "")
+    stated = ("file", "model", "system", "engine", "version")
+    jobs = _masks()["jobs"]
+    return next((job["reason"] for job in jobs if all(getattr(row, name) == job[name] for name in stated)), "")
 
 
 def of_image(image: str) -> str:

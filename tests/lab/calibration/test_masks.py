@@ -47,6 +47,8 @@ def test_a_run_above_the_peak_speaks_of_its_whole_job():
 
 def test_a_job_that_is_named_and_a_reason_that_stays():
     row = loop("a", concurrency=1, tpot=0.006, file="nvidia_gap_runs.csv", engine="trtllm", version="1.3")
-    (stalls, older, refused) = masked([row, replace(row, version="1.0"), row.refused("no system")])
+    row = replace(row, model="qwen3_32b", system="gb200_nvl72")
+    others = [replace(row, **told) for told in ({"version": "1.0"}, {"system": "b200_sxm"}, {"model": "llama_3_1_8b"})]
+    stalls, *kept, refused = masked([row, *others, row.refused("no system")])
     assert stalls.reason.startswith("a job that stalls")
-    assert (older.reason, refused.reason) == ("", "no system")
+    assert [each.reason for each in (*kept, refused)] == ["", "", "", "no system"]
