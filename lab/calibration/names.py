@@ -68,9 +68,9 @@ def recipe_of(weights: str, cache: str, model: str) -> str:
 
     Checkpoints of gpt-oss are MXFP4 experts in a bf16 model, whatever a source calls them.
     """
-    if model.startswith("gpt_oss"):
-        return "mxfp4_fp8kv" if cache == "fp8" else "mxfp4"
     kind = canonical_name(weights)
+    if model.startswith("gpt_oss") or "mxfp4" in kind:
+        return "mxfp4_fp8kv" if cache == "fp8" else "mxfp4"
     if "fp4" in kind:
         return "nvfp4_fp8kv" if cache == "fp8" else "nvfp4_bf16kv"
     if "fp8" in kind:

@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.load import load_engine, load_system
 from disagg_sim.units import MS
 from lab.calibration.names import engine_named, model_named, recipe_of, system_named
 from lab.calibration.served.rows import Measurement
@@ -131,10 +131,11 @@ def names_of(line: Any, *, weights: str, engine: str = "", cache: str = "") -> N
     """Names of a line with the columns ``model``, ``gpu_family``, ``hardware`` and ``framework``.
 
     Takes ``weights`` (weight format as the source writes it; "" is 16 bit) and ``cache`` (cache format as the source
-    writes it; "" is the engine's own).
+    writes it; "" is the engine's own). The fp4 of AMD is MXFP4.
     """
     model, hardware, framework = model_named(text(line, "model")), text(line, "hardware"), text(line, "framework")
     system, reason = system_named(text(line, "gpu_family"), hardware)
     engine = engine or engine_named(framework)
-    recipe = recipe_of(weights, cache_format(engine, weights, cache), model)
+    mxfp4 = "fp4" in weights and system and load_system(system).vendor == "AMD"
+    recipe = recipe_of("mxfp4" if mxfp4 else weights, cache_format(engine, weights, cache), model)
     return Names(model, system, engine, recipe, hardware, framework, reason)

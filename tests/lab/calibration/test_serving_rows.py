@@ -69,6 +69,9 @@ def test_a_disaggregated_run_knows_its_workers(tmp_path):
     told = {(q.name, q.statistic): q.measured for q in row.quantities}
     assert told["tpot", "median"] == pytest.approx(0.0124)
     assert told["throughput", "mean"] == 1581.0
+    amd = R1 | {"hardware": "mi355x", "gpu_family": "MI355X", "framework": "mori-sglang"}
+    (row,) = read_rows(write(tmp_path / "y.csv", amd))
+    assert (row.system, row.engine, row.recipe, row.reason) == ("mi355x", "sglang", "mxfp4", "")
 
 
 #: How R1 was launched: decode by TP8 EP8 with 8 slots a worker, prefill by four ranks.
@@ -288,6 +291,7 @@ def test_names_of_boards_and_recipes():
     assert system_named("GB200", "GB200 192GB (NVL72)") == ("gb200_nvl72", "")
     assert recipe_of("fp4", "bf16", "llama_3_1_70b") == "nvfp4_bf16kv"
     assert recipe_of("fp4", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
+    assert recipe_of("mxfp4", "bf16", "deepseek_r1") == "mxfp4"
     assert recipe_of("fp8_block", "bf16", "llama_3_1_8b") == "fp8_block_bf16kv"
     assert recipe_of("", "bf16", "llama_2_7b") == "bf16"
     assert [recipe_of("fp8_tensor", cache, "qwen3_235b_a22b") for cache in ("fp8", "bf16")] == [
