@@ -6,8 +6,11 @@ import csv
 import re
 from typing import NamedTuple
 
+import pandas as pd
+
 from docs.computed import on_site, quick, table
 from docs.computed.served import PAGE, written
+from lab.calibration.served.boards import met
 
 
 def rows(name: str) -> list[list[str]]:
@@ -39,23 +42,44 @@ def line_of_page(start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+def power(cells: list[str]) -> str:
+    """The median error of a line of the power of serving GPUs."""
+    return cells[2].split(", ")[0].strip("*")
+
+
+def single_boards() -> str:
+    """Boards of one result that are not set aside: how many are met; of all boards, how many plans exceed the run."""
+    boards = [(cells[3], cells[9]) for cells in rows("optimum-boards")]
+    alone = pd.Series([float(ratio) for results, ratio in boards if results == "1" and "†" not in ratio])
+    known = [float(ratio.strip(" †")) for _, ratio in boards if ratio.strip(" †–")]
+    return (
+        f"{met(pd.DataFrame({'plan_over_run': alone}))}; "
+        f"{sum(ratio > 1.0 for ratio in known)} of {len(known)} plans exceed the best run (too few GPUs)"
+    )
+
+
 @quick
 def accuracy_decisions() -> str:
     """One number for each decision that a user takes."""
     families = [reached(f"TPOT, {family}") for family in ("dense", "DeepSeek-R1", "other MoE")]
     dense, r1, moe = (each.error for each in families)
-    tpot_new, ttft_new = (reached(bar, NEW) for bar in ("TPOT, other MoE", "TTFT, all"))
+    bars = ("TPOT, other MoE", "TPOT, DeepSeek-R1", "TTFT, all", "throughput")
+    tpot_new, tpot_amd, ttft_new, rate_amd = (reached(bar, NEW) for bar in bars)
     ttft, rate, split = (reached(bar) for bar in ("TTFT, all", "throughput", "throughput, R1 disaggregated"))
     tails = sorted(
         abs(int(re.search(r"(-\d+) %", cells[2])[1]))
         for cells in rows("served-simulated-statistics")
         if cells[0] == "TTFT, p99"
     )
-    picks = rows("ranking-picks")[0]
+    every, unseen, *_, fewest, chance = rows("ranking-picks")
     heights = rows("optimum-heights")[-1]
     plans, tokens = (
         line_of_page("| the best of each question |"),
         line_of_page("| tokens of the KV cache (12 servers) |"),
+    )
+    amd, a100 = (
+        line_of_page("| InferenceX, DeepSeek-R1 in fp8 and fp4 on MI355X"),
+        line_of_page("| Splitwise, Llama-2-70B"),
     )
     served = "#served-runs-errors-on-configurations-that-no-fit-saw"
     return table(
@@ -65,7 +89,8 @@ def accuracy_decisions() -> str:
                 "Which TPOT will users see?",
                 f"[TPOT]({served})",
                 f"{dense} dense, {r1} DeepSeek-R1, {moe} other MoE (p90 {', '.join(each.p90 for each in families)}); "
-                f"files no fit saw: MoE of 2026 {tpot_new.error} (p90 {tpot_new.p90})",
+                f"files no fit saw: MoE of 2026 {tpot_new.error} (p90 {tpot_new.p90}), R1 on AMD {tpot_amd.error} "
+                f"(p90 {tpot_amd.p90})",
             ],
             [
                 "Which TTFT?",
@@ -76,23 +101,25 @@ def accuracy_decisions() -> str:
             [
                 "How much does a layout that I know serve?",
                 f"[throughput]({served})",
-                f"{rate.error} (p90 {rate.p90}); R1 disaggregated {split.error} (p90 {split.p90})",
+                f"{rate.error} (p90 {rate.p90}); R1 disaggregated {split.error} (p90 {split.p90}); "
+                f"on AMD {rate_amd.error}",
             ],
             [
                 "Which layout is best?",
                 "[best published configuration picked](#does-it-rank)",
-                f"{picks[3]} of {picks[2]} picks; throughput of the pick {picks[4]} of the best",
+                f"{unseen[3]} of {unseen[2]} picks that no fit saw, throughput {unseen[4]} of the best; all "
+                f"{every[3]} of {every[2]}, {every[4]} (fewest GPUs {fewest[3]}, {fewest[4]}; at random {chance[3]})",
             ],
             ["Co-located or disaggregated?", "[same winner as measured](#does-it-rank), R1", written("ranking-modes")],
             [
                 "How many GPUs do I buy?",
                 "[plan within 15 % of the best MLPerf result](#is-the-optimum-right)",
-                written("optimum-boards-met"),
+                f"{written('optimum-boards-met')}; with one, not set aside, {single_boards()}",
             ],
             [
                 "May I trust a layout that nobody has run?",
                 "[best free layout over the published frontier](#is-the-optimum-right), R1 disaggregated",
-                f"{heights[-1]}; {heights[4]} for the layouts as run",
+                f"{heights[-1]} times it; {heights[4]} times for the layouts as run",
             ],
             [
                 "Will the plan meet its limits?",
@@ -107,7 +134,7 @@ def accuracy_decisions() -> str:
             [
                 "What does it draw?",
                 "[power of a serving GPU](#energy-of-served-runs)",
-                "13 % MI355X (always too high), 4 % A100",
+                f"{power(amd)} MI355X ({amd[2].split(', ')[-1]} the measurement), {power(a100)} A100",
             ],
         ],
     )

@@ -15,7 +15,7 @@ from lab.calibration.served.bands import with_bands
 from lab.calibration.served.bars import BARS, PARTS, coverage, judged
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import groups, points, with_dimensions
-from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
+from lab.calibration.served.ranking import GROUP, SLOW, heights, modes, ranked, served_points, summed
 from lab.calibration.served.read import read_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +40,7 @@ FILES = {
 FORMS = {
     "inferencex_dense": "InferenceX, Llama 70B and gpt-oss, aggregated",
     "inferencex_dsr1": "InferenceX, DeepSeek-R1",
+    "inferencex_amd": "InferenceX, DeepSeek-R1 on MI300X, MI325X and MI355X (no profile was fitted to them)",
     "inferencex_models": "InferenceX, models of 2026 (no profile was fitted to them)",
     "nvidia_gap": "NVIDIA's gap analysis",
     "splitwise": "Splitwise, Llama 2 70B and BLOOM, vLLM of 2023",
@@ -47,6 +48,10 @@ FORMS = {
     "trtllm_docs": "TensorRT-LLM pages, v0.5 to v1",
     "mlperf": "MLPerf (no profile was fitted to it)",
 }
+#: Its file whose systems no profile was fitted to.
+AMD = "inferencex_dsr1_amd_runs.csv"
+#: Forms whose modes have lines of their own.
+BOTH_MODES = ("inferencex_dsr1", "inferencex_amd", "inferencex_models")
 #: Models that have bars of their own, and their names on the page.
 OWN_BARS = {"gpt_oss_120b": "gpt-oss 120B", "qwen3_235b_a22b": "Qwen3-235B"}
 #: Dimensions of the table of layouts, and the fewest points of a line.
@@ -178,12 +183,13 @@ def served_sources() -> str:
     """Errors by source on what no profile was fitted to: held-out configurations, and whole files."""
     done = lines()
     done = done[done["evaluated"] & ~done["saturated"] & (done["part"] != "fitted")]
+    done = done.assign(form=done["form"].mask(done["file"] == AMD, "inferencex_amd"))
     rows = []
     for form, name in FORMS.items():
         for mode in ("aggregated", "disaggregated"):
             mine = done[(done["form"] == form) & (done["mode"] == mode)]
             if len(mine):
-                shown = f"{name}, {mode}" if form in ("inferencex_dsr1", "inferencex_models") else name
+                shown = f"{name}, {mode}" if form in BOTH_MODES else name
                 rows.append([shown, *(_errors(mine[mine["quantity"] == q]) for q in ("tpot", "ttft", "throughput"))])
     return table(["unseen, below saturation", "TPOT", "TTFT", "throughput"], rows)
 
@@ -244,9 +250,15 @@ def served_coverage_count() -> str:
 @slow
 @from_data
 def ranking_picks() -> str:
-    """What the forecast picks, in all and by family and engine."""
-    _, told = cells()
-    parts = [summed(told), *(summed(told, by) for by in ("family", "engine"))]
+    """What the forecast picks: in all, of what no fit saw, by family and engine; and what simple rules pick."""
+    runs, told = cells()
+    unseen = ranked(served_points(lines()[lines()["part"] != "fitted"]))
+    fewest = ranked(
+        runs.assign(throughput_forecast=1.0 / runs["gpus"], interactivity_forecast=runs["interactivity_measured"])
+    )
+    whole = {"all": told, "that no fit saw": unseen}
+    parts = [summed(of).assign(group=name) for name, of in whole.items()]
+    parts += [summed(told, by) for by in ("family", "engine")]
     rows = [
         [
             line.group,
@@ -259,6 +271,19 @@ def ranking_picks() -> str:
         ]
         for line in pd.concat(parts).itertuples()
     ]
+    (rule,) = summed(fewest).itertuples()
+    rows += [
+        [
+            "all, by the fewest GPUs",
+            "",
+            "",
+            f"{100 * rule.best_picked:.1f} %",
+            f"{rule.relative_throughput:.3f}",
+            "",
+            "",
+        ],
+        ["all, at random", "", "", f"{100 * (1.0 / told['configurations']).mean():.1f} %", "", "", ""],
+    ]
     head = ["", "groups", "picks", "best picked", "measured throughput over the best", "pairs in order", "height"]
     return table(head, rows)
 
@@ -266,9 +291,10 @@ def ranking_picks() -> str:
 @slow
 @from_data
 def ranking_modes() -> str:
-    """Verdicts on disaggregation that agree with the measured ones."""
+    """Verdicts on disaggregation that agree with the measured ones, and those that one mode for all would get."""
     both = modes(cells()[0])
-    return f"{int(both['agree'].sum())} of {len(both)}"
+    alone, count = int((both["gain_measured"] <= 1.0).sum()), len(both.groupby(list(GROUP)))
+    return f"{int(both['agree'].sum())} of {len(both)} ({count} groups; always co-located: {alone})"
 
 
 def _heights(below: float) -> Sequence[float]:
