@@ -30,6 +30,9 @@ from disagg_sim.choices import (
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.units import asked_quantity
 
+#: Field of a question that takes what techniques ask for, each by an option of its own.
+TECHNIQUES = "techniques"
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -53,7 +56,7 @@ class Ask:
         >>> Ask("", unit="share", low=0.0, high=1.0).read("90%")
         0.9
         """
-        number = asked_quantity(given, self.unit, "")
+        number = asked_quantity(given, self.unit, "") if self.unit else float(str(given))
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         if not low <= number <= high:
@@ -80,8 +83,9 @@ def fields_of(question: type) -> Iterator[QuestionField]:
     """List the fields of a question in the order of its help."""
     hints = get_type_hints(question, include_extras=True)
     for each in fields(question):
-        kind, ask = get_args(hints[each.name])
-        yield QuestionField(each.name, kind, ask, each.default)
+        if each.name != TECHNIQUES:
+            kind, ask = get_args(hints[each.name])
+            yield QuestionField(each.name, kind, ask, each.default)
 
 
 def changed_flags(asked: Any, *names: str) -> list[str]:
@@ -91,7 +95,11 @@ def changed_flags(asked: Any, *names: str) -> list[str]:
     (['--best'], [])
     """
     named = (each for each in fields_of(type(asked)) if each.name in names)
-    return [each.flag for each in named if getattr(asked, each.name) != each.default]
+    told = asked.techniques.split(", ") if TECHNIQUES in names and asked.techniques else []
+    return [
+        *(each.flag for each in named if getattr(asked, each.name) != each.default),
+        *(f"--{part.partition('=')[0].replace('_', '-')}" for part in told),
+    ]
 
 
 def prices_of(given: Iterable[str]) -> dict[str, float]:
@@ -195,6 +203,7 @@ class PlanQuestion:
     seed: Annotated[int, Ask("Seed of simulated arrivals and lengths.", low=0, high=MOST_SEED, agents=None)] = 0
     out: Annotated[Path | None, Ask("Also write everything as files.", "DIR", agents=None)] = None
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
+    techniques: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +249,7 @@ class EvaluateQuestion:
     price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
     alone: Annotated[bool, Ask("Skip the plan for the same load.")] = False
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
+    techniques: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +302,7 @@ class ExplainQuestion:
     availability: Annotated[Number, share("Print capacity lost by a failure, spares for this availability.")] = None
     failures: Failures = FAILURES
     as_json: Annotated[bool, Ask("Print JSON.", flag="json", agents=None)] = False
+    techniques: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

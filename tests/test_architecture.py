@@ -17,6 +17,7 @@ import pytest
 import disagg_sim
 from disagg_sim.errors import given_twice
 from disagg_sim.extras import EXTRAS
+from disagg_sim.techniques import registry
 
 ROOT = Path(disagg_sim.__file__).parent
 LAB = ROOT.parent / "lab"
@@ -74,7 +75,7 @@ PACKAGES = {plain: set() for plain in SHARED | {"laboratory", "lab/__init__"}} |
 #: Room of techniques, a folder each, and first word of a file there -> room whose rules hold for it.
 TECHNIQUES = "techniques"
 OF_A_TECHNIQUE = {"requests": "workload", "law": "serving", "plan": "planning", "play": "simulation"}
-OF_A_TECHNIQUE |= {name: name for name in ("facts", "physics", "search")}
+OF_A_TECHNIQUE |= {name: name for name in ("facts", "physics", "search")} | {"registry": "question"}
 #: Technique -> files outside of its folder that import it, at most. Take a number down when it falls.
 MOST_IMPORTERS = {
     "availability": 17,
@@ -229,7 +230,8 @@ def importers_of(technique: str) -> list[str]:
 def test_few_files_know_a_technique():
     for name, most in MOST_IMPORTERS.items():
         assert len(importers_of(name)) <= most, f"{name}: {importers_of(name)}"
-    assert {*MOST_IMPORTERS} == {path.name for path in (ROOT / TECHNIQUES).iterdir() if path.name[0] != "_"}
+    folders = {path.name for path in (ROOT / TECHNIQUES).iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert {*MOST_IMPORTERS} == folders == {each.name for each in registry.TECHNIQUES}
 
 
 def test_the_core_imports_no_package_of_an_extra():

@@ -26,6 +26,7 @@ from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.question import TECHNIQUES
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
@@ -49,7 +50,7 @@ _NUMBERS = (
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
 )
 #: Columns of a sweep's frontier that say what its rows assume beside their specs; all rows of a case agree.
-ASSUMED = ("nvlink_domain", "traffic")
+ASSUMED = ("nvlink_domain", "traffic", TECHNIQUES)
 #: Columns beside the system that name the setup of a pool.
 _OF_SIDE = ("precision", "profile", "engine")
 #: Columns of a row that stay the same in every row of ``Designs``.
@@ -162,13 +163,13 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
         sides = []
         for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True):
             own = [str(words[name]) for name in ("model", *(f"{side}{name}" for name in _OF_SIDE), "speculation")]
+            own.append(str(words.get(TECHNIQUES, "")))
             place = system.name, system.nvlink_domain, *own
             if place not in known:
-                model, precision, profile, engine, _ = own
+                model, precision, profile, engine, _, techniques = own
                 drafter = _speculation(words["speculation"])
-                known[place] = setup(
-                    origin.models.get(model, model), system, precision, profile, _engine(engine), drafter
-                )
+                names = origin.models.get(model, model), system, precision, profile, _engine(engine)
+                known[place] = setup(*names, drafter, techniques)
             sides.append(known[place])
         lengths = align_to_checkpoints(sides[1], _lengths(words, origin))
         chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0

@@ -23,24 +23,17 @@ from disagg_sim.cli.completion import BESIDE, Word, completing, outline, words_o
 from disagg_sim.cli.workers import Offline
 from disagg_sim.errors import InputError
 from disagg_sim.laboratory import import_lab
-from disagg_sim.question import (
-    Ask,
-    EvaluateQuestion,
-    ExplainQuestion,
-    LaunchQuestion,
-    PlanQuestion,
-    QuestionField,
-    fields_of,
-)
+from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, LaunchQuestion, PlanQuestion, QuestionField
+from disagg_sim.techniques.registry import asked_fields, question_of
 
 
 def command_of(command: str, question: type, answer: Callable[[Any], None]) -> Callable[..., None]:
     """Make the function of a command, which builds its question and hands it on."""
 
     def asked(offline: bool = False, **said: Any) -> None:  # noqa: ARG001 - its callback answers it
-        answer(question(**said))
+        answer(question_of(question, said))
 
-    parameters = [_parameter(command, each) for each in fields_of(question)]
+    parameters = [_parameter(command, each) for each in asked_fields(question)]
     if "model" in (each.name for each in parameters):
         parameters.append(Parameter("offline", Parameter.KEYWORD_ONLY, default=False, annotation=Offline))
     asked.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ from disagg_sim.report.breakdown import (
     trust_shares,
 )
 from disagg_sim.report.documents import explain_json
-from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows
+from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows, technique_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -99,7 +99,7 @@ def explain(asked: ExplainQuestion) -> None:
     _print(apart)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
-    facts += [*prefill_delay_rows(apart.held), *hand_over_rows(apart.handed)]
+    facts += [*prefill_delay_rows(apart.held), *hand_over_rows(apart.handed), *technique_rows(one.at)]
     facts += [] if spared is None else spares_rows(spared[1], spared[0], asked.failures)
     if facts:
         typer.echo("\nas it is served")
@@ -179,7 +179,7 @@ def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, st
     model, system = load_model(asked.model), load_system(asked.system)
     drafter = asked_speculation(model.name, asked.speculate, asked.acceptance)
     precision = asked.precision or usual_precision(model, system)
-    at = setup(model, system, precision, asked.profile, asked.engine or None, drafter)
+    at = setup(model, system, precision, asked.profile, asked.engine or None, drafter, asked.techniques)
     attention = Sharding(tp_attn=asked.tp, dp_attn=asked.dp, pp=asked.pp, dcp=asked.dcp, pcp=asked.pcp)
     mapping = mapping_by_hand(at, attention, asked.ep)
     reuse = asked_reuse(asked.cached, asked.tiers)

@@ -23,7 +23,7 @@ from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import setup
-from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField, fields_of
+from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
 from disagg_sim.report.evaluate import evaluate_json
 from disagg_sim.report.schemas import CompareJson, EvaluateJson, ExplainJson, PlanJson, SimulateJson, SweepJson
@@ -33,6 +33,7 @@ from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import compare_frontiers, read_frontier
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.techniques.registry import asked_fields, question_of
 from disagg_sim.workload.synthetic import synthetic_trace
 
 GUIDE = """\
@@ -99,11 +100,11 @@ def list_names(kind: Annotated[str, Field(description=f"one of {', '.join(_KINDS
 def of_question(answer: Callable[[Any], Any]) -> Callable[..., Any]:
     """Make a tool of a function of a question, with an argument for each field that agents may say."""
     question, result = get_type_hints(answer).values()
-    taken = {each.ask.agents or each.name: each for each in fields_of(question) if each.ask.agents is not None}
+    taken = {each.ask.agents or each.name: each for each in asked_fields(question) if each.ask.agents is not None}
 
     @wraps(answer)
     def tool(**given: Any) -> Any:
-        return answer(question(**{taken[name].name: value for name, value in given.items()}))
+        return answer(question_of(question, {taken[name].name: value for name, value in given.items()}))
 
     parameters = [_argument(name, each) for name, each in taken.items()]
     tool.__signature__ = Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]

@@ -28,6 +28,7 @@ from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.work import Numeric
+from disagg_sim.techniques.registry import Chosen, chosen_in, stretch_of
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 
@@ -49,6 +50,7 @@ class Setup(Shown):
     overheads: EngineSpec | None = None  # what an engine adds to its kernels; None = kernels and the profile's host
     speculation: Speculation | None = None  # drafter that every instance holds; None = no speculative decoding
     set_aside: float = 0.0  # of each GPU, for prompts that are remembered between requests [B]
+    techniques: Chosen = ()  # that act by a hook of the registry, with their values
 
     @property
     def memory_limit(self) -> float:
@@ -92,6 +94,10 @@ class Setup(Shown):
     def accepted_length(self, drafts: Numeric) -> Numeric:
         """Mean tokens that a step emits for a sequence, 1 without a drafter. [token]"""
         return accepted_length(self.speculation, drafts)
+
+    def lengthened(self, time: Numeric, sequences: Numeric) -> Numeric:
+        """Find what techniques make of the time of a plain step of so many sequences in decode on all ranks. [s]"""
+        return time if not self.techniques else time * stretch_of(self.techniques, sequences)
 
     def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
         """Refuse requests that do not fit into the context of the model, or of its draft model."""
@@ -166,6 +172,7 @@ def setup(
     profile: ProfileSpec | str = "measured",
     engine: EngineSpec | str | Path | None = None,
     speculation: Speculation | str | Path | None = None,
+    techniques: str = "",
 ) -> Setup:
     """Load the named specs and resolve the rates of every operator.
 
@@ -183,6 +190,8 @@ def setup(
     speculation
         Drafter and acceptance: from ``speculation``, or the name or path of a measured curve (``speculation/``).
         None = no speculative decoding.
+    techniques
+        Techniques of the registry with their values, such as ``"name=64"``, with commas between them; "" = none.
 
     Returns
     -------
@@ -217,7 +226,7 @@ def setup(
         runs, asked = f"{overheads.title} runs on systems of {', '.join(overheads.vendors)}", system_spec.vendor
         raise InputError(f"engine {name}: {runs}, and not of {asked}; allowed there: {ours}")
     specs = model_spec, system_spec, recipe, profile_spec, load_efficiency(system_spec.name), overheads, curve
-    return _of_specs(_Specs(*specs, engine=overheads.name if overheads else name))
+    return _of_specs(_Specs(*specs, engine=overheads.name if overheads else name, techniques=chosen_in(techniques)))
 
 
 @dataclass(frozen=True)
@@ -232,6 +241,7 @@ class _Specs:
     overheads: EngineSpec | None
     speculation: Speculation | None
     engine: str
+    techniques: Chosen
 
     def __hash__(self) -> int:
         """Of the names; a system, whose tables are no keys, has no hash of its own."""
@@ -254,4 +264,5 @@ def _of_specs(specs: _Specs) -> Setup:
         rates=resolve_rates(served, specs.system, specs.precision, profile, specs.fits, kernels, named),
         overheads=overheads if profile.with_engine else None,
         speculation=specs.speculation,
+        techniques=specs.techniques,
     )

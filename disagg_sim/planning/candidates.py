@@ -170,7 +170,7 @@ def _split_grid(at: Setup, lengths: Lengths, gpus: int | None, options: PlanOpti
     if options.ffn_system is not None:  # whose recipe writes no cache
         system = load_system(options.ffn_system)
         recipe = options.precision or usual_precision(at.model, system)
-        ffn = setup(at.model, system, recipe, at.profile, options.engine)
+        ffn = setup(at.model, system, recipe, at.profile, options.engine, techniques=options.techniques)
     most = None if gpus is None or gpus >= max(at.system.nvlink_domain, 64) else max(gpus, 2)
     return split_grid(at, lengths, ffn=ffn, max_gpus=most)
 

@@ -82,6 +82,7 @@ class PlanOptions:
     hold_prompts: str | int = TUNED_DELAY  # most decode steps that prompts of co-located instances wait until every
     # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
     headroom: float = HEADROOM  # share of the rate that every pool could serve beside it [1]
+    techniques: str = ""  # of the registry with their values, as ``setup``
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     @property
@@ -209,7 +210,7 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     if not spec.is_moe and (options.expert_skew or options.max_redundant_experts):
         raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
     profile = skewed_profile(options.profile, options.expert_skew)
-    at = setup(spec, system, recipe, profile, options.engine, drafter)
+    at = setup(spec, system, recipe, profile, options.engine, drafter, options.techniques)
     if parse_prefill_delay(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
         raise InputError(
             f"hold_prompts {options.hold_prompts}: launch writes no prefill delay for {at.engine}; "
@@ -220,7 +221,7 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
         return both, both
     sender = load_system(options.prefill_system)
     recipe = options.precision or usual_precision(spec, sender, at.precision.cache.name)
-    sends = setup(spec, sender, recipe, profile, options.engine, drafter)
+    sends = setup(spec, sender, recipe, profile, options.engine, drafter, options.techniques)
     return at, replace(sends, set_aside=options.set_aside)
 
 

@@ -9,6 +9,7 @@ from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
@@ -20,6 +21,7 @@ from disagg_sim.sweep.kv_links import HandedOver
 from disagg_sim.techniques.availability.law import Spares
 from disagg_sim.techniques.prefill_delay.plan_effect import PrefillDelayEffect
 from disagg_sim.techniques.prefix.plan import TierUse, tier_uses
+from disagg_sim.techniques.registry import technique_named
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
 
@@ -63,9 +65,16 @@ def fact_rows(options: PlanOptions, design: Design, sure: Assurance | None) -> I
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
     yield from tier_rows(tier_uses(design), design.first.setup.system.name)
+    yield from technique_rows(design.first.setup)
     yield from cost_rows(design.pools, design.tokens_per_s, options.prices)
     pools = [(role_text(pool.role), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, options.failures)
+
+
+def technique_rows(at: Setup) -> Iterator[tuple[str, str, str]]:
+    """Write the techniques of the registry that lengthen the steps of a setup, with their values."""
+    for name, value in at.techniques:
+        yield name.replace("_", " "), f"{value}: {technique_named(name).title}", f"{Trust.ASSUMED}: as asked for"
 
 
 def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:

@@ -23,6 +23,7 @@ from disagg_sim.simulation.instance_variants import FfnPool
 from disagg_sim.simulation.options import MOST_TOKENS
 from disagg_sim.techniques.encode.physics import encode_step
 from disagg_sim.techniques.encode.play import Encoders
+from disagg_sim.techniques.registry import asked_techniques, words_of
 from disagg_sim.techniques.split.search import ffn_mapping
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
@@ -42,7 +43,9 @@ _Degree = Annotated[int, Range(1, 1024)]
 
 
 @lru_cache(maxsize=32)
-def setup_named(model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "") -> Setup:
+def setup_named(
+    model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "", techniques: str = ""
+) -> Setup:
     """Make the setup of some names, the same object each time; ``engine`` "" is the system's, ``speculation`` "" none.
 
     >>> names = ("llama_3_1_8b", "h100_sxm", "fp8", "measured", "")
@@ -50,7 +53,17 @@ def setup_named(model: str, system: str, precision: str, profile: str, engine: s
     True
     """
     drafter = load.load_speculation(speculation) if speculation not in ("", NO_SPECULATION) else None
-    return setup(model, system, precision, profile, engine or None, drafter)
+    return setup(model, system, precision, profile, engine or None, drafter, techniques)
+
+
+def _setup_of(names: Mapping[str, Any]) -> Setup:
+    """Make the setup of the values of ``SERVES``, and of the techniques among them."""
+    return setup_named(*(names[key] for key in SERVES), techniques_of(names))
+
+
+def techniques_of(keys: Mapping[str, Any]) -> str:
+    """Write the techniques among the keys of a file, with their values."""
+    return words_of({each.name: keys.get(each.name) for each in asked_techniques()})
 
 
 def speculation_named(word: str) -> str:
@@ -208,7 +221,7 @@ class DeploymentKeys(Strict):
 def _encoders(keys: EncodeKeys, usual: Mapping[str, Any]) -> Encoders:
     """The encode pool, on the usual system unless it says another."""
     names = {**usual, "speculation": "", **{key: name for key in ENCODES if (name := getattr(keys, key))}}
-    at = setup_named(*(names[key] for key in SERVES))
+    at = _setup_of(names)
     step = encode_step(at, images=keys.images, height=keys.height, width=keys.width, cached=keys.cached)
     return Encoders(step=step, instances=keys.instances)
 
@@ -219,7 +232,7 @@ def _placed(group: InstanceGroup, usual: Mapping[str, Any], *, own: bool) -> Rep
     drafts = group.draft_tokens
     if drafts is None:
         drafts = 0 if names["speculation"] in ("", NO_SPECULATION) else usual.get("draft_tokens", 0)
-    at = setup_named(*(names[key] for key in SERVES))
+    at = _setup_of(names)
     return replace(
         replicas,
         mapping=replace(replicas.mapping, draft_tokens=drafts),
@@ -232,7 +245,7 @@ def _ffn_pool(keys: _Ffn, names: Mapping[str, Any], at: Setup) -> FfnPool:
     """GPUs for the feed-forward part, on the system of the attention GPUs unless they say another."""
     said = {key: name for key in ("system", "precision") if (name := getattr(keys, key))}
     own = {**names, **({"engine": ""} if "system" in said else {}), **said}
-    theirs = setup_named(*(own[key] for key in SERVES)) if said else None
+    theirs = _setup_of(own) if said else None
     mapping = ffn_mapping(theirs or at, keys.gpus, keys.tp)
     return FfnPool(mapping=mapping, microbatches=keys.microbatches, setup=theirs)
 

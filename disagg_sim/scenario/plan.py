@@ -29,7 +29,7 @@ REQUESTS, SAMPLES, DECISIONS, RUNS = "requests", "samples", "decisions", "runs"
 #: One block a search for a capacity.
 CAPACITY = "capacity"
 TABLES = (REQUESTS, SAMPLES, DECISIONS, RUNS, CAPACITY)
-ROOMS = ("facts", "physics", "workload", "search", "simulation", "sweep")  # whose code decides a result
+ROOMS = ("facts", "physics", "techniques", "workload", "search", "simulation", "sweep")  # whose code decides a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,7 +176,8 @@ def _specs_of(at: Setup | None) -> tuple[Any, ...]:
         return ()
     fits = load.load_efficiency(at.system.name)
     drafter = () if at.speculation is None else (at.speculation,)
-    return (at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads, *drafter)
+    techniques = (at.techniques,) if at.techniques else ()
+    return (at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads, *drafter, *techniques)
 
 
 def _requests(source: TraceSource, seed: int, scale: float | None) -> int:

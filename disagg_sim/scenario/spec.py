@@ -31,7 +31,14 @@ from disagg_sim.facts.schema import (
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.memory import require_memory
 from disagg_sim.physics.setup import Setup, engine_names
-from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
+from disagg_sim.scenario.deployments import (
+    DeploymentKeys,
+    Profile,
+    served_by_name,
+    setup_named,
+    speculation_named,
+    techniques_of,
+)
 from disagg_sim.scenario.options import KnownPolicies, read_failures, read_options
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
@@ -44,7 +51,9 @@ from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import require_windows
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefix.play_tiers import below
+from disagg_sim.techniques.registry import asked_techniques
 from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
@@ -109,12 +118,14 @@ class Scenario:
     policy_files: tuple[str, ...] = ()  # Python files that register policies of the user
     speculation: str = ""  # drafter and its acceptance; "" = none
     draft_tokens: int = 0  # default of a decode step, for parts without the key [token]
+    techniques: str = ""  # of the registry, with their values; "" = none
     sampled: bool = False  # whether the file sets ``sample_s``; else a run has 200 samples
 
     @property
     def setup(self) -> Setup:
         """Setup of model, system, recipe and profile; the same object each time."""
-        return setup_named(self.model, self.system, self.precision, self.profile, self.engine, self.speculation)
+        names = self.model, self.system, self.precision, self.profile, self.engine, self.speculation
+        return setup_named(*names, self.techniques)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None, run: bool = True) -> Scenario:
@@ -309,12 +320,14 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
     document = read_mapping(path)
     faults = [OLD_SYSTEMS] if "systems" in document else []
     keys = {"policies" if key == "systems" else key: value for key, value in document.items()}
-    checked = checked_or_faults(_File, keys, _Reading(path.parent, trace, known))
+    checked = checked_or_faults(with_techniques(_File, axes=False), keys, _Reading(path.parent, trace, known))
     of_option = list(faults_of_call("--trace", replacing, trace, ())) if trace else []
     if isinstance(checked, list):
         faults += checked
     elif not (faults or of_option):
-        unchanged = {key: value for key, value in checked if key not in ("trace", "policy_file", "admission", "slo")}
+        apart = {"trace", "policy_file", "admission", "slo", *(each.name for each in asked_techniques())}
+        unchanged = {key: value for key, value in checked if key not in apart}
+        unchanged["techniques"] = techniques_of(dict(checked))
         slo, classes = checked.slo
         unchanged["run"] = replace(checked.run, admission=checked.admission, classes=classes)
         scenario = Scenario(

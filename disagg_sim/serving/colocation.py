@@ -370,6 +370,7 @@ def points_of_search(
         lengths=lengths,
         kv_bytes_per_request=lengths.mean_over_prompts(lambda isl: handed_bytes(at, isl)),
         speculation=at.speculation,
+        techniques=at.techniques,
         prefill=prefill,
         decode=both,
         microbatches=np.minimum(mapping.pp, columns["batch"]),

@@ -230,6 +230,7 @@ def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: Pairs, matching
             ttl_mean=ttl,
             largest_gap=decode.step[rows, columns],
             speculation=decode.setup.speculation,
+            techniques=decode.setup.techniques,
             request_rate=np.minimum(n_p * sender.request_rate, n_d * r),
             group=sender.batch,
         )

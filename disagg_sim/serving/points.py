@@ -22,8 +22,10 @@ import pandas as pd
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.setup import Setup, accepted_length
+from disagg_sim.question import TECHNIQUES
 from disagg_sim.search import pareto
 from disagg_sim.search.phase_grid import CHOSEN_FORMS
+from disagg_sim.techniques.registry import Chosen, words_of
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths
 
@@ -192,6 +194,7 @@ class Delivered:
     mixed_share: Any = 0.0  # [1]
     hold_steps: Any = 0  # [1]
     speculation: Speculation | None = None
+    techniques: Chosen = ()
 
 
 def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
@@ -267,7 +270,8 @@ def points_table(served: Delivered) -> pd.DataFrame:
     }
     rows = np.size(total)
     words = one_word({name: value for name, value in values.items() if isinstance(value, str)}, rows)
-    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
+    table = pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
+    return table.assign(**{TECHNIQUES: words_of(dict(served.techniques))}) if served.techniques else table
 
 
 def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categorical]:

@@ -7,6 +7,7 @@ default. ``axis_columns`` are the same values as columns of the frontier.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +23,7 @@ from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.profile import profile_and_skew, skewed_profile
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
+from disagg_sim.question import TECHNIQUES
 from disagg_sim.serving.colocation import ColocatedCase as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
@@ -31,6 +33,7 @@ from disagg_sim.sweep.serving_options import NOTHING, ServingOptions
 from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.techniques.availability.law_columns import WITH_SPARES
+from disagg_sim.techniques.registry import NONE
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
@@ -62,6 +65,7 @@ class Case:
     draft_tokens: tuple[int, ...] = ()  # to try; () = all [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of the tiers of the systems
     served: ServingOptions = NOTHING  # KV link, spares, energy ... of the deployment
+    techniques: str = ""  # of the registry, with their values; "" = no case of the sweep has any
 
     @property
     def name(self) -> str:
@@ -147,7 +151,8 @@ class Case:
     def setup_of(self, system: SystemSpec, precision: str) -> Setup:
         """Make the setup of the case on a system with a recipe."""
         drafter = load.load_speculation(self.speculation).trying(self.draft_tokens) if self.speculation else None
-        return setup(self.model, system, precision, self.profile, self.engine or None, drafter)
+        names = self.model, system, precision, self.profile, self.engine or None
+        return setup(*names, drafter, self.techniques)
 
     def _remembering(self, at: Setup) -> Setup:
         """Set HBM aside for cached prompts between requests."""
@@ -192,7 +197,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
     drafts = any(spec.draft_tokens) or not spec.draft_tokens  # only 0 = no drafter
     drafters = spec.speculations if drafts else ("",)
-    counted = tuple(product(skews, spec.served))
+    counted = tuple(product(skews, spec.served, spec.techniques))
     varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, counted)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
@@ -217,8 +222,9 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             draft_tokens=spec.draft_tokens if drafter else (),
             kv_tiers=spec.kv_tiers,
             served=served,
+            techniques=techniques,
         ).counted()
-        for traffic, pools, limits, ratio, domain, form, drafter, (skew, served) in product(*axes)
+        for traffic, pools, limits, ratio, domain, form, drafter, (skew, served, techniques) in product(*axes)
     ]
     texts, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {each[axis] for each in texts} != {usual[axis]}]
@@ -254,6 +260,7 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "speculation": case.speculation.replace(" ", "_") or "no_speculation",
         **case.served.texts,
         "draft_tokens": "drafts" + "_".join(map(str, case.draft_tokens or ("_all",))),
+        "techniques": re.sub(r"[^\w.-]+", "_", case.techniques if case.techniques != NONE else "no_techniques"),
     }
 
 
@@ -296,7 +303,7 @@ def axis_columns(case: Case) -> dict[str, Any]:
     }
     if link is not None:
         columns |= {LINK: str(link), LINK_BANDWIDTH: link.bandwidth(case.prefill_setup, case.decode_setup)}
-    return columns
+    return columns | ({TECHNIQUES: case.techniques} if case.techniques else {})
 
 
 def assumed_columns(case: Case) -> dict[str, Any]:

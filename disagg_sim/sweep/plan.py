@@ -115,7 +115,8 @@ def _specs(case: Case) -> dict[str, Any]:
 PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store
 #: What is stored of the points: all, or those that may come to lie on a frontier, error bars included.
 KEEP = (EVERYTHING, FRONTIER) = ("points", "frontier")
-ROOMS = ("facts", "physics", "workload", "search", "serving", "certainty", "sweep")  # whose code decides a result
+#: Rooms whose code decides a result.
+ROOMS = ("facts", "physics", "techniques", "workload", "search", "serving", "certainty", "sweep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

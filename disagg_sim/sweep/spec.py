@@ -60,7 +60,9 @@ from disagg_sim.sweep.serving_options import (
     ServingOptions,
 )
 from disagg_sim.sweep.traffic import Entry, Seconds, TierKeys, Traffic, with_constant
+from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefill_delay.law import delays_to_try
+from disagg_sim.techniques.registry import asked_techniques, combined
 from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 
@@ -207,6 +209,7 @@ class SweepSpec:
     served: tuple[ServingOptions, ...] = (NOTHING,)  # KV link, spares, energy ... of the deployment
     told: ExtraColumns = OWN_COLUMNS  # extra columns of frontiers
     uncertainty: bool = False  # whether ``disagg-sim sweep`` adds error bars, as with ``--uncertainty``
+    techniques: tuple[str, ...] = ("",)  # of the registry, with their values; ("",) = none in the file
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """Map systems to recipes of the model's own."""
@@ -356,6 +359,7 @@ class _File(ServedKeys):
             speculations=self.speculation,
             served=self.served,
             told=self.extra_columns,
+            techniques=combined({each.name: getattr(self, each.name) for each in asked_techniques()}),
             **keys,
         )
 
@@ -376,7 +380,7 @@ def load_sweep(
         overrides["prices"] = {**own, **prices} if isinstance(own, Mapping) else own
         options |= {f"prices.{system}": f"--price {system}" for system in prices}
         options |= {} if own else {"prices": "--price"}
-    checked = checked_or_faults(_File, {**document, **overrides})
+    checked = checked_or_faults(with_techniques(_File, axes=True), {**document, **overrides})
     if isinstance(checked, _File):
         spec = checked.spec(str(path))
         faults = [

@@ -136,5 +136,6 @@ def decode_step(
     hop = hop_cost(rank.arguments[0] * queries, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches
     time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
+    time = at.lengthened(time, batch)
     ttl = time if at.speculation is None else time / at.accepted_length(drafts)
     return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)), time)

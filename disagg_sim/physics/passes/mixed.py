@@ -179,7 +179,9 @@ def mixed_step_by_form(
         stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
         # steps with prefill run outside CUDA graphs
         time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
-        found.append(MixedStep(time + hop.time, with_ends(times.sums, hop, host)))
+        time = time + hop.time
+        time = at.lengthened(time, batch) if load.has_decodes else time
+        found.append(MixedStep(time, with_ends(times.sums, hop, host)))
     return found
 
 

@@ -110,6 +110,7 @@ class TableRecord:
     chunk: int  # tokens of a chunk of CPP, 0 = whole prompts
     host_at: int  # host time of a pass, of a micro-batch or chunk, launch time of a stage [s]
     floor_at: int  # (sequences + 1) least time of a step with prefill [s]
+    stretch_at: int  # (sequences + 1) how many times as long techniques make a step of so many decodes [1]
     experts_at: int  # (2, tokens) routed experts for tokens of all ranks, as ``linear_at``, up to a constant [s]
     passed_at: int  # (2, tokens) routed experts of a pipelined pass: slowest stage, all stages [s]
     drafts: int  # draft tokens per sequence in a decode step; 0 = no speculation [token]

@@ -102,12 +102,13 @@ def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
         if rank.pieces > 0:
             time += pieces_time(st, row, rank.pieces, micro, pairs)
         attention = max(attention, time)
+    stretch: float = values[head.stretch_at + total]
     total *= queries
     sheet = sheet_of(total, prefill)
     time = linear_time(head, values, sheet, full, fullest) + attention
     time -= expert_time(head, values, sheet, fullest) - expert_time(head, values, sheet, total + prefill)
     least: float = values[head.floor_at + full]
-    return max(time, least)
+    return stretch * max(time, least)
 
 
 @inlined

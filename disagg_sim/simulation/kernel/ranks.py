@@ -114,7 +114,9 @@ def decode_piece(st: FleetState, i: int, done: int, most: int) -> tuple[float, f
     context = (inst.running_tokens + n) / n + done
     cell = knot_of(head, values, context)
     left, value, slope = decode_line(head, values, head.decode_at, n, cell)
-    return value + (context - left) * slope, slope, steps_in_cell(head, values, cell, context, most)
+    stretch = values[head.stretch_at + n]
+    time = stretch * (value + (context - left) * slope)
+    return time, stretch * slope, steps_in_cell(head, values, cell, context, most)
 
 
 @inner
@@ -153,7 +155,8 @@ def _piece_of_ranks(st: FleetState, i: int, done: int, most: int) -> tuple[float
             if grows > slope:
                 behind = longest - (value + (context - left) * grows)
                 most = int(min(behind / (grows - slope), most - 1.0)) + 1
-    return base + longest, slope, most
+    stretch = values[head.stretch_at + total]
+    return stretch * (base + longest), stretch * slope, most
 
 
 @inlined

@@ -19,7 +19,7 @@ where a tile of rows is full, so the token axis is exact up to 512 and holds bot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ class StepTable:
 
         Beyond ``max_context`` and ``max_tokens`` of a step (all DP ranks) [token] times go on along their last cell.
         """
-        ffn = ffn_of(mapping)
+        ffn, served = ffn_of(mapping), at
+        at = replace(at, techniques=()) if at.techniques else at  # the kernel lengthens whole steps
         physics = StepPhysics(at, bare(mapping), mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
         knots = knot_axis(max_context, physics.kinks)
@@ -115,6 +116,7 @@ class StepTable:
             chunk=int(mapping.chunk_tokens),
             host=(physics.host_once, physics.host_each, physics.launch),
             floor=physics.launches(np.arange(max_sequences + 1.0)) if at.overheads else np.zeros(max_sequences + 1),
+            stretch=np.concatenate([[1.0], served.lengthened(np.ones(max_sequences), decodes)]),
         ).table(_work(at))
 
     @classmethod
@@ -255,6 +257,7 @@ class _Parts:
     chunk: int = 0  # [token]
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
     floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0
+    stretch: Floats | None = None  # how many times as long techniques make a step, (decodes from 0) [1]; None = 1
 
     def table(self, work: PassFlops) -> StepTable:
         """Pack the table into one array of numbers and a header with offsets."""
@@ -271,6 +274,7 @@ class _Parts:
             "stage_at": self.stage,
             "host_at": np.array(self.host),
             "floor_at": np.zeros(sequences + 1) if self.floor is None else self.floor,
+            "stretch_at": np.ones(sequences + 1) if self.stretch is None else self.stretch,
             "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
             "passed_at": self.passed,
             "accepted_at": self.accepted,

@@ -70,7 +70,8 @@ def decode_line(head: TableRecord, values: Floats, base: int, decodes: int, cell
 def decode_time(head: TableRecord, values: Floats, decodes: int, context: float) -> float:
     """A decode step of so many sequences at a mean context. [s]"""
     left, value, slope = decode_line(head, values, head.decode_at, decodes, knot_of(head, values, context))
-    return value + (context - left) * slope
+    stretch: float = values[head.stretch_at + decodes]
+    return stretch * (value + (context - left) * slope)
 
 
 @inner
@@ -161,7 +162,8 @@ def mixed_time(
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))
         time += value + (context - left) * slope
     least: float = values[head.floor_at + decodes]
-    return max(time, least)
+    stretch: float = values[head.stretch_at + decodes]
+    return stretch * max(time, least)
 
 
 @inner

@@ -93,7 +93,7 @@ def split_step(
     m = split.microbatches
     layers, (attention, ffn, crossing) = ping_pong(times, counts, last, m)
     total = sequences * split.attention.dp_attn * m
-    ttl = layers + m * times.ends + host_time(at, split.attention, total)
+    ttl = at.lengthened(layers + m * times.ends + host_time(at, split.attention, total), total)
     busy = m * (attention + times.ends)
     return SplitStep(ttl, 1.0 - busy / ttl, 1.0 - m * ffn / ttl, crossing)
 

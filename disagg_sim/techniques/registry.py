@@ -1,0 +1,196 @@
+"""List the techniques, a line each: what it does, how its value is asked for, and how it acts.
+
+A technique that gives an ``Ask`` gets its key from it: in sweep and scenario files, on the command line, in the tools
+for agents and their schemas. Its value then travels in ``Setup.techniques``, and in a column of tables. The order of
+``TECHNIQUES`` is the order in which effects act: effects on the time of a step multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
+
+from disagg_sim.errors import InputError, quoted, unknown_word
+from disagg_sim.question import Ask, QuestionField, fields_of
+
+Q = TypeVar("Q")
+
+#: Techniques that are on, by name, each with its value, in the order of the registry.
+Chosen = tuple[tuple[str, Any], ...]
+#: In place of techniques in a table or a case: all are off.
+NONE = "none"
+
+
+class Keys(NamedTuple):
+    """Where a technique is asked for: options of plan and explain, keys of sweep and scenario files."""
+
+    plan: str
+    sweep: str
+    explain: str
+    simulate: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Technique:
+    """An optional effect on serving; off, it changes nothing.
+
+    >>> Technique(name="slow", title="Makes steps longer.", ask=Ask("Factor."), stretch=lambda by, _: by).asked.plan
+    '--slow'
+    """
+
+    name: str  # of its folder, and of its key where it has an ``Ask``
+    title: str  # what it does, in a sentence
+    keys: Keys | None = None  # where it is asked for; None = by ``ask``
+    ask: Ask | None = None  # of its value; None = by ``keys``
+    kind: type = float  # of its value
+    #: How many times as long it makes a step, by its value and the step's sequences in decode over all DP ranks [1];
+    #: passes of prompts alone are not asked for.
+    stretch: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def asked(self) -> Keys:
+        """Where it is asked for."""
+        return self.keys or Keys(self.field.flag, self.name, self.field.flag, self.name)
+
+    @property
+    def field(self) -> QuestionField:
+        """The field of a question that asks for it; None = off."""
+        assert self.ask is not None
+        return QuestionField(self.name, self.kind | None, self.ask, None)
+
+    def value(self, given: str) -> Any:
+        """Read a value that a table or a notebook gives."""
+        assert self.ask is not None
+        try:
+            read = self.kind(given)
+            return read if self.kind is str else self.kind(self.ask.read(read))
+        except (ValueError, InputError) as error:
+            why = str(error).strip() if isinstance(error, InputError) else f"{quoted(given)} is no {self.kind.__name__}"
+            raise InputError(f"technique {self.name}: {why}") from None
+
+
+#: In the order in which they act.
+TECHNIQUES: tuple[Technique, ...] = (
+    Technique(
+        name="prefix",
+        title="Cached beginnings of prompts are not computed again.",
+        keys=Keys("--cached", "traffic: {cached}", "--cached", "run: {prefix_cache}"),
+    ),
+    Technique(
+        name="encode",
+        title="A pool of its own encodes images before prefill.",
+        keys=Keys("--images", "images", "--images", "encode of a deployment"),
+    ),
+    Technique(
+        name="context",
+        title="GPUs share the tokens of a sequence, in decode (DCP) or in prefill (PCP).",
+        keys=Keys("--max-dcp, --max-pcp", "limits: {max_dcp, max_pcp}", "--dcp, --pcp", "dcp, pcp of instances"),
+    ),
+    Technique(
+        name="experts",
+        title="Experts are unequally popular, and copies even them out.",
+        keys=Keys(
+            "--expert-skew, --max-redundant-experts",
+            "expert_skew, limits: {max_redundant_experts}",
+            "--profile measured_skew0.5",
+            "profile: measured_skew0.5, redundant_slots of instances",
+        ),
+    ),
+    Technique(
+        name="ranks",
+        title="A step waits for the attention-DP rank that has most to do.",
+        keys=Keys("--rank-imbalance", "rank_imbalance", "--rank-imbalance", "always played"),
+    ),
+    Technique(
+        name="speculation",
+        title="A step verifies draft tokens, and emits those that are accepted.",
+        keys=Keys("--speculate", "speculation", "--speculate", "speculation"),
+    ),
+    Technique(
+        name="prefill_delay",
+        title="Prompts wait until every attention rank has one.",
+        keys=Keys("--hold-prompts", "hold_steps", "--hold-prompts", "hold_steps of instances"),
+    ),
+    Technique(
+        name="split",
+        title="Attention and feed-forward layers decode on GPUs of their own.",
+        keys=Keys("--pools", "pools", "--phase attention_ffn", "ffn of instances"),
+    ),
+    Technique(
+        name="availability",
+        title="GPUs fail, and spares take over.",
+        keys=Keys("--availability", "availability", "--availability", "run: {failures}"),
+    ),
+)
+
+
+def technique_named(name: str) -> Technique:
+    """Find a technique by its name.
+
+    >>> technique_named("split").title
+    'Attention and feed-forward layers decode on GPUs of their own.'
+    """
+    known = {each.name: each for each in TECHNIQUES}
+    if name not in known:
+        raise InputError(f"technique {unknown_word(name, tuple(known))}")
+    return known[name]
+
+
+def asked_techniques() -> tuple[Technique, ...]:
+    """List the techniques whose keys the registry makes."""
+    return tuple(each for each in TECHNIQUES if each.ask is not None)
+
+
+def asked_fields(question: type) -> Iterator[QuestionField]:
+    """List the fields of a question, with those of techniques where it takes any."""
+    yield from fields_of(question)
+    if any(each.name == "techniques" for each in fields(question)):
+        yield from (each.field for each in asked_techniques())
+
+
+def question_of(question: type[Q], given: Mapping[str, Any]) -> Q:
+    """Make a question of the values of ``asked_fields``."""
+    named = {each.name for each in asked_techniques()}
+    found = question(**{name: value for name, value in given.items() if name not in named})
+    chosen = words_of({name: given[name] for name in given if name in named})
+    return replace(found, techniques=chosen) if chosen else found  # type: ignore[type-var]
+
+
+def words_of(values: Mapping[str, Any]) -> str:
+    """Write the values of techniques, None = off: ``crowding=64``; "" where all are off."""
+    on = {name: value for name, value in values.items() if value is not None}
+    return ", ".join(f"{each.name}={on[each.name]}" for each in asked_techniques() if each.name in on)
+
+
+def combined(axes: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """Write every combination of the values of techniques; ("",) where all are off, and ``none`` beside others."""
+    words = tuple(words_of(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    return words if words == ("",) else tuple(each or NONE for each in words)
+
+
+def chosen_in(words: str) -> Chosen:
+    """Read techniques and their values, such as ``crowding=64``; "" and ``none`` are none.
+
+    >>> chosen_in("none"), chosen_in("")
+    ((), ())
+    """
+    if words in ("", NONE):
+        return ()
+    known, found = {each.name: each for each in asked_techniques()}, {}
+    for part in words.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in known:
+            raise InputError(f"technique {unknown_word(name, (*known, NONE))}")
+        found[name] = known[name].value(value)
+    return tuple((name, found[name]) for name in known if name in found)
+
+
+def stretch_of(chosen: Chosen, sequences: Any) -> Any:
+    """Find how many times as long techniques make a step of so many sequences in decode. [1]"""
+    ratio = 1.0
+    for name, value in chosen:
+        if (hook := technique_named(name).stretch) is not None:
+            ratio = ratio * hook(value, sequences)
+    return ratio
