@@ -13,11 +13,13 @@ from disagg_sim.cli.plan_inputs import images_of
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
+from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.physics.setup import Setup
-from disagg_sim.question import ExplainQuestion, changed_flags
+from disagg_sim.question import TECHNIQUES, ExplainQuestion, changed_flags
 from disagg_sim.report.breakdown import entries_of, time_text, too_full
 from disagg_sim.report.words import records, text_of
 from disagg_sim.techniques.encode.physics import encode_step
+from disagg_sim.techniques.registry import clashes
 from disagg_sim.techniques.split.physics import Split
 from disagg_sim.techniques.split.search import ffn_mapping
 from disagg_sim.units import GB, MB
@@ -28,9 +30,21 @@ HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
 def explain_pool(asked: ExplainQuestion, at: Setup, mapping: Sharding, lengths: Lengths) -> None:
     """Print what a step over both pools waits for, or what encoding a request takes, perhaps in joules, too."""
-    others = ("as_json", "figure", "availability", "speculate", "rank_imbalance", "hold_prompts")
-    if flags := changed_flags(asked, *others):
+    if flags := changed_flags(asked, "as_json", "figure", TECHNIQUES):
         raise InputError(f"{', '.join(flags)}: only prefill, decode and instances of both take it")
+    fields = {
+        "prefix": ("cached",),
+        "context": ("dcp", "pcp"),
+        "ranks": ("rank_imbalance",),
+        "speculation": ("speculate",),
+        "prefill_delay": ("hold_prompts",),
+        "availability": ("availability",),
+    }
+    flags_of = {name: ", ".join(changed_flags(asked, *names)) for name, names in fields.items()}
+    flags_of["experts"] = "--profile" if profile_and_skew(asked.profile)[1] else ""
+    pool = "encode" if asked.phase == ENCODE else "split"
+    if faults := [*clashes({name: flags for name, flags in flags_of.items() if flags} | {pool: "--phase"}, "explain")]:
+        raise InputError("; ".join(faults))
     if asked.phase == ENCODE:
         _explain_encode(at, asked.images, energy=asked.energy)
         return

@@ -31,6 +31,7 @@ from disagg_sim.serving.pool_names import pool_faults
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.techniques.encode.physics import EncodeStep, encode_step
 from disagg_sim.techniques.encode.plan import EncodeChoice
+from disagg_sim.techniques.registry import clashes
 from disagg_sim.techniques.split.plan import split_choices
 from disagg_sim.techniques.split.search import SplitGrid, split_grid
 from disagg_sim.workload.lengths import Lengths
@@ -150,8 +151,16 @@ def further_pools(
     faults = list(pool_faults(options.pools, options.images, [decode.model], float(lengths.isl[0]), {}))
     if options.ffn_system is not None and not split:
         faults.append("ffn_system: needs attention and ffn among the pools, such as prefill,attention,ffn")
-    if asked != {*TWO} and options.hold_prompts != TUNED_DELAY:
-        faults.append("hold_prompts: only co-located instances hold prompts back; use 'tuned'")
+    alone, copies = split and "decode" not in asked, options.max_redundant_experts  # no whole instances decode, too
+    on = {
+        "encode": options.images is not None and "images",
+        "context": alone and options.max_dcp > 1 and f"max_dcp {options.max_dcp}",
+        "experts": alone and copies > 0 and f"max_redundant_experts {copies}",
+        "speculation": decode.speculation is not None and f"speculation {decode.speculation.name!r}",
+        "prefill_delay": options.hold_prompts != TUNED_DELAY and "hold_prompts",
+        "split": split and "pools",
+    }
+    faults += clashes({name: text for name, text in on.items() if text}, "plan")
     if faults:
         raise InputError("; ".join(faults))
     if asked == {*TWO}:

@@ -62,7 +62,7 @@ from disagg_sim.sweep.serving_options import (
 from disagg_sim.sweep.traffic import Entry, Seconds, TierKeys, Traffic, with_constant
 from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefill_delay.law import delays_to_try
-from disagg_sim.techniques.registry import asked_techniques, combined
+from disagg_sim.techniques.registry import asked_techniques, clashes, combined
 from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 
@@ -432,6 +432,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
         yield f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}"
     yield from _lacking_fits(spec)
     yield from _lacking_power(spec)
+    yield from clashes(_on(spec), "sweep")
     yield from pool_faults(
         spec.pool_names,
         spec.images,
@@ -441,11 +442,27 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
             "per": spec.per if spec.per == JOULE else "",
             "matching": "" if spec.matching == "exact" else spec.matching,
             "kv_link": next((str(each.kv_link) for each in spec.served[::-1] if each.kv_link), ""),
-            "availability": max(each.availability or 0.0 for each in spec.served),
             "ctx_gen_ratio": next((str(each) for each in spec.ctx_gen_ratios if each is not None), ""),
             "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
         },
     )
+
+
+def _on(spec: SweepSpec) -> dict[str, str]:
+    """Name the techniques that are on in some case, each with what asks for it, as far as pools may exclude them."""
+    split, drafter = "attention" in spec.pool_names, next(filter(None, spec.speculations), "")
+    alone = split and "decode" not in spec.pool_names  # no whole instances decode beside them
+    dcp, copies = (max(getattr(each, name) for each in spec.limits) for name in ("max_dcp", "max_redundant_experts"))
+    spares = max(each.availability or 0.0 for each in spec.served)
+    on = {
+        "encode": spec.images is not None and "images",
+        "context": alone and dcp > 1 and f"limits.max_dcp: {dcp}",
+        "experts": alone and copies > 0 and f"limits.max_redundant_experts: {copies}",
+        "speculation": drafter and f"speculation: {load.load_speculation(drafter).name!r}",
+        "split": split and "pools",
+        "availability": spares > 0 and f"availability: {spares:g}",
+    }
+    return {name: text for name, text in on.items() if text}
 
 
 def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
@@ -453,8 +470,6 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
     curves = [load.load_speculation(word) for word in spec.speculations if word]
     if spec.draft_tokens and not curves:
         yield "draft_tokens: acts with 'speculation' only"
-    if curves and "attention" in spec.pool_names:
-        yield f"speculation: {curves[0].name!r} does not go with pools of attention and ffn, which hold no drafter"
     for curve in curves:
         yield from faults_of_call("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple, TypeVar
 
 from disagg_sim.errors import InputError, quoted, unknown_word
@@ -32,6 +32,15 @@ class Keys(NamedTuple):
     simulate: str
 
 
+class Exclusion(NamedTuple):
+    """Why a technique does not go with another."""
+
+    other: str  # its name
+    why: str  # behind what is asked for and a colon, with what is allowed
+    part: str = ""  # of the other technique that does not go, where the rest of it does
+    where: tuple[str, ...] = Keys._fields  # commands in which they do not go together
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Technique:
     """An optional effect on serving; off, it changes nothing.
@@ -42,6 +51,7 @@ class Technique:
 
     name: str  # of its folder, and of its key where it has an ``Ask``
     title: str  # what it does, in a sentence
+    excludes: tuple[Exclusion, ...] = ()
     keys: Keys | None = None  # where it is asked for; None = by ``ask``
     ask: Ask | None = None  # of its value; None = by ``keys``
     kind: type = float  # of its value
@@ -71,6 +81,18 @@ class Technique:
             raise InputError(f"technique {self.name}: {why}") from None
 
 
+#: What does not go with either of the further pools.
+_FURTHER = (
+    Exclusion("prefill_delay", "only co-located instances hold prompts back; use 'tuned'", where=("plan",)),
+    Exclusion("availability", "sweeps count no spares of further pools; allowed: none, or plan", where=("sweep",)),
+)
+
+
+def _not_explained(*others: str) -> Iterator[Exclusion]:
+    for other in others:
+        yield Exclusion(other, "only prefill, decode and instances of both take it", where=("explain",))
+
+
 #: In the order in which they act.
 TECHNIQUES: tuple[Technique, ...] = (
     Technique(
@@ -81,6 +103,10 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="encode",
         title="A pool of its own encodes images before prefill.",
+        excludes=(
+            *_FURTHER,
+            *_not_explained("prefix", "context", "experts", "ranks", "speculation", "prefill_delay", "availability"),
+        ),
         keys=Keys("--images", "images", "--images", "encode of a deployment"),
     ),
     Technique(
@@ -116,6 +142,28 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="split",
         title="Attention and feed-forward layers decode on GPUs of their own.",
+        excludes=(
+            Exclusion(
+                "speculation",
+                "steps over attention and feed-forward GPUs have no drafts, as no system places a drafter on them; "
+                "use 'off' in a command, 'none' in a file",
+            ),
+            Exclusion(
+                "context",
+                "attention GPUs beside a feed-forward pool have tp and dp alone, and share no tokens; allowed: 1, or "
+                "whole decode instances",
+                part="DCP",
+                where=("plan", "sweep", "simulate"),
+            ),
+            Exclusion(
+                "experts",
+                "a feed-forward pool has the fewest copies that fill its ranks; allowed: 0, or whole decode instances",
+                part="copies",
+                where=("plan", "sweep", "simulate"),
+            ),
+            *_FURTHER,
+            *_not_explained("prefix", "encode", "context", "ranks", "prefill_delay", "availability"),
+        ),
         keys=Keys("--pools", "pools", "--phase attention_ffn", "ffn of instances"),
     ),
     Technique(
@@ -136,6 +184,26 @@ def technique_named(name: str) -> Technique:
     if name not in known:
         raise InputError(f"technique {unknown_word(name, tuple(known))}")
     return known[name]
+
+
+def exclusions(one: str, other: str, where: str = "") -> Iterator[Exclusion]:
+    """List why two techniques do not go together, in any command or in one of ``Keys``."""
+    for first, second in ((one, other), (other, one)):
+        for each in technique_named(first).excludes:
+            if each.other == second and (not where or where in each.where):
+                yield each
+
+
+def clashes(on: Mapping[str, str], where: str) -> Iterator[str]:
+    """Say which techniques do not go together in a command.
+
+    ``on`` holds the names of those that are on, each with what asks for it.
+
+    >>> [*clashes({"split": "pools", "speculation": "speculation 'mtp 0.8'"}, "sweep")][0][:43]
+    "speculation 'mtp 0.8': steps over attention"
+    """
+    found = (each for one, other in combinations(on, 2) for each in exclusions(one, other, where))
+    yield from dict.fromkeys(f"{on[each.other]}: {each.why}" for each in found)
 
 
 def asked_techniques() -> tuple[Technique, ...]:

@@ -14,6 +14,35 @@ def techniques() -> str:
     return table(head, rows)
 
 
+@quick
+def technique_pairs() -> str:
+    """Every technique with every other: in which commands they go together."""
+    names = [each.name for each in registry.TECHNIQUES]
+    rows = [(one, *("" if one == other else _together(one, other) for other in names)) for one in names]
+    return table(("technique", *names), rows)
+
+
+def _together(one: str, other: str) -> str:
+    """Say in which commands two techniques go together."""
+    commands, found = registry.Keys._fields, [*registry.exclusions(one, other)]
+    refused = [name for name in commands if any(name in each.where and not each.part for each in found)]
+    if len(refused) == len(commands):
+        return "refused"
+    parts = ", ".join(dict.fromkeys(f"no {each.part}" for each in found if each.part))
+    return ", ".join(filter(None, ["works", parts, refused and f"not in {' and '.join(refused)}"]))
+
+
+@quick
+def technique_exclusions() -> str:
+    """Why two techniques do not go together."""
+    rows = [
+        (each.name, f"{other.part} ({other.other})" if other.part else other.other, ", ".join(other.where), other.why)
+        for each in registry.TECHNIQUES
+        for other in each.excludes
+    ]
+    return table(("technique", "does not go with", "in", "why"), rows)
+
+
 def _code(keys: str) -> str:
     """Options and keys as code, with the words around them."""
     return keys if keys[:1].isalpha() and " " in keys and ":" not in keys else f"`{keys}`"

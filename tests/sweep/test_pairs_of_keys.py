@@ -45,7 +45,7 @@ KEYS = {
 SAME = {frozenset(pair) for pair in (("tiers", "sessions"), ("joules", "prices"))}
 #: Pairs that do not go together, and the word that says so.
 REFUSED = {
-    ("further pools", "drafts"): "speculation: 'mtp 0.8 0.6' does not go with pools of attention and ffn",
+    ("further pools", "drafts"): "speculation: 'mtp 0.8 0.6': steps over attention and feed-forward GPUs",
     ("further pools", "spares"): "availability",
     ("further pools", "joules"): "per: joule",
     ("further pools", "paper"): "matching: paper",

@@ -118,7 +118,10 @@ recipes: {llama_3_1_8b: {h100_sxm: bf61}}
 availability: 1 :: availability: 1 is out of range; allowed: from 0.001 to 1
 availability: null :: availability: null is not a value; allowed: none
 availability: 0.9, failures: rsc_3 :: did you mean 'rsc_
-availability: 0.9, pools: [prefill, attention, ffn] :: does not go with pools other than prefill and decode
+availability: 0.9, pools: [prefill, attention, ffn] :: availability: 0.9: sweeps count no spares of further pools
+limits: {max_dcp: 2}, pools: [prefill, attention, ffn] :: limits.max_dcp: 2: attention GPUs
+limits: {max_redundant_experts: 4}, pools: [prefill, attention, ffn]
+  limits.max_redundant_experts: 4: a feed-forward pool has the fewest copies
 failures: rsc_1 :: failures: act with 'availability' only
 speculation: llama :: unknown speculation 'llama'
 speculation: deepseek_v3_mtp :: 'deepseek_v3_mtp' was measured on deepseek_v3, not on llama_3_1_8b

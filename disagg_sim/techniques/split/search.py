@@ -21,6 +21,7 @@ from disagg_sim.search.mappings import degrees, least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.techniques.encode.physics import EncodeStep
 from disagg_sim.techniques.prefix.search import align_to_checkpoints
+from disagg_sim.techniques.registry import clashes
 from disagg_sim.techniques.split.physics import Split, split_bytes, split_step
 from disagg_sim.workload.lengths import Lengths
 
@@ -306,6 +307,8 @@ def check_split(at: Setup, split: Split) -> None:
     for name in ("pp", "dcp", "pcp", "chunk_tokens"):
         if (value := getattr(split.attention, name)) > UNSAID.get(name, int(name == "pp")):
             raise InputError(f"attention GPUs beside a feed-forward pool have tp and dp alone, not {name} {value}")
+    if copies := split.attention.redundant_slots:
+        raise InputError(*clashes({"split": "ffn", "experts": f"redundant_slots {copies}"}, "simulate"))
     require_no_drafts(at)
     tp = 0 if at.model.is_moe else int(split.ffn.tp_attn)
     usual = ffn_mapping(at, int(split.ffn.gpus), tp)
@@ -324,7 +327,4 @@ def require_no_drafts(at: Setup) -> None:
     >>> require_no_drafts(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"))
     """
     if at.speculation is not None:
-        raise InputError(
-            f"speculation {at.speculation.name!r}: steps over attention and feed-forward GPUs have no drafts, as no "
-            "system places a drafter on them; use 'off'"
-        )
+        raise InputError(*clashes({"split": "pools", "speculation": f"speculation {at.speculation.name!r}"}, "plan"))
