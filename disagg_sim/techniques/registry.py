@@ -32,7 +32,7 @@ class Keys(NamedTuple):
     simulate: str
 
 
-class Exclusion(NamedTuple):
+class Clash(NamedTuple):
     """Why a technique does not go with another."""
 
     other: str  # its name
@@ -51,7 +51,7 @@ class Technique:
 
     name: str  # of its folder, and of its key where it has an ``Ask``
     title: str  # what it does, in a sentence
-    excludes: tuple[Exclusion, ...] = ()
+    excludes: tuple[Clash, ...] = ()
     keys: Keys | None = None  # where it is asked for; None = by ``ask``
     ask: Ask | None = None  # of its value; None = by ``keys``
     kind: type = float  # of its value
@@ -83,14 +83,14 @@ class Technique:
 
 #: What does not go with either of the further pools.
 _FURTHER = (
-    Exclusion("prefill_delay", "only co-located instances hold prompts back; use 'tuned'", where=("plan",)),
-    Exclusion("availability", "sweeps count no spares of further pools; allowed: none, or plan", where=("sweep",)),
+    Clash("prefill_delay", "only co-located instances hold prompts back; use 'tuned'", where=("plan",)),
+    Clash("availability", "sweeps count no spares of further pools; allowed: none, or plan", where=("sweep",)),
 )
 
 
-def _not_explained(*others: str) -> Iterator[Exclusion]:
+def _not_explained(*others: str) -> Iterator[Clash]:
     for other in others:
-        yield Exclusion(other, "only prefill, decode and instances of both take it", where=("explain",))
+        yield Clash(other, "only prefill, decode and instances of both take it", where=("explain",))
 
 
 #: In the order in which they act.
@@ -143,19 +143,19 @@ TECHNIQUES: tuple[Technique, ...] = (
         name="split",
         title="Attention and feed-forward layers decode on GPUs of their own.",
         excludes=(
-            Exclusion(
+            Clash(
                 "speculation",
                 "steps over attention and feed-forward GPUs have no drafts, as no system places a drafter on them; "
                 "use 'off' in a command, 'none' in a file",
             ),
-            Exclusion(
+            Clash(
                 "context",
                 "attention GPUs beside a feed-forward pool have tp and dp alone, and share no tokens; allowed: 1, or "
                 "whole decode instances",
                 part="DCP",
                 where=("plan", "sweep", "simulate"),
             ),
-            Exclusion(
+            Clash(
                 "experts",
                 "a feed-forward pool has the fewest copies that fill its ranks; allowed: 0, or whole decode instances",
                 part="copies",
@@ -186,7 +186,7 @@ def technique_named(name: str) -> Technique:
     return known[name]
 
 
-def exclusions(one: str, other: str, where: str = "") -> Iterator[Exclusion]:
+def exclusions(one: str, other: str, where: str = "") -> Iterator[Clash]:
     """List why two techniques do not go together, in any command or in one of ``Keys``."""
     for first, second in ((one, other), (other, one)):
         for each in technique_named(first).excludes:
