@@ -17,7 +17,7 @@ from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.wishes import Batch, Flip, Limits, Move, Role, Start, Stop
+from disagg_sim.simulation.wishes import Batch, Flip, Limits, Move, Role, SetLimits, Start, Stop
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 
@@ -215,6 +215,14 @@ def test_an_impossible_wish_stops_the_run_with_the_state_so_far(case):
         served([(0.0, 100, 5), (9.0, 100, 5)], Scripted(wishes=((), (), answer)), SPLIT, table=SIMPLE)
     assert "Scripted" in str(caught.value)
     assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
+
+
+def test_limits_that_a_policy_sets_hold_from_the_next_step_on():
+    """A prompt of 100 tokens begins at once, 20 ms; two follow in one step of 30 ms, and from 0.1 s on one by one."""
+    policy = Scripted(wishes=((), (SetLimits(0, Limits(max_prompts=1), "one by one"),)))
+    requests = [(arrival, 100, 1) for arrival in (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)]
+    r = served(requests, policy, SPLIT, table=SIMPLE).requests
+    assert r.first_token_s - r.arrival_s == pytest.approx([0.02, 0.05, 0.05, 0.02, 0.04, 0.06])
 
 
 class Pairwise:

@@ -11,6 +11,7 @@ from sites import SIMPLE, deployment, served
 
 from disagg_sim.simulation.kernel.fleet import INSTANCE
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.policies.loads import fewest_requests, least_decode, shortest_queue
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policies.routers import choices_of
 from disagg_sim.simulation.run_options import RunOptions
@@ -21,10 +22,11 @@ from disagg_sim.workload.trace import PrefixBlocks, Trace
 COLUMNS = (
     *("queued_requests", "running_requests", "queued_prompt_tokens"),
     *("queued_context_tokens", "running_tokens", "coming_tokens"),
+    *("loading_requests", "loading_prompt_tokens"),
 )
 
 
-def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.0, **columns):
+def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.0, decode=(0, 1), **columns):
     """Two instances of 100 blocks; one request, the first tokens of which they remember. Arrays are read-only."""
     inst = np.zeros(2, INSTANCE)
     inst["admitted"], inst["ranks"], inst["rank_at"] = admitted, 1, (0, 1)
@@ -36,7 +38,7 @@ def cluster(prompt=1000, cached=(0, 0), admitted=(0, 0), free=(100, 100), now=0.
         inst=inst,
         states=(1, 1),
         prefill=both,
-        decode=both,
+        decode=locked(np.array(decode)),
         input_tokens=(prompt,),
         remembers=any(cached),
         cached_everywhere=lambda request: locked(np.array(cached)),
@@ -66,6 +68,10 @@ def test_prefix_goes_where_least_is_left_to_compute():
     assert chosen(choices("prefix").prefill, cluster(queued_prompt_tokens=(300, 0), cached=(640, 0))) == 0
     assert chosen(choices("prefix").prefill, cluster(queued_prompt_tokens=(700, 0), cached=(640, 0))) == 1  # 1,060
     assert chosen(choices("prefix").prefill, cluster(running_requests=(2, 1))) == 1  # as much to compute
+    for column in ("loading_requests", "loading_prompt_tokens"):  # whose past comes from tiers
+        assert chosen(choices("prefix").prefill, cluster(**{column: (1, 0)})) == 1
+    whole = cluster(cached=(1000, 999), running_requests=(2, 1))  # a token is computed of each prompt
+    assert chosen(choices("prefix").prefill, whole) == 1
 
 
 def test_dynamo_adds_what_is_to_compute_and_what_is_active():
@@ -79,6 +85,14 @@ def test_dynamo_adds_what_is_to_compute_and_what_is_active():
     assert chosen(choices("dynamo_kv", overlap_credit=0.5).whole, view) == 1
     assert chosen(choices("dynamo_kv").prefill, cluster(cached=(640, 0), running_tokens=(5000, 0))) == 0
     assert chosen(choices("dynamo_kv").decode, view) == 1
+    assert (
+        chosen(
+            choices("dynamo_kv", overlap_credit=0.5).prefill, cluster(cached=(640, 0), queued_prompt_tokens=(400, 0))
+        )
+        == 1
+    )
+    for column in ("queued_context_tokens", "coming_tokens", "loading_prompt_tokens"):
+        assert chosen(choices("dynamo_kv").decode, cluster(**{column: (1, 0)})) == 1
 
 
 def test_a_queued_prompt_counts_for_dynamo_as_work_and_as_cache():
@@ -111,19 +125,57 @@ def test_llm_d_weighs_prefix_queue_and_memory():
         )
     view = cluster(cached=(640, 0), queued_requests=(1, 0), admitted=(1, 0), free=(70, 100))
     assert chosen(choices("llm_d").whole, view) == 0
+    assert chosen(choices("llm_d").whole, cluster(loading_requests=(1, 0))) == 1
 
 
 def test_llm_d_reads_queues_and_memory_every_50_ms():
+    """And at once where an instance has come."""
     router = choices("llm_d")
     assert chosen(router.whole, cluster(free=(90, 80))) == 0
     assert chosen(router.whole, cluster(free=(10, 80), now=0.049)) == 0
-    assert chosen(router.whole, cluster(free=(10, 80), now=0.051)) == 1
+    assert chosen(router.whole, cluster(free=(10, 80), now=0.05)) == 1
+    grown = cluster(free=(90, 80), now=0.052)
+    assert chosen(router.whole, grown) == 1
+    grown.states = (1, 1, 1)
+    assert chosen(router.whole, grown) == 0
 
 
 def test_llm_d_chooses_the_decode_instance_at_arrival():
+    """Of the decode instances: where both prefill and 1 alone decodes, that is the one, whatever 0 remembers."""
     router = choices("llm_d", prefix_weight=2.0)
     assert chosen(router.prefill, cluster(cached=(0, 640), queued_requests=(3, 2))) == 1
     assert chosen(router.decode, cluster(queued_requests=(0, 9), now=9.0)) == 1  # chosen when 1 had the shorter queue
+    assert chosen(router.prefill, cluster(cached=(640, 0), decode=(1,), now=18.0)) == 0
+    assert chosen(router.decode, cluster(queued_requests=(0, 9), now=27.0)) == 1
+    assert chosen(router.decode, cluster(queued_requests=(0, 9), now=36.0)) == 0  # none was chosen for it
+
+
+@pytest.mark.parametrize(("cached", "wanted"), [(600, 0), (400, 1)])
+def test_llm_d_weighs_prefix_and_queue_alone_in_two_pools(cached, wanted):
+    """2 * 0.6 or 2 * 0.4 against 1 for the shorter queue; that 0 has 10 % of its memory left does not enter."""
+    router, view = (
+        choices("llm_d", prefix_weight=2.0),
+        cluster(cached=(cached, 0), queued_requests=(1, 0), free=(10, 100)),
+    )
+    assert chosen(router.prefill, view) == wanted
+    assert chosen(router.decode, cluster(now=9.0)) == wanted
+
+
+def test_what_knows_no_caches_goes_by_load():
+    assert choices("least") == (fewest_requests, shortest_queue, least_decode)
+    assert choices("prefix").decode is least_decode
+
+
+@pytest.mark.parametrize(
+    ("router", "part", "times"),
+    [("dynamo_kv", "whole", 1), ("dynamo_kv", "prefill", 0), ("dynamo_kv", "decode", 1), ("llm_d", "whole", 1)],
+)
+def test_what_runs_is_brought_to_the_present_where_it_counts(router, part, times):
+    """It grows from step to step; what waits is known without a look."""
+    view, looks = cluster(), []
+    view.refresh = lambda: looks.append(1)
+    chosen(getattr(choices(router), part), view)
+    assert len(looks) == times
 
 
 @given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(1, 3000))

@@ -1,5 +1,6 @@
 """Preemption by swap: what gives way goes to the host's memory, and the steps that move it wait."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import Expected, swap_times
@@ -44,6 +46,19 @@ def test_a_sequence_is_swapped_out_and_back_by_hand():
     assert result.itl_counts.sum() == 38
     longest = result.itl_edges[result.itl_counts.nonzero()[0][-1]]
     assert longest == pytest.approx(0.220, rel=0.011)  # of the second, from 39 to 259 ms
+
+
+def test_steps_that_move_blocks_alone_are_no_steps_with_prefill():
+    """Both prompts in one step of 16 ms, two steps of 12; each swap is 11 ms, and 17 steps of 11 ms follow it."""
+    limits = {"token_budget": 2048, "max_sequences": 8, "watermark": 0.0}
+    fleet = Fleet(
+        [InstanceSpec(table=SIMPLE, blocks=4, swap_block_s=SLOW_HOST[0], swap_first_s=SLOW_HOST[1], **limits)]
+    )
+    for request in range(2):
+        fleet.submit(0, request, (0, 30, 20), 0.0)
+    fleet.run_until(math.inf)
+    assert fleet.segments.finish_s.tolist() == pytest.approx([0.238, 0.436])
+    assert fleet.arrays.inst["passes"].tolist() == [1]
 
 
 def test_without_swap_its_tokens_are_computed_again():

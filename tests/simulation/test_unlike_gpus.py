@@ -74,6 +74,21 @@ def test_an_instance_twice_as_fast_gets_twice_the_requests(policy):
     assert fast / slow == pytest.approx(2.0, rel=0.1)
 
 
+def test_decodes_go_by_the_memory_of_each_kind_where_prefill_has_one():
+    """1,000 and 2,000 blocks: as many tokens for each seat on both."""
+    blocks = {"h100_sxm": 1000, "h200_sxm": 2000}
+    served = parts(prefill=[("h200_sxm", 1)], decode=[("h100_sxm", 1), ("h200_sxm", 1)])
+    engine = Engine(0)
+    here = replace(
+        site(engine, served, table=StepTable.affine(step=0.01)),
+        setup=on("h100_sxm"),
+        blocks=lambda mapping, limits: blocks[mapping.at.system.name],
+    )
+    found = serve(poisson(20, 600, inputs=100, outputs=100), "least_load", here, engine, PLAIN).requests
+    small, large = np.bincount(found.decode_instance)[1:]
+    assert large / small == pytest.approx(2.0, rel=0.1)
+
+
 @pytest.mark.parametrize("policy", sorted(policies()))
 def test_every_policy_serves_on_unlike_gpus(policy):
     """Prefill on H100 and H200 where nothing is started; pools that a policy sizes are on one system each."""

@@ -55,11 +55,16 @@ def alike(arrivals, prompt, shared, outputs=1):
 
 
 def test_loads_share_the_link_of_an_instance():
-    """800 of 1,600 tokens come at 100,000 tokens/s in 8 ms, those of a prompt of the same time 8 ms later."""
+    """800 of 1,600 tokens come at 100,000 tokens/s in 8 ms, those of a prompt of the same time 8 ms later.
+
+    The rest takes 90 ms each: the last ends at 5.189 s.
+    """
     trace, options = alike([0.0, 5.0, 5.0], 1600, 800), RunOptions(prefix_cache_tokens=1, tiers=("dram",))
     found = small(trace, options, dram=KvTier(bandwidth=1e5 * TOKEN, latency_s=0.001))
     assert found.tier_loads.load_s == pytest.approx([0.0, 0.009, 0.017])
     assert found.tier_loads.bytes[:, 0] == pytest.approx([0.0, 800 * TOKEN, 800 * TOKEN])
+    rates = tier_use(found.frame(), options.tiers)["bytes_per_s"]
+    assert rates.tolist() == pytest.approx([0.0, 1600 * TOKEN / 5.189, 0.0])
     assert found.requests.cached_tokens.tolist() == [0, 800, 800]
     assert found.requests.first_token_s[1] == pytest.approx(5.009 + 0.010 + 0.080)
     assert set(found.frame()) >= {"dram_tokens", "load_s"}
