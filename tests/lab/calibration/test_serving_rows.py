@@ -85,9 +85,8 @@ LAUNCHED = {
 
 
 def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
-    """SGLang's chunk is that of all ranks: 65,536 over four. 102 in flight wait for 3 x 8 slots, 24 do not."""
-    lines = [R1 | {"framework": "dynamo-sglang"}, R1 | {"framework": "dynamo-sglang", "row_id": "r2"}]
-    lines[1]["concurrency"] = 24
+    """SGLang's chunk is that of all ranks: 65,536 over four. 27 in flight wait for 3 x 8 slots, a tenth more do not."""
+    lines = [R1 | {"framework": "dynamo-sglang", "row_id": f"r{n}", "concurrency": 28 - n} for n in (1, 2)]
     files = [write(tmp_path / "x.csv", *lines)]
     (plain, _), _ = read_files(files)
     assert (plain.recipe, plain.chunk_tokens, plain.workers.mapping.dp_attn) == ("nvfp4_bf16kv", 0, 8)
@@ -378,6 +377,10 @@ def launches_read(tmp_path: Path, row: dict[str, object], line: dict[str, object
         ((2, 2, 4), {"f_tp": 1.0}, 2, Sharding(dp_attn=2, ep=2)),  # two ranks of one GPU, stated as four GPUs
         ((4, 1, 1), {}, 1, Sharding(tp_attn=4, ep=4)),  # EP that the row leaves out
         ((8, 1, 1), {}, 1, Sharding(tp_attn=8, tp_ffn=8)),  # a launch on other GPUs
+        ((4, 1, 1), {"f_tp": 2.0}, 2, Sharding(tp_attn=2, dp_attn=2, ep=4)),  # two ranks of two GPUs
+        ((4, 1, 1), {"f_engine": "sglang"}, 2, Sharding(tp_attn=4, ep=4)),  # whose TP counts all ranks
+        ((4, 1, 1), {"f_dp_attention": True}, 1, Sharding(dp_attn=4, ep=4)),
+        ((4, 1, 1), {"f_expert_parallel": False, "f_ep": 2.0}, 1, Sharding(tp_attn=4, tp_ffn=2, ep=2)),
     ],
 )
 def test_the_script_of_the_image_says_what_a_source_multiplied(tmp_path, stated, flags, ranks, expected):
