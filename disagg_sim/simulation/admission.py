@@ -29,7 +29,6 @@ class AdmissionKind(Protocol):
 
     def build(self, site: Site, limits: RequestLimits) -> Admission:
         """The part of one run, with what its requests are promised once they are placed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

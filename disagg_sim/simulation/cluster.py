@@ -46,7 +46,6 @@ class LinkFailures(Protocol):
 
     def links_lost(self, cluster: Cluster) -> bool:
         """Whether a link of a cluster is down for good, and no other link will recover."""
-        ...
 
 
 class Cluster:

@@ -34,11 +34,9 @@ class EventSource(Protocol):
         Returns the time at which it stopped because it has something to tell, at most ``until``;
         infinity when it has nothing to tell and has reached ``until``.
         """
-        ...
 
     def deliver(self) -> None:
         """Handle the event at which ``advance`` stopped; may schedule others."""
-        ...
 
 
 class SideBySide:

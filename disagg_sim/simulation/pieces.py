@@ -31,7 +31,6 @@ class Sink(Protocol):
 
     def __call__(self, piece: Requests) -> None:
         """Requests in the order of the trace."""
-        ...
 
 
 class Pieces:

@@ -24,11 +24,9 @@ class Routing(Protocol):
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """First leg of a request that has just arrived."""
-        ...
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """Next leg of a request whose leg on ``origin`` has ended; on ``origin`` itself nothing is transferred."""
-        ...
 
 
 class Admission(Protocol):
@@ -36,7 +34,6 @@ class Admission(Protocol):
 
     def admit(self, view: ClusterView, request: int) -> bool:
         """Whether to serve a request; those beyond the model's context or every memory are rejected before."""
-        ...
 
 
 class BatchForming(Protocol):
@@ -52,7 +49,6 @@ class BatchForming(Protocol):
         A ``MANUAL`` instance is asked when it is free. Another is asked when a prompt comes to the shared queue and
         when one that it took has left, until it takes none: whether it has room is for the policy to say.
         """
-        ...
 
 
 class Roles(Protocol):
@@ -62,7 +58,6 @@ class Roles(Protocol):
 
     def flips(self, view: ClusterView) -> Sequence[Wish]:
         """Asked every ``period_s`` [s]; flips, moves of prompts that wait, and changed limits."""
-        ...
 
 
 class Autoscaler(Protocol):
@@ -72,7 +67,6 @@ class Autoscaler(Protocol):
 
     def resize(self, view: ClusterView) -> Sequence[Wish]:
         """Asked every ``period_s`` [s]; starts and stops."""
-        ...
 
 
 class Listener(Protocol):
@@ -80,7 +74,6 @@ class Listener(Protocol):
 
     def finished(self, view: ClusterView, request: int, instance: int) -> None:
         """A request has emitted its last token on ``instance``."""
-        ...
 
 
 class Failover(Protocol):
@@ -92,11 +85,9 @@ class Failover(Protocol):
 
     def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:
         """``instances`` are gone, and these requests left them; some begin again, under other numbers."""
-        ...
 
     def restored(self, view: ClusterView, instances: Sequence[int]) -> Sequence[Wish]:
         """They serve again, empty, in the roles that they had."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +116,6 @@ class Policy(Protocol):
 
     def build(self, site: Site) -> Parts:
         """Its parts for one run, with fresh state."""
-        ...
 
 
 #: Policies by name; ``register`` fills it, ``policies.registry`` loads the built-in ones.

@@ -108,7 +108,6 @@ class PercentileSource(Protocol):
 
     def percentile(self, share: float) -> float:
         """The value below which ``share`` [1] of all lies; NaN of no values."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

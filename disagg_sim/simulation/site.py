@@ -201,7 +201,6 @@ class StepLimits(Protocol):
 
     def limits(self, mapping: Sharding, role: Role) -> Limits:
         """Rules and bounds of an instance, when it starts or takes the role."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,23 +94,18 @@ class Owner(Protocol):
 
     def work(self, request: int, leg: Leg, have: int) -> Work | None:
         """What the leg is for its instance, from ``have`` tokens on; None: more than it can hold."""
-        ...
 
     def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
         """The leg begins now."""
-        ...
 
     def track_leg(self, segment: int, request: int, leg: Leg, work: Work) -> None:
         """The instance has taken over a request."""
-        ...
 
     def refuse(self, request: int) -> None:
         """A request ends without being served."""
-        ...
 
     def leave(self, request: int) -> None:
         """The instance is gone to which a request was to go."""
-        ...
 
 
 class Transfers:

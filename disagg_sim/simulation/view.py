@@ -83,16 +83,13 @@ class ViewedState(Protocol):
     @property
     def order(self) -> Sequence[int]:
         """Requests that have come so far, in the order in which they came."""
-        ...
 
     @property
     def lengths(self) -> tuple[Ints, Ints]:
         """Input and output of all requests. [token]"""
-        ...
 
     def window(self, seconds: float) -> Window:
         """Observations of the last ``seconds`` [s]."""
-        ...
 
 
 class ClusterView:

@@ -65,7 +65,6 @@ class ArrivalProcess(Protocol):
         They are drawn in blocks of about ``size``, which shape the values, and come up to ``most`` at once, which does
         not: two calls that differ in ``most`` give the same times.
         """
-        ...
 
 
 def _summed(draw: Callable[[int], Floats], rate: float, last: float, size: int, most: int) -> Iterator[Floats]:

@@ -37,11 +37,9 @@ class LengthDistribution(Protocol):
 
     def quantile(self, p: float) -> float:
         """Length that a share ``p`` of the requests does not exceed. [token]"""
-        ...
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """``n`` independent lengths, whole and at least 1; shape ``(n,)``. [token]"""
-        ...
 
 
 def _check_probability(p: float) -> None:

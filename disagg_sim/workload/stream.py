@@ -40,7 +40,6 @@ class RequestSource(Protocol):
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """All requests from the first on, about ``most`` at once; the same ones for every ``most`` and every call."""
-        ...
 
 
 class Count(NamedTuple):

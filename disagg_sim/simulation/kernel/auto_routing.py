@@ -48,11 +48,9 @@ class Chooser(Protocol):
 
     def addresses(self) -> tuple[int, int, int]:
         """Of what places a request, of what says where it goes on, and of their context; new in each process."""
-        ...
 
     def renew(self, prefill: NDArray[np.intp], decode: NDArray[np.intp]) -> None:
         """Other instances take prompts, and decode."""
-        ...
 
 
 class Caches(NamedTuple):
@@ -80,7 +78,6 @@ class Supply(Protocol):
 
     def reach(self, request: int) -> int:
         """Have a request at hand, if there is one: how many are from the first on. [request]"""
-        ...
 
 
 class RoutingQueue:

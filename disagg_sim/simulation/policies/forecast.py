@@ -27,11 +27,9 @@ class Forecast(Protocol):
 
     def observe(self, value: float) -> None:
         """The next value of the series."""
-        ...
 
     def next(self) -> float:
         """What the value after that is expected to be; NaN before the first."""
-        ...
 
 
 class LastValue:

@@ -43,7 +43,6 @@ class Choice(Protocol):
 
     def __call__(self, view: ClusterView, among: Index, request: int = NOBODY) -> int:
         """An instance of ``among``, which is not empty, for a request, or as they are."""
-        ...
 
 
 #: An instance of some for a request, as routers choose it.

@@ -190,22 +190,18 @@ class Routed(Protocol):
     @property
     def router(self) -> str:
         """Of ``WHOLE_ROUTERS``."""
-        ...
 
     @property
     def router_temperature(self) -> float:
         """See ``temperature_option``. [1]"""
-        ...
 
     @property
     def overlap_credit(self) -> float:
         """See ``credit_option``. [1]"""
-        ...
 
     @property
     def prefix_weight(self) -> float:
         """See ``prefix_weight_option``. [1]"""
-        ...
 
 
 class RouterChoices(NamedTuple):
