@@ -20,14 +20,10 @@ class NoAttention(AttentionSpec):
     """A layer that has a feed-forward part alone."""
 
     kind: ClassVar[str] = "none"
+    norms: ClassVar[int] = 0
 
     def matmul_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
         """Nothing. [1]"""
-        return 0
-
-    @property
-    def norms(self) -> int:
-        """Nothing to norm. [1]"""
         return 0
 
 
@@ -37,6 +33,7 @@ class GqaAttention(AttentionSpec):
     """Grouped-query attention (MHA when ``kv_heads == q_heads``), optionally with a sliding window or in chunks."""
 
     kind: ClassVar[str] = "gqa"
+    cache_tensors: ClassVar[int] = 2
     q_heads: Count
     kv_heads: Count
     head_dim: Count
@@ -95,11 +92,6 @@ class GqaAttention(AttentionSpec):
     def cache_parts(self) -> int:
         """KV heads. [1]"""
         return self.kv_heads
-
-    @property
-    def cache_tensors(self) -> int:
-        """Keys and values. [1]"""
-        return 2
 
     @property
     def rotary_dim(self) -> int:

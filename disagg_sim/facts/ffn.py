@@ -16,6 +16,7 @@ class NoFfn(FfnSpec):
     """A layer that has attention alone."""
 
     kind: ClassVar[str] = "none"
+    norms: ClassVar[int] = 0
 
     def params(self, hidden: int, *, active: bool) -> int:  # noqa: ARG002 - as the base class asks
         """Nothing. [1]"""
@@ -23,11 +24,6 @@ class NoFfn(FfnSpec):
 
     def token_matmul_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
         """Nothing. [1]"""
-        return 0
-
-    @property
-    def norms(self) -> int:
-        """Nothing to norm. [1]"""
         return 0
 
 

@@ -54,6 +54,9 @@ class AttentionSpec(ABC):
     kind: ClassVar[str]
     #: Kind whose formats of projections it takes where a recipe does not name its own.
     projected_as: ClassVar[str] = ""
+    norms: ClassVar[int] = 1  # of the hidden states before it [1]
+    cache_tensors: ClassVar[int] = 1  # in which engines keep the cache of a layer: keys and values apart are two [1]
+    scans: ClassVar[bool] = False  # whether a prompt is walked through in order, so that GPUs cannot share its tokens
 
     @abstractmethod
     def matmul_params(self, hidden: int) -> int:
@@ -64,11 +67,6 @@ class AttentionSpec(ABC):
         return 0
 
     @property
-    def norms(self) -> int:
-        """Norms of the hidden states before it. [1]"""
-        return 1
-
-    @property
     def cache_elements(self) -> float:
         """Elements of one token that a layer caches in the format of the cache, windows not yet full. [1]"""
         return 0
@@ -76,11 +74,6 @@ class AttentionSpec(ABC):
     @property
     def cache_parts(self) -> int:
         """GPUs of a TP group that can hold distinct shares of the cache. [1]"""
-        return 1
-
-    @property
-    def cache_tensors(self) -> int:
-        """Tensors in which engines keep the cache of a layer, such as keys and values apart. [1]"""
         return 1
 
     @property
@@ -97,11 +90,6 @@ class AttentionSpec(ABC):
     def shared_rows(self) -> SharedRows | None:
         """What GPUs that share the cached tokens of a sequence exchange; None = each of them keeps all tokens."""
         return None
-
-    @property
-    def scans(self) -> bool:
-        """Whether a prompt is walked through in order, so that GPUs cannot share its tokens."""
-        return False
 
     @property
     def kinks(self) -> tuple[int, ...]:
@@ -151,6 +139,7 @@ class FfnSpec(ABC):
     __slots__ = ()
     kind: ClassVar[str]
     routes: ClassVar[bool] = False  # whether tokens are sent to experts
+    norms: ClassVar[int] = 1  # of the hidden states before it [1]
 
     @abstractmethod
     def params(self, hidden: int, *, active: bool) -> int:
@@ -159,11 +148,6 @@ class FfnSpec(ABC):
     @abstractmethod
     def token_matmul_params(self, hidden: int) -> int:
         """Weights that one token is multiplied with. [1]"""
-
-    @property
-    def norms(self) -> int:
-        """Norms of the hidden states before it. [1]"""
-        return 1
 
     @property
     def inner_norms(self) -> int:

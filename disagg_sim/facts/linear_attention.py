@@ -28,6 +28,7 @@ class LinearAttention(AttentionSpec):
     """What all linear kinds have: a state, and a convolution before it."""
 
     projected_as: ClassVar[str] = "gqa"
+    scans: ClassVar[bool] = True
     conv_width: _Width = 4
     state: StateFormat = "fp32"
 
@@ -65,11 +66,6 @@ class LinearAttention(AttentionSpec):
     def cache_parts(self) -> int:
         """Heads. [1]"""
         return self.state_heads
-
-    @property
-    def scans(self) -> bool:
-        """The recurrence walks through a prompt."""
-        return True
 
 
 @register
