@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -237,24 +237,18 @@ ATTENTION: dict[str, type[AttentionBlock[Any]]] = {}
 FFN: dict[str, type[FfnBlock[Any]]] = {}
 
 
-def attention(kind: str) -> Callable[[Kind], Kind]:
-    """Register a class as the block of a kind of attention."""
+def _into(known: dict[str, Any], kind: str) -> Callable[[Kind], Kind]:
+    """Register a class as the block of a kind."""
 
     def register(block: Kind) -> Kind:
-        ATTENTION[kind] = block
+        known[kind] = block
         return block
 
     return register
 
 
-def ffn(kind: str) -> Callable[[Kind], Kind]:
-    """Register a class as the block of a kind of feed-forward layer."""
-
-    def register(block: Kind) -> Kind:
-        FFN[kind] = block
-        return block
-
-    return register
+#: Register the block of a kind of attention, or of feed-forward layer: ``@attention("gqa")``.
+attention, ffn = partial(_into, ATTENTION), partial(_into, FFN)
 
 
 class Layer(NamedTuple):
