@@ -156,13 +156,13 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     _made[block.key] = kept
     while len(_made) > KEPT_BLOCKS:
         _made.popitem(last=False)
-    tally = Tally(
-        computed=grid.status.size,
-        feasible=int(grid.feasible.sum()),
-        rows=kept.batch.size,
-        removals=_limits(grid, ABOVE_FTL, case.limits.ftl_s, case.limits.nic_limit),
-    )
-    return kept.to_frame(), tally, kept.header()
+    removals = _limits(grid, ABOVE_FTL, case.limits.ftl_s, case.limits.nic_limit)
+    return kept.to_frame(), _tally(grid, kept.batch.size, removals), kept.header()
+
+
+def _tally(grid: PhaseGrid, rows: int, removals: tuple[Removal, ...]) -> Tally:
+    """Counts of a block of one phase."""
+    return Tally(computed=grid.status.size, feasible=int(grid.feasible.sum()), rows=rows, removals=removals)
 
 
 def _links(case: Case) -> bool:
@@ -188,13 +188,8 @@ def _linked_prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
         ftl_limit=limits.ftl_s,
         nic_limit=_finite(limits.nic_limit),
     )
-    tally = Tally(
-        computed=grid.status.size,
-        feasible=int(grid.feasible.sum()),
-        rows=kept.rows,
-        removals=_limits(grid, ABOVE_FTL, limits.ftl_s, limits.nic_limit, kept.least[:, None]),
-    )
-    return kept.frame, tally, kept.header
+    removals = _limits(grid, ABOVE_FTL, limits.ftl_s, limits.nic_limit, kept.least[:, None])
+    return kept.frame, _tally(grid, len(kept.frame), removals), kept.header
 
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
@@ -226,8 +221,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     if left > len(frame):
         unmatched = Removal(phase="decode", reason=reason, count=left - len(frame), shortfall=math.inf, unit="")
         removals = (*removals, unmatched)
-    tally = Tally(computed=grid.status.size, feasible=int(grid.feasible.sum()), rows=len(frame), removals=removals)
-    return _typed(frame, block), tally
+    return _typed(frame, block), _tally(grid, len(frame), removals)
 
 
 def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:

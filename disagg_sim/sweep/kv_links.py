@@ -158,11 +158,6 @@ class Linked(NamedTuple):
     header: str
     least: Floats  # shortest hand-over of each row of the grid, (rows,) [s]
 
-    @property
-    def rows(self) -> int:
-        """[1]"""
-        return len(self.frame)
-
 
 def linked_candidates(
     wire: KvWire, grid: PhaseGrid, taker_at: Setup, takers: Sharding, *, ftl_limit: float, nic_limit: float | None
