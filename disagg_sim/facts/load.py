@@ -127,19 +127,8 @@ def load_precision(name: str | Path) -> PrecisionRecipe:
 def load_profile(name: str | Path) -> ProfileSpec:
     """Load the profile ``name`` (``hw_specs/profiles/``): utilisation [1], imbalance [1], fixed memory [B].
 
-    Parameters
-    ----------
-    name
-        As in ``load_system``; ``measured_skew0.5`` is ``measured`` with experts whose popularity varies by 0.5 of its
-        mean.
+    ``measured_skew0.5`` is ``measured`` with experts whose popularity varies by 0.5 of its mean.
 
-    Returns
-    -------
-    ProfileSpec
-        Utilisation of the vendor's peaks.
-
-    Examples
-    --------
     >>> [(name, load_profile(name).fitted) for name in ("ideal", "measured")]
     [('ideal', False), ('measured', True)]
     """

@@ -91,32 +91,10 @@ def batch_sizes(largest: int) -> Ints:
 
 
 def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths, *, phase: str) -> Ints:
-    """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
+    """Find the batch sizes from 1 to the memory limit of the most spacious mapping, rising, four a doubling. [request]
 
-    Parameters
-    ----------
-    at : Setup
-        Model, system, recipe, profile and engine.
-    mappings : Sharding or list of Sharding
-        From ``enumerate_mappings``, or made by hand.
-    lengths : Lengths
-        Of the requests.
-    phase : {"prefill", "decode"}
-        Whose memory counts.
+    At least one, even when nothing fits, so that the shortfall can be told; ``phase`` says whose memory counts.
 
-    Returns
-    -------
-    ndarray, shape (batches,)
-        Rising, four a doubling. At least one batch, even when nothing fits, so that the shortfall can be
-        told. [request]
-
-    Raises
-    ------
-    InputError
-        An unknown phase, mappings that the model cannot take.
-
-    Examples
-    --------
     Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200. Those
     of 224, the next batch, do not:
 

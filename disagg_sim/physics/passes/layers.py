@@ -179,28 +179,12 @@ def with_ends(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
 def join_experts(
     at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: DistinctCounts, total: DistinctCounts
 ) -> LayerTimes:
-    """Add routed experts and their exchange to the attention side.
+    """Add routed experts and their exchange to the attention side: times of a layer of each kind, sums of all. [s]
 
-    The shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
+    The shared expert hides dispatch where the profile says so (overlap rules of the physics page). ``rank`` and
+    ``total`` are the tokens of one attention rank, and of all ranks of the stage; expert imbalance and rates of the
+    exchange are those of the ``phase``.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    side
-        Times of the attention ranks. [s]
-    phase
-        "prefill" or "decode": takes the expert imbalance and the exchange rates of that phase.
-    rank, total
-        Tokens of one attention rank, and of all ranks of the stage. [token]
-
-    Returns
-    -------
-    LayerTimes
-        Times of one layer of each kind and sums of all layers, of the broadcast shape of mapping and tokens. [s]
-
-    Examples
-    --------
     Only the second kind of layers of DeepSeek-R1 has routed experts:
 
     >>> from disagg_sim.physics.work import Tokens
