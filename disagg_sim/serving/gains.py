@@ -134,31 +134,11 @@ def shared_range(a: Curve, b: Curve, *, low: float | None = None, high: float | 
 def gain(
     a: Curve, b: Curve, *, axis: str = "log", low: float | None = None, high: float | None = None, worth: float = 1.0
 ) -> Gain:
-    """Compute what ``a`` gains over ``b`` in the range of interactivity that both reach.
+    """Compute what ``a`` gains over ``b`` in the range of interactivity that both reach; NaN where there is none.
 
-    Parameters
-    ----------
-    a, b : Curve
-        Frontiers of the same setting.
-    axis : {"log", "linear"}
-        Measure of interactivity in the area ratio A.
-    low, high : float, optional
-        Narrow the range; the result states the one taken. [token/s]
-    worth : float
-        G from which on the gain counts in ``share_above``. [1]
+    ``low`` and ``high`` narrow the range [token/s]. The area ratio measures interactivity by ``axis``, "log" or
+    "linear"; ``share_above`` counts gains from ``worth`` on [1].
 
-    Returns
-    -------
-    Gain
-        Areas, the largest gain and where it is; NaN where the two share no range.
-
-    Raises
-    ------
-    InputError
-        An unknown axis, or a range that is empty or not above 0.
-
-    Examples
-    --------
     From 10 to 20 tokens/s a delivers 4 and b 2, over all interactivities 8 x 10 + 4 x 20 and 8 x 10 + 2 x 10:
 
     >>> a, b = (Curve(np.array(x), np.array(y)) for x, y in (([10.0, 30.0], [8.0, 4.0]), ([10.0, 20.0], [8.0, 2.0])))
