@@ -29,7 +29,7 @@ from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
-from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, replicas
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, read_cases, replicas
 from lab.studies.keeping import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import mini_reasoning_standin
@@ -72,9 +72,8 @@ def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **optio
     return StudyCase(label, instances(tp), policy_named(policy, **options), model)
 
 
-#: Chunks of co-location, the best of which counts for every workload (section 6.1). [token]
-CHUNKS = (256, 384, 512, 768, 1024, 1536, 2048)
-COLOCATED = tuple(f"chunk_{chunk}" for chunk in CHUNKS)
+#: Co-location by chunk, the best of which counts for every workload (section 6.1).
+COLOCATED = tuple(f"chunk_{chunk}" for chunk in (256, 384, 512, 768, 1024, 1536, 2048))
 #: Algorithms 1 and 2 as the paper prints them.
 AS_PRINTED: dict[str, Any] = {"balance": "all", "least_piece": 1}
 #: How caches move in figure 7: each chunk when it is computed, into blocks of its own.
@@ -86,23 +85,7 @@ def as_printed(label: str, *, model: str = MODEL, **options: Any) -> StudyCase:
     return case_of(label, "dynaserve", model=model, **options, **AS_PRINTED)._replace(transfer=FIGURE_7)
 
 
-CASES = {
-    "dynaserve": case_of("DynaServe", "dynaserve"),
-    "disaggregated": case_of("disaggregated", "disaggregated"),
-    **{
-        name: case_of(f"co-located, chunk {chunk:,}", "vllm", token_budget=chunk)
-        for name, chunk in zip(COLOCATED, CHUNKS, strict=True)
-    },
-    "printed": as_printed("DynaServe, all work balanced as printed"),
-    "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
-    "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
-    "printed_full_steps": as_printed("DynaServe as printed, full steps", slo_aware=False),
-}
-for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
-    for _name in ("dynaserve", "printed", "disaggregated", *COLOCATED):
-        CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
-            label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, deployment=instances(_tp)
-        )
+CASES = read_cases(Path(__file__).with_name("cases.yaml"), MODEL)["cases"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
