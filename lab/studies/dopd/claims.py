@@ -43,12 +43,14 @@ def table_one_step(sequences: float, context: float) -> float:
     return DECODE_FIT[0] + sequences * (DECODE_FIT[1] + DECODE_FIT[2] * context)
 
 
+def concurrency(bench: DopdBench, isl: float, osl: float) -> Concurrency:
+    """Eq. (13) for any lengths."""
+    return decode_concurrency(bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE)
+
+
 def concurrencies(bench: DopdBench) -> list[Concurrency]:
     """Eq. (13) for both of ``SHAPES``."""
-    return [
-        decode_concurrency(bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE)
-        for isl, osl in SHAPES
-    ]
+    return [concurrency(bench, *shape) for shape in SHAPES]
 
 
 def ratios(bench: DopdBench, *, own: bool) -> list[float]:
@@ -68,9 +70,7 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
 
 def required_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
     """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
-    each = decode_concurrency(
-        bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE
-    ).requests
+    each = concurrency(bench, isl, osl).requests
     first = bench.table(1).pass_time(round(isl))[1]
     step = bench.table(2).step_time(round(each), decode_residents(isl, osl).mean)
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each

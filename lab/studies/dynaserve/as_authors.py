@@ -14,11 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.claims import Finding, Without
 from lab.studies.dynaserve import TEXT, claims, claims_equal
 from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, MEANS, RATES_OF_MIX
-from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, listed, scan, shape_name
+from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, at_rate, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
     ARXIV,
     CASES,
@@ -59,13 +58,7 @@ ORACLE = 0.99
 def saturated(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
     """A shape with Poisson arrivals at the rate that a full closed loop serves."""
     rate = bench.saturated(shape, CASES[name]).steady
-
-    def run() -> DynaServeMeasures:
-        count = QUICK if bench.quick else COUNTED
-        trace = synthetic_trace(rate=rate, lengths=shape, requests=count, name=shape_name(shape))
-        return look(bench.result(trace, CASES[name]), rate)
-
-    return bench.once(("at saturation", shape, name), run)
+    return bench.once(("at saturation", shape, name), lambda: at_rate(bench, shape, name, rate))
 
 
 def at_saturation(bench: DynaServeBench, name: str) -> list[DynaServeMeasures]:
@@ -178,9 +171,8 @@ def mix(bench: DynaServeBench) -> Finding:
 
 
 def _ordered(found: list[float], paper: tuple[float, float, float]) -> bool:
-    """Whether three numbers are in ascending order, the last over each other one within 20 % of the paper's ratio."""
-    near = all(abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2 for i in range(2))
-    return found[0] < found[1] < found[2] and near
+    """Whether three numbers are in ascending order, at ratios near the paper's."""
+    return found[0] < found[1] < found[2] and claims.near_ratios(found, paper)
 
 
 @TEXT.authors("Y10")

@@ -118,11 +118,7 @@ def y9_mix(bench: DynaServeBench) -> Finding:
     def ordered(ours: str) -> tuple[str, bool]:
         rates, good = measured(ours, bench.rate), measured(ours, bench.goodput)
         order = rates[0] < rates[1] < rates[2] and good[0] < good[1] < good[2]
-        near = all(
-            abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2
-            for found, paper in ((rates, RATES_OF_MIX), (good, GOODPUT_OF_MIX))
-            for i in range(2)
-        )
+        near = near_ratios(rates, RATES_OF_MIX) and near_ratios(good, GOODPUT_OF_MIX)
         said = f"order {'holds' if order else 'fails'}, ratios {'hold' if near else 'fail'}"
         return f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s: {said}", order and near
 
@@ -292,6 +288,11 @@ def y19_plateau(bench: DynaServeBench) -> Finding:
         f"{bench.stand_ins(MIX)}rates over the capacity of each: {listed(BEYOND, 'g')}",
         printed(*beyond_capacity(bench, "printed", chunk)),
     )
+
+
+def near_ratios(found: Sequence[float], paper: Sequence[float]) -> bool:
+    """Whether the last of three numbers is over each other one within 20 % of the paper's ratio."""
+    return all(abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2 for i in range(2))
 
 
 def _by_name(ratios: list[float]) -> str:

@@ -100,12 +100,16 @@ def equal(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
     return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
 
 
-def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
-    """A shape at the paper's rate, equal requests, Poisson arrivals."""
-    rate = RATES[shape][CO if name == LARGEST else 1]
+def at_rate(bench: DynaServeBench, shape: tuple[int, int], name: str, rate: float) -> DynaServeMeasures:
+    """A shape at a rate: equal requests, Poisson arrivals. [request/s]"""
     count = QUICK if bench.quick else COUNTED
     trace = synthetic_trace(rate=rate, lengths=shape, requests=count, name=shape_name(shape))
     return look(bench.result(trace, CASES[name]), rate)
+
+
+def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
+    """A shape at the paper's rate."""
+    return at_rate(bench, shape, name, RATES[shape][CO if name == LARGEST else 1])
 
 
 @TEXT.claim("Y1")
