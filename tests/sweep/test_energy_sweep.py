@@ -58,18 +58,6 @@ def test_energy_of_the_parts_of_a_row_is_that_of_its_pass(results, capsys):
     assert prefill == pytest.approx(one["prefill_joules_per_prompt_token"], rel=1e-6)
 
 
-@pytest.mark.long
-def test_energy_is_told_by_class_and_only_when_asked(results, capsys):
-    capsys.readouterr()
-    assert run(["explain", str(results), "--row", "0", "--energy"]) == 0
-    told = capsys.readouterr().out
-    assert run(["explain", str(results), "--row", "0"]) == 0
-    plain = capsys.readouterr().out
-    assert "energy of a decode step: " in told
-    assert "energy of" not in plain
-    assert set(plain.splitlines()) <= set(told.splitlines())
-
-
 def test_a_system_of_unknown_power_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("disagg_sim.facts.load.load_power", lambda _: None)
     (tmp_path / "thrift.yaml").write_text(SWEEP)

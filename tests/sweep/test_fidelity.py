@@ -48,13 +48,6 @@ def test_every_frontier_point_has_its_band(swept):
     assert (bands["ttl_p10_s"] < bands["ttl_p90_s"]).all()
 
 
-def test_the_gain_comes_with_its_probability(swept):
-    root, _ = swept
-    gain = pd.read_csv(root / "out" / "gain.csv")
-    assert gain["probability"].between(0, 1).all()
-    assert (gain["gain_p10"] <= gain["gain_p90"]).all()
-
-
 def test_every_point_of_a_frontier_says_what_it_rests_on(swept):
     """All kernels are those of another system: most of the time of any design is inherited."""
     root, _ = swept

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 import disagg_sim as ds
-from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_speculation
@@ -196,35 +195,6 @@ class TestSearch:
         plain = decode_grid(replace(at, speculation=None), WIDE, lens, batch=[8, 64])
         assert (drafted_grid.latency == plain.latency).all()
         assert (drafted_grid.memory_bytes == plain.memory_bytes).all()
-
-    def test_a_table_says_drafts_and_acceptance_and_is_timed_again_from_its_rows(self):
-        at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
-        tables = [Sharding(dp_attn=8, ep=8), Sharding(dp_attn=16, ep=16)]
-        points = ds.disaggregated(
-            prefill_grid(at, tables, lens), decode_grid(at, tables, lens, batch=[8, 128, 1024]), gpu_cap=256
-        )
-        assert set(points["speculation"]) == {"mtp 0.8 0.6 0.45"}
-        lengths_of = [1.0, 1.8, 2.4, 2.85]
-        expected = [lengths_of[k] for k in points["decode_draft_tokens"]]
-        assert points["accepted_tokens_per_step"].tolist() == pytest.approx(expected)
-        gap = points["ttl_s"] * points["accepted_tokens_per_step"]
-        assert points["ttl_largest_gap_s"].tolist() == pytest.approx(gap.tolist())
-        again = rescore(points)
-        assert again["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
-
-    @pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
-    def test_instances_of_both_phases_search_drafts_too_and_are_timed_again_from_their_rows(self, mode):
-        at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
-        options = ds.Colocation(batch=(8, 256))
-        points, plain = (
-            mode(each, WIDE, lens, ftl_limit=100.0, options=options) for each in (at, replace(at, speculation=None))
-        )
-        assert len(points) == len(plain) == 2
-        assert (points["decode_draft_tokens"] > 0).any()
-        assert (points["ttl_mean_s"] <= plain["ttl_mean_s"]).all()
-        again = rescore(points)
-        assert again["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
-        assert again["ftl_s"].tolist() == pytest.approx(points["ftl_s"].tolist(), rel=1e-12)
 
     def test_pools_of_other_drafters_do_not_match(self):
         at, lens = drafted("deepseek_r1"), lengths(1024, 128)
