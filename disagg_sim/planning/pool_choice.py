@@ -14,30 +14,24 @@ class PoolChoice(Protocol):
     @property
     def at(self) -> Setup:
         """Model, system, recipe and engine."""
-        ...
 
     @property
     def mapping(self) -> Sharding:
         """Sharding of one instance."""
-        ...
 
     @property
     def most(self) -> float:
         """Upper bound of the rate of an instance. [request/s]"""
-        ...
 
     @property
     def ceiling(self) -> float:
         """Upper bound of ``most`` that takes less time to compute. [request/s]"""
-        ...
 
     def reaches(self, rate: float) -> bool:
         """Whether ``most`` is at least a rate [request/s], which takes less time to find where it is not."""
-        ...
 
     def holds(self, rate: float, instances: int) -> bool:
         """Whether so many instances keep the limits at a rate [request/s]."""
-        ...
 
 
 class QuickBound:

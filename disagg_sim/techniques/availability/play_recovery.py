@@ -39,19 +39,15 @@ class RequestOwner(Protocol):
 
     def arrive(self, request: int, known: bool = False) -> None:
         """Place a request, which policies know of already where it is ``known``."""
-        ...
 
     def lose(self, request: int) -> None:
         """A request has ended with its instance."""
-        ...
 
     def start_next_leg(self, segment: int, going: ActiveLeg) -> None:
         """A request has done its leg on an instance, and takes the next."""
-        ...
 
     def discard_first_token(self, segment: int, going: ActiveLeg) -> int:
         """Tokens that exist for the next instance, without a first token that it emits itself. [token]"""
-        ...
 
 
 class Recovery:

@@ -165,27 +165,21 @@ class PrefixMemory(Protocol):
 
     def found(self, instance: int, request: int) -> int:
         """Tokens at the start of a prompt that an instance remembers, in whole blocks. [token]"""
-        ...
 
     def found_everywhere(self, request: int) -> Ints:
         """Tokens of a prompt that each instance remembers, as ``found``; valid until the next such question. [token]"""
-        ...
 
     def blocks_of(self, request: int) -> list[int]:
         """The blocks of a prompt, by numbers of their own."""
-        ...
 
     def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:
         """An instance gets a prompt, as this segment of its kernel; the first tokens were loaded for it. [token]"""
-        ...
 
     def again(self, request: int, number: int) -> None:
         """A request begins again under another number, with the same prompt."""
-        ...
 
     def forget(self, instance: int) -> None:
         """An instance has lost its memory."""
-        ...
 
 
 class PrefixCache:
