@@ -145,12 +145,15 @@ def test_what_is_left_out_of_a_fit_is_all_that_is_judged(monkeypatch):
     both = [row_of(2, isl, n) for isl in (500.0, 900.0) for n in (1.0, 32.0)]
     both += [replace(row, model="llama_3_1_8b", row=f"small {row.row}") for row in both]
     found = list(left_out.left_out(measured_as(both, TRUE, 2.0), "model"))
-    assert [{"llama_3_1_70b", "llama_3_1_8b"} - models for models in shown] == [{each.value} for each in found[::2]]
+    whole, *without = shown
+    assert whole == {"llama_3_1_70b", "llama_3_1_8b"}
+    assert [whole - models for models in without] == [{each.value} for each in found[::2]]
     assert [(each.engine, each.quantity, each.points) for each in found] == [
         ("vllm", "tpot", 4),
         ("vllm", "ttft", 4),
     ] * 2
     assert [each.median_error for each in found] == pytest.approx([0.5] * 4)
+    assert [each.refitted for each in found] == pytest.approx([0.5] * 4)
 
 
 def test_an_engine_that_nobody_ran_has_the_mean_of_the_others_numbers():
@@ -173,16 +176,17 @@ def made_errors(errors: list[float]) -> pd.DataFrame:
 
 
 def test_errors_of_what_is_left_out_are_those_below_saturation(monkeypatch):
-    """Of 0, 0.1, ..., 0.9 and -1.0: median 0.5 of their sizes, p90 0.9, bias 0.4; as shipped all are 0.2."""
+    """Of 0, 0.1, ..., 0.9 and -1.0: median 0.5 of their sizes, p90 0.9, bias 0.4; as shipped and refitted 0.2."""
     errors = [-1.0, *(n / 10 for n in range(10))]
 
     def told(rows, engines):
         return made_errors([0.2] * 11 if engines["vllm"] == load_engine("vllm") else errors)
 
     monkeypatch.setattr(left_out, "evaluate", told)
+    monkeypatch.setattr(left_out, "fit_engine", lambda *_, again: EngineFit(load_engine("vllm"), (), 0, 0.0, ()))
     (found,) = left_out.left_out([row_of(2, isl, 1.0) for isl in np.arange(100.0, 900.0, 100.0)], "engine")
     assert found[:4] == ("vllm", "vllm", "tpot", 11)
-    assert found[4:] == pytest.approx((0.2, 0.5, 0.9, 0.4))
+    assert found[4:] == pytest.approx((0.2, 0.2, 0.5, 0.9, 0.4))
     assert not list(left_out.left_out([row_of(2, 100.0, 1.0)], "model"))  # no other model to fit by
 
 
