@@ -32,9 +32,9 @@ PART = "held-out"
 
 @cache
 def played() -> tuple[pd.DataFrame, list[ServingRow], list[Answer]]:
-    """Lines with both predictions, their rows, and what was played."""
+    """Lines with both predictions, their rows, and what was played of the part that the tables show."""
     rows, _ = read_files(paths())
-    done = lines()[lines()["evaluated"]]
+    done = lines()[lines()["evaluated"] & (lines()["part"] == PART)]
     kept = set(zip(done["file"], done["row"], strict=True))
     tasks = tasks_of([row for row in rows if (row.file, row.row) in kept])
     answers = [answer for found in run_tasks(play, tasks, jobs=1) for answer in found]

@@ -209,7 +209,7 @@ def served_answered() -> str:
     runs = mine.groupby("row").agg(judged=("evaluated", "any"), reason=("reason", "first"))
     refused = runs.loc[~runs["judged"], "reason"].value_counts(sort=False).sort_index()
     told = "; ".join(f"{count} not: {reason}" for reason, count in refused.items())
-    return f"{100 * runs['judged'].mean():.1f} % of {len(runs)} ({told})"
+    return f"{100 * runs['judged'].mean():.1f} % of {len(runs)} are judged ({told})"
 
 
 @slow
