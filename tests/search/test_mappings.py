@@ -14,7 +14,7 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import all_reduce_cost
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.mappings import degrees, enumerate_mappings, mappings_for
+from disagg_sim.search.mappings import _slots, degrees, enumerate_mappings, mappings_for
 from lab.calibration.served.read import read_rows
 
 
@@ -89,6 +89,13 @@ def test_odd_degrees_stand_only_where_they_divide_and_only_on_nvl72():
     assert not any(degree % 3 == 0 for row in rows("glm_4_5", "h100_sxm") for degree in row)
     r1 = enumerate_mappings(at(load_model("deepseek_r1"), load_system("gb200_nvl72")))
     assert {m.redundant_slots for m in r1 if not any(degree % 3 == 0 for degree in (m.dp_attn, m.ep))} == {0}
+
+
+def test_copies_of_experts_double_up_to_the_most():
+    """A copy a rank more, two, four; 24 ranks need 8 beside the 256 experts to have as many each."""
+    r1 = load_model("deepseek_r1")
+    assert _slots(r1, Sharding(ep=32), 128) == (0, 32, 64, 128)
+    assert _slots(r1, Sharding(ep=24, redundant_slots=8), 33) == (8, 32)
 
 
 def test_a_domain_of_72_may_be_used_whole():

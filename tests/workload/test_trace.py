@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
-from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace, concatenate, mix
 
 MICROSECONDS = st.integers(0, 10**8).map(lambda count: count * 1e-6)
@@ -52,6 +52,20 @@ def test_arrays_refuse_writing():
 def test_what_is_no_trace_is_refused(arrival, inputs, outputs, said):
     with pytest.raises(InputError, match=said):
         Trace(arrival=arrival, input_tokens=inputs, output_tokens=outputs)
+
+
+@pytest.mark.parametrize(
+    ("names", "number", "said"),
+    [
+        (("a", "a"), [0], "a name is given twice"),
+        (("a", "b"), [0, 2], "numbers from 0 to 1, one a request"),
+        (("a", "b"), [-1], "numbers from 0 to 1"),
+        (("a", "b"), [[0], [1]], "one a request"),
+    ],
+)
+def test_labels_are_places_among_names_that_differ(names, number, said):
+    with pytest.raises(InputError, match=said):
+        Labels(names=names, number=number)
 
 
 @given(GAPS, st.floats(0.01, 100))
