@@ -1,4 +1,4 @@
-"""Routers that know what instances remember, by hand on two instances each; and on a public trace."""
+"""Routers that know what instances remember, by hand on two instances each."""
 
 from types import SimpleNamespace
 
@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_data import shared_file
 from sites import SIMPLE, deployment, served
 
 from disagg_sim.simulation.kernel.fleet import INSTANCE
-from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.loads import fewest_requests, least_decode, shortest_queue
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policies.routers import choices_of
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.view import locked
-from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import PrefixBlocks, Trace
 
 COLUMNS = (
@@ -217,15 +214,3 @@ def test_a_second_turn_goes_where_its_first_was(router):
         assert (where[2], where[3]) == (where[1], where[0])
         waited = found.requests.first_token_s - requests.arrival
         assert waited[2:] == pytest.approx(0.026)
-
-
-def test_routers_find_half_as_much_again_on_conversations():
-    """The first 1,500 requests of Mooncake: least load finds a prefix by chance, routers by intent."""
-    trace = load_trace(shared_file("traces/mooncake/conversation_trace.jsonl.gz")).head(1500)
-    parts, found = deployment(prefill=3, decode=2), {}
-    table = StepTable.affine(step=0.01, per_sequence=0.0002, per_token=0.00003)
-    more = {"blocks": 60_000, "link_bandwidth": 1e15, "options": RunOptions(prefix_cache_tokens=2_000_000)}
-    for router in ("least", "prefix", "dynamo_kv", "llm_d"):
-        made = policy_named("disaggregated", router=router)
-        found[router] = served(trace, made, parts, table=table, **more).requests.cached_tokens.sum()
-    assert min(found["prefix"], found["dynamo_kv"], found["llm_d"]) > 1.5 * found["least"]
