@@ -1,10 +1,11 @@
 """Put designs in the order in which an engineer would deploy them. The one place that ranks.
 
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
-the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper, then the
-faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move. That
-does not count where its ranks have attention each for itself (attention DP): they wait for each other, which closed
-forms understate (``Design.flattered``) and no measurement at hand has judged.
+the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper (of as many
+GPUs those of the lower market price), then the faster, then the smaller. Of the two modes co-located serving is the
+simpler: one pool, and no caches to move. That does not count where its ranks have attention each for itself
+(attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no measurement at
+hand has judged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.layouts import why_unserved
+from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.simulation.instance_variants import ffn_of
 
 #: Cost over that of the cheapest of its mode up to which a design costs nearly the same (chosen: forecasts of two
@@ -33,6 +35,7 @@ class Standing(NamedTuple):
     unknown: int  # pools of which no run of a layout of their kind and size is known [1]
     hosts: int  # of an instance, in doublings, added over its pools: 0 = one host or a part of one, 1 = two ... [1]
     cost: float  # in the unit of the objective, or GPUs
+    price: float  # of its GPUs on the market, where GPUs alone make its cost; inf = not known [USD/h]
     held: bool  # whether prompts are held back, which takes an option of the engine
     late: float  # TTFT and TPOT at the percentiles of their limits, over these, multiplied [1]
     gpus: int  # of its largest instance [1]
@@ -60,10 +63,17 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
         unknown=int(_is_unknown(pool)),
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
+        price=_price(pool),
         held=bool(getattr(pool.choice, "hold_steps", 0)),
         late=float(f"{late:.9g}"),  # alike but for rounding is alike
         gpus=gpus,
     )
+
+
+def _price(pool: PlannedPool) -> float:
+    """Market price of a pool's GPUs; inf where that of one is not known. [USD/h]"""
+    known = [(gpus, at.system) for at, gpus in pool.parts]
+    return sum(gpus * usd_per_gpu_hour(one) if one.usd_per_gpu_hour else math.inf for gpus, one in known)
 
 
 def _is_unknown(pool: PlannedPool) -> bool:
@@ -87,6 +97,7 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
         unknown=sum(each.unknown for each in pools),
         hosts=sum(each.hosts for each in pools),
         cost=design.cost,
+        price=float(f"{sum(each.price for each in pools):.9g}"),
         held=any(each.held for each in pools),
         late=float(f"{math.prod(each.late for each in pools):.9g}"),
         gpus=max(each.gpus for each in pools),
@@ -164,6 +175,7 @@ def passed_over(best: Design, other: Design) -> str:
         "unknown": "nobody is known to have run it",
         "hosts": "an instance takes more hosts",
         "cost": dearer,
+        "price": "GPUs of a higher price",
         "held": "needs prefill delay",
         "late": "slower",
         "gpus": "larger instances",

@@ -344,6 +344,16 @@ def test_a_runner_up_says_why_it_is_not_first(twenty):
     assert passed_over(best, replace(best, pools=(*best.pools[:-1], replace(last, choice=slow)))) == "slower"
 
 
+@pytest.mark.parametrize("systems", ["h100_sxm,h200_sxm", "h200_sxm,h100_sxm"])
+def test_of_as_many_gpus_those_of_the_lower_price_come_first(systems):
+    """One GPU of either serves it, H200 sooner; the market asks less for H100."""
+    found = ds.plan("llama_3_1_8b", systems, ds.lengths(2048, 256), tpot="20 ms", rate=10)
+    second = next(each for each in found.runners_up if each.gpus == 1)
+    assert [each.pools[0].setup.system.name for each in (found.best, second)] == ["h100_sxm", "h200_sxm"]
+    assert second.ttft["p90"] < found.best.ttft["p90"]
+    assert passed_over(found.best, second) == "GPUs of a higher price"
+
+
 def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little(flips_along):
     """20 H100 against 16 H200: at 20/16 of the price of an H100 both cost the same."""
     options = PlanOptions(objective="usd", prices={"h100_sxm": 3.0, "h200_sxm": 5.0})
