@@ -286,6 +286,11 @@ class _Draws:
         return np.asarray(np.sqrt(share) * self.of(common) + np.sqrt(1.0 - share) * apart)
 
 
+def assumed_factor(name: str, samples: int, seed: int = 0) -> Floats:
+    """Draw the factor on a time of which no fit speaks, the same for the same name; shape (samples,). [1]"""
+    return np.asarray(np.exp(load_uncertainty("measured").assumed * _Draws(samples, seed).of(name)))
+
+
 def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool) -> tuple[Scores, list[str]]:
     """Score designs in every sample, (rows, samples); also return ``outside_calibration`` of each."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):

@@ -26,6 +26,9 @@ prefill at the rate r are a_s times those at the rate a_s r with nominal times. 
 
 where K has the queues of the plan (``Design.keeping``). For co-located instances the factor q_s of their throughput
 replaces 1/a_s and 1/b_s. The probability that one limit holds uses the term of that limit alone.
+
+Encoding takes c_s times its forecast E, which nobody has measured: the budget of TTFT is less by :math:`(c_s - a_s) E`,
+and encoders serve at most 1/c_s of what they do as planned.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Mask
-from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
+from disagg_sim.certainty.error_bars import Uncertainty, assumed_factor, uncertainty
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added
 from disagg_sim.domain import ServingMode, Sharding
@@ -56,6 +59,7 @@ from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.techniques.encode.plan import EncodeChoice
 
 #: Samples of the factors. [1]
 SAMPLES = 400
@@ -105,6 +109,7 @@ class Assurance:
     ttft: Band  # time of a pass of prefill over its forecast [1]
     beside: Band  # time of a request before its first token outside its pass: HTTP, tokenising, scheduling [s]
     tpot: Band  # time of a step over its forecast [1]
+    encoding: Band  # time of encoding over its forecast; NaN without an encode pool [1]
     pools: tuple[PoolEvidence, ...]
     throughput: Shares  # GPU time of all pools by trust label [1]
 
@@ -142,6 +147,7 @@ def assurance(plan: Plan) -> Assurance:
         ttft=_band(own.prefill),
         beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
         tpot=_band(own.step),
+        encoding=_band(np.zeros(0) if _encode_of(best) is None else _encoding()),
         pools=pools,
         throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
     )
@@ -217,6 +223,7 @@ class OwnTimes(NamedTuple):
     step: Floats  # time of a step [1]
     throughput: Floats  # [1]
     beside: Floats  # time of a request before its first token outside its pass, less its forecast [s]
+    encoding: Floats = np.ones(1)  # time of encoding [1]
 
     def kept(self, design: Design) -> tuple[Floats, Floats]:
         """Find the highest rates, over the planned one, at which TTFT and TPOT keep their limits, (samples,). [1]"""
@@ -230,9 +237,25 @@ class OwnTimes(NamedTuple):
                 rates[alike] = keeping(float(np.median(limits[alike])))
             return np.asarray((self.throughput if shared else 1.0 / slower) * rates / design.rate)
 
-        left = host + np.maximum(work.ttft.seconds - host - self.beside, 0.0) / self.prefill
+        apart, most = 0.0 * self.prefill, math.inf
+        if (encode := _encode_of(design)) is not None:
+            choice, gpus = encode
+            apart, most = choice.alone_s * (self.encoding - self.prefill), gpus / (choice.each_s * design.rate)
+        left = host + np.maximum(work.ttft.seconds - host - self.beside - apart, 0.0) / self.prefill
         first = of(left, lambda limit: design.keeping(limit, math.inf), self.prefill)
+        first = np.minimum(first, most / self.encoding)
         return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
+
+
+def _encode_of(design: Design) -> tuple[EncodeChoice, int] | None:
+    """The choice of the encode pool, and its GPUs [1]; None without one."""
+    pool = design.pools[0]
+    return (pool.choice, pool.instances) if isinstance(pool.choice, EncodeChoice) else None
+
+
+def _encoding() -> Floats:
+    """Sample the time of encoding over its forecast, (samples,). [1]"""
+    return assumed_factor("encode", SAMPLES)
 
 
 def _host(design: Design) -> float:
@@ -259,7 +282,7 @@ def _own(plan: Plan) -> OwnTimes:
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
     samples = {"ftl_s": found.ftl, "ttl_s": found.ttl, THROUGHPUT: found.throughput}
     prefill, step, throughput = (values[row] / float(found.points[name].iloc[row]) for name, values in samples.items())
-    return OwnTimes(prefill, step, throughput, found.beside[row])
+    return OwnTimes(prefill, step, throughput, found.beside[row], _encoding())
 
 
 def _chance(values: Floats, error: Error) -> float:
@@ -280,7 +303,7 @@ def _spread(values: Floats, error: Error) -> Floats:
 def surer(plan: Plan, confidence: float | None) -> Plan:
     """Give a plan the headroom with which its limits hold at its rate with a probability of at least ``confidence``.
 
-    Takes ``confidence`` (None = return the plan unchanged [1]). Encoding is taken to err as prefill does.
+    Takes ``confidence`` (None = return the plan unchanged [1]).
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)

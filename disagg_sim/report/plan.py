@@ -39,6 +39,7 @@ from disagg_sim.report.plan_rows import (
 )
 from disagg_sim.report.schemas import (
     PLAN,
+    AssuranceJson,
     DesignJson,
     DrawnJson,
     PlanJson,
@@ -180,7 +181,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         "gain": plain(plan.gain),
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
-        "assurance": None if told.sure is None else plain(asdict(told.sure)),
+        "assurance": None if told.sure is None else _assurance_json(told.sure),
         "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes.flips],
         "limit_costs": None if told.changes is None else [plain(asdict(each)) for each in told.changes.limits],
         "set_aside": None if aside is None else design_json(plan, aside),
@@ -218,6 +219,14 @@ def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
         "output_tokens_per_drawn_joule": tokens / found.watts,
         "rests_on": str(Trust.INHERITED if found.inherited else Trust.FITTED),
     }
+
+
+def _assurance_json(sure: Assurance) -> AssuranceJson:
+    """Make the JSON of how sure a plan is, with the band of encoding where there is an encode pool."""
+    made: AssuranceJson = plain(asdict(sure))
+    if math.isnan(sure.encoding[0]):
+        del made["encoding"]
+    return made
 
 
 def _sentences(plan: Plan, told: PlanExtras) -> dict[str, Any]:

@@ -224,6 +224,8 @@ def latency_rows(
         if sure and told and name == "TTFT":
             low, high = sure.beside
             told += f", engine {low * 1e3:.0f} to {seconds_text(high)}"
+        if sure and name == "TTFT" and not math.isnan(sure.encoding[0]):
+            told += f"{', ' * bool(told)}encoding {_times(sure.encoding)}"
         yield (
             f"{name}, simulated" if simulated else name,
             *(seconds_text(value) for value in values.values()),

@@ -187,6 +187,9 @@ class AssuranceJson(TypedDict):
     ttft: Annotated[Band, Field(description="time of a pass of prefill over its forecast [1]")]
     beside: Annotated[Band, Field(description="what a request spends beside its pass before its first token [s]")]
     tpot: Band
+    encoding: NotRequired[
+        Annotated[Band, Field(description="time of encoding over its forecast, of an encode pool [1]")]
+    ]
     pools: list[PoolEvidenceJson]
     throughput: Shares
 
