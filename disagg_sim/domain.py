@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from functools import cache
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -39,9 +40,10 @@ BOUNDS = ("compute", "memory", "communication", "latency")
 
 
 @cache
-def _compared(kind: Any) -> tuple[str, ...]:
-    """Fields of a class of frozen objects that tell these apart."""
-    return tuple(field.name for field in fields(kind) if field.compare)
+def _compared(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Takes the values of the fields that tell frozen objects of a class apart; the first comes twice."""
+    names = [field.name for field in fields(kind) if field.compare]
+    return attrgetter(names[0], *names)
 
 
 class ByValue:
@@ -50,7 +52,9 @@ class ByValue:
     __slots__ = ()
 
     def _values(self) -> tuple[Any, ...]:
-        values = [getattr(self, name) for name in _compared(cast("Any", type(self)))]
+        values = _compared(cast("Any", type(self)))(self)
+        if np.ndarray not in map(type, values):
+            return values
         return tuple((value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values)
 
     def __eq__(self, other: object) -> bool:
