@@ -188,6 +188,8 @@ _Winner = tuple[ServingMode | None, str]
 def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     """Mode and system of the cheapest deployment for a rate [request/s]; of equal ones that of the plan."""
     costs: dict[_Winner, float] = {}
+    if len({(case.at.system.name, bool(case.colocated)) for case in cases}) == 1 and not cases[0].colocated:
+        cases = [replace(case, drawn=False) for case in cases]  # one answer is possible: it matters only whether any is
     for case in cases:
         for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED):
             most = _worth_counting(case, mode, SIMPLER * min(costs.values(), default=math.inf))

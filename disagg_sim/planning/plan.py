@@ -141,7 +141,7 @@ def _planned(
     )
     check = partial(played_if_flattered, question, {})
     found = answer(question, check, others)
-    if options.objective != JOULE or found.best is None:
+    if options.objective != JOULE or found.best is None or others < RUNNERS_UP:  # a look at one change tells no other
         return found
     plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
     return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
