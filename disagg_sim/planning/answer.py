@@ -67,6 +67,12 @@ class Plan(Shown):
         return self.cases[0].work
 
     @property
+    def halves_compete(self) -> bool:
+        """Whether decode instances with attention and feed-forward ranks apart compete with whole ones."""
+        further = self.cases[0].further
+        return further is not None and further.split is not None and further.whole
+
+    @property
     def case(self) -> Candidates:
         """That of the best design."""
         assert self.best is not None

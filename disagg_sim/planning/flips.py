@@ -45,6 +45,7 @@ class AnswerFlip:
     value: float  # of the axis at ``factor``, in its unit: [s], [token], [B/s], [USD/h]
     mode: ServingMode | None  # that wins there; None where nothing keeps the limits
     system: str  # that wins there
+    split: bool = False  # whether attention and feed-forward ranks of decode are apart there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
     if best is None:
         return ()
     cases = plan.cases
-    now = (best.mode, best.pools[-1].setup.system.name)
+    now = _kind(best)
     rungs = [
         found
         for axis, change in _axes(plan, cases, best)
@@ -182,24 +183,45 @@ def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) ->
     return replace(plan.work, lengths=law.at(new_isl, new_osl))
 
 
-_Winner = tuple[ServingMode | None, str]
+_Winner = tuple[ServingMode | None, str, bool]  # mode, system, and whether decode instances are split
+
+
+def _kind(design: Design | None) -> _Winner:
+    """What is told of an answer; of none where nothing keeps the limits."""
+    if design is None:
+        return None, "", False
+    last = design.pools[-1]
+    return design.mode, last.setup.system.name, ffn_of(last.mapping) is not None
+
+
+def _kinds(case: Candidates) -> Iterator[tuple[bool, Candidates]]:
+    """The candidates with whole and with split decode instances, where both compete, and whether these are split."""
+    both = dict.fromkeys(ffn_of(each.mapping) is not None for each in case.across[1])
+    for split in both or (False,):
+        inside, across = (
+            (senders, [each for each in takers if (ffn_of(each.mapping) is not None) is split])
+            for senders, takers in (case.inside, case.across)
+        )
+        yield split, case if len(both) < 2 else replace(case, inside=inside, across=across)
 
 
 def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
-    """Mode and system of the cheapest deployment for a rate [request/s]; of equal ones that of the plan."""
+    """The kind of the cheapest deployment for a rate [request/s]; of equal ones that of the plan."""
     costs: dict[_Winner, float] = {}
-    if len({(case.at.system.name, bool(case.colocated)) for case in cases}) == 1 and not cases[0].colocated:
-        cases = [replace(case, drawn=False) for case in cases]  # one answer is possible: it matters only whether any is
-    for case in cases:
+    kinds = [(split, each) for case in cases for split, each in _kinds(case)]
+    if len({(split, case.at.system.name) for split, case in kinds}) == 1 and not any(case.colocated for case in cases):
+        kinds = [(split, replace(case, drawn=False)) for split, case in kinds]  # it matters only whether any serves
+    for split, case in kinds:
         for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED):
             most = _worth_counting(case, mode, SIMPLER * min(costs.values(), default=math.inf))
-            cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name)
+            cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name, split)
             costs[key] = min(cost, costs.get(key, math.inf))
     best = min(costs, key=lambda key: (costs[key], key != now))
     if math.isinf(costs[best]):
-        return None, ""
-    alike = {mode: costs.get((mode, best[1]), math.inf) for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)}
-    return first_mode(alike), best[1]
+        return _kind(None)
+    _, system, split = best
+    modes = (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)
+    return first_mode({mode: costs.get((mode, system, split), math.inf) for mode in modes}), system, split
 
 
 def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
@@ -220,11 +242,13 @@ def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool)
         other = _winner(cases, rate, now)
         if other != now:
             found.append(
-                AnswerFlip(axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1])
+                AnswerFlip(
+                    axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1], split=other[2]
+                )
             )
         elif rung == LADDER[-1]:
             return []
-        else:
+        elif all(abs(math.log(each.factor)) > abs(math.log(factor)) for each in found):
             before = factor
     order = sorted(found, key=lambda flip: abs(math.log(flip.factor)))
     return [
@@ -237,10 +261,9 @@ def _verified(plan: Plan, found: list[AnswerFlip], now: _Winner) -> AnswerFlip |
     """The nearest of some rungs at which the question, asked again, has another answer; None where none has."""
     before = 0.0
     for flip in found[:RUNGS]:
-        best = _asked_at(plan, flip.axis, flip.factor).best
-        other = (None, "") if best is None else (best.mode, best.pools[-1].setup.system.name)
+        other = _kind(_asked_at(plan, flip.axis, flip.factor).best)
         if other != now:
-            return replace(flip, mode=other[0], system=other[1], before=before or flip.before)
+            return replace(flip, mode=other[0], system=other[1], split=other[2], before=before or flip.before)
         before = flip.factor
     return None
 
@@ -301,9 +324,9 @@ def _prices(plan: Plan, best: Design) -> Iterator[AnswerFlip]:
     """Price of another system's GPU at which the best design on it costs as much, where price is the objective."""
     if plan.options.objective != "usd":
         return
-    own = {pool.setup.system.name for pool in best.pools}
+    own = {at.system.name for pool in best.pools for at, _ in pool.parts}
     for design in plan.runners_up:
-        names = {pool.setup.system.name for pool in design.pools}
+        names = {at.system.name for pool in design.pools for at, _ in pool.parts}
         if len(names) == 1 and not names & own:
             (name,) = names
             factor = (best.cost / best.rate) / (design.cost / design.rate)

@@ -20,7 +20,7 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
-from disagg_sim.planning.flips import Changes
+from disagg_sim.planning.flips import AnswerFlip, Changes
 from disagg_sim.planning.pool_evidence import evidence_of
 from disagg_sim.report.plan_facts import checked_rows, fact_rows, joules_of, price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import (
@@ -42,6 +42,7 @@ from disagg_sim.report.schemas import (
     AssuranceJson,
     DesignJson,
     DrawnJson,
+    FlipJson,
     PlanJson,
     PoolJson,
     ProofJson,
@@ -182,7 +183,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
         "assurance": None if told.sure is None else _assurance_json(told.sure),
-        "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes.flips],
+        "flips": None if told.changes is None else [_flip_json(plan, flip) for flip in told.changes.flips],
         "limit_costs": None if told.changes is None else [plain(asdict(each)) for each in told.changes.limits],
         "set_aside": None if aside is None else design_json(plan, aside),
         "simulated": None if told.proof is None else _proof_json(told.proof),
@@ -219,6 +220,14 @@ def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
         "output_tokens_per_drawn_joule": tokens / found.watts,
         "rests_on": str(Trust.INHERITED if found.inherited else Trust.FITTED),
     }
+
+
+def _flip_json(plan: Plan, flip: AnswerFlip) -> FlipJson:
+    """Make the JSON of another answer, with the kind of its decode instances where several compete."""
+    made: FlipJson = plain(asdict(flip))
+    if not plan.halves_compete:
+        del made["split"]
+    return made
 
 
 def _assurance_json(sure: Assurance) -> AssuranceJson:

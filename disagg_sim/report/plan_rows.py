@@ -349,6 +349,10 @@ def _why_aside(best: Design, design: Design) -> str:
     return f"less than forecasts tell apart, and {passed_over(best, design)}"
 
 
+#: Decode instances, whole and split.
+DECODE_TEXT = {False: "whole decode instances", True: "attention and FFN ranks apart"}
+
+
 def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
     """Write changes of the answer, nearest first."""
     if not changes:
@@ -364,7 +368,8 @@ def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
             lines.append(f"{name} of {flip.system} {way} to {text(flip.value)}: as good as the best")
             continue
         where = f" on {flip.system}" if several and flip.system else ""
-        then = "no deployment" if flip.mode is None else f"{MODE_TEXT[flip.mode]}{where}"
+        kind = "" if flip.mode is None else DECODE_TEXT[flip.split] if plan.halves_compete else MODE_TEXT[flip.mode]
+        then = f"{kind}{where}" if kind else "no deployment"
         between = text(flip.value * flip.before / flip.factor)
         lines.append(f"{name} {way} to {text(flip.value)}: {then} (at {between} still the same)")
     return lines

@@ -203,6 +203,9 @@ class FlipJson(TypedDict):
     value: Annotated[float | None, Field(description="of the axis there: [s], [token], [B/s] or [USD/h]")]
     mode: Annotated[str | None, Field(description="that wins there; null where nothing keeps the limits")]
     system: str
+    split: NotRequired[
+        Annotated[bool, Field(description="whether attention and FFN ranks are apart there, where asked")]
+    ]
 
 
 class LimitCostJson(TypedDict):

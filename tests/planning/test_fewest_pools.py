@@ -121,7 +121,7 @@ def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
     for now in costs:
         _, system = min(costs, key=lambda key: (costs[key], key != now))
         of_system = {mode: costs[mode, system] for mode in modes}
-        assert _winner(plan.cases, rate, now) == (first_mode(of_system), system)
+        assert _winner(plan.cases, rate, (*now, False)) == (first_mode(of_system), system, False)
 
 
 def test_few_highest_rates_are_computed(choice):
