@@ -21,6 +21,7 @@ from disagg_sim.planning.prove import deployed, prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.page.write import plan_content
 from disagg_sim.report.plan import plan_json
+from disagg_sim.report.plan_rows import flip_lines
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.instance_variants import split_of
 from disagg_sim.techniques.encode.plan import EncodeChoice
@@ -307,3 +308,21 @@ def test_encoders_that_are_resized_send_no_more_caches():
     fewer = resized(found, found.best, (2 * counts[0], *counts[1:]), found.best.rate)
     more = resized(found, found.best, (counts[0], *(2 * each for each in counts[1:])), found.best.rate)
     assert fewer.kv_rate == found.best.kv_rate == 2 * more.kv_rate
+
+
+def test_whole_and_split_instances_are_answers_that_a_change_may_swap():
+    """Asked again at the length that is told, and at the one that is still the same."""
+    options = PlanOptions(pools=("prefill", "attention", "ffn", "decode"))
+
+    def halves(isl):
+        found = ds.plan("deepseek_r1", SYSTEM, ds.lengths(isl, 512), rate=1500.0, tpot=0.03, options=options)
+        return found, len(found.best.pools[-1].halves)
+
+    plan, parts_of_decode = halves(4096)
+    assert parts_of_decode == 1
+    flip = next(each for each in flips(plan) if each.axis == "isl")
+    assert flip.split
+    assert halves(round(flip.value))[1] == 2
+    assert halves(round(4096 * flip.before))[1] == 1
+    (line,) = [each for each in flip_lines(plan, (flip,)) if each.startswith("prompts")]
+    assert f": attention and FFN ranks apart (at {4096 * flip.before:,.0f} tokens still the same)" in line

@@ -4,10 +4,13 @@ import math
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.planning.assurance import OwnTimes, assurance
 from disagg_sim.planning.energy import drawn
+from disagg_sim.planning.flips import flips
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
@@ -112,3 +115,29 @@ def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpu
     assert own.watts < other.watts
     assert thrifty.best.gpus >= fewest.best.gpus
     assert thrifty.best.ttft["p90"] <= 2.0
+
+
+def test_other_answers_are_looked_for_without_joules_where_only_one_is_possible(monkeypatch):
+    """One system and no instances of both phases: a change matters where nothing serves, whatever pools draw."""
+    asks = (PlanOptions(objective=each) for each in ("joule", "gpus"))
+    plans = [asked(WHOLE, Size(rate=40.0), options=each, tpot=0.004) for each in asks]
+    monkeypatch.setattr("disagg_sim.planning.flips._verified", lambda plan, found, now: found[0])
+    monkeypatch.delattr("disagg_sim.planning.sizing.watts_of_pools")
+    thrifty, fewest = ([(each.axis, each.factor, each.mode) for each in flips(plan)] for plan in plans)
+    assert thrifty == fewest
+    assert ("tpot", 0.8, None) in thrifty
+
+
+def test_encoding_that_takes_longer_leaves_less_of_ttft_and_serves_less():
+    """Passes as forecast: 1.5 times the time of encoding is a limit tighter by half of it, and 10 times the end."""
+    best = asked(WHOLE, Size(rate=40.0), ttft=0.4).best
+    encode, slower = best.pools[0], np.array([1.0, 1.5, 10.0])
+    one = np.ones(3)
+    kept = OwnTimes(prefill=one, step=one, throughput=one, beside=0.0 * one, encoding=slower).kept(best)[0] * best.rate
+    most = encode.instances / encode.choice.each_s
+    for place, factor in enumerate(slower[:2]):
+        tighter = best.keeping(0.4 - (factor - 1.0) * encode.choice.alone_s, math.inf)
+        assert kept[place] == pytest.approx(min(tighter, most / factor))
+    assert kept[2] == pytest.approx(most / 10.0)
+    sure = assurance(asked(WHOLE, Size(rate=40.0), ttft=0.4))
+    assert sure.encoding == pytest.approx((math.exp(-0.3 * 1.28), math.exp(0.3 * 1.28)), rel=0.05)
