@@ -40,13 +40,13 @@ FILES = {
 FORMS = {
     "inferencex_dense": "InferenceX, Llama 70B and gpt-oss, aggregated",
     "inferencex_dsr1": "InferenceX, DeepSeek-R1",
-    "inferencex_amd": "InferenceX, DeepSeek-R1 on MI300X, MI325X and MI355X (no profile was fitted to them)",
-    "inferencex_models": "InferenceX, models of 2026 (no profile was fitted to them)",
+    "inferencex_amd": "InferenceX, DeepSeek-R1 on MI300X, MI325X and MI355X (no fit saw them)",
+    "inferencex_models": "InferenceX, models of 2026 (no fit saw them)",
     "nvidia_gap": "NVIDIA's gap analysis",
     "splitwise": "Splitwise, Llama 2 70B and BLOOM, vLLM of 2023",
     "argonne": "Argonne, many models, static batches",
     "trtllm_docs": "TensorRT-LLM pages, v0.5 to v1",
-    "mlperf": "MLPerf (no profile was fitted to it)",
+    "mlperf": "MLPerf (no fit saw it)",
 }
 #: Its file whose systems no profile was fitted to.
 AMD = "inferencex_dsr1_amd_runs.csv"
