@@ -89,7 +89,9 @@ def test_dynamo_adds_what_is_to_compute_and_what_is_active():
         == 1
     )
     for column in ("queued_context_tokens", "coming_tokens", "loading_prompt_tokens"):
-        assert chosen(choices("dynamo_kv").decode, cluster(**{column: (1, 0)})) == 1
+        for place in (0, 1):
+            loads = cluster(**{column: np.eye(2, dtype=int)[place]})
+            assert chosen(choices("dynamo_kv").decode, loads) == 1 - place
 
 
 def test_a_queued_prompt_counts_for_dynamo_as_work_and_as_cache():
@@ -122,7 +124,9 @@ def test_llm_d_weighs_prefix_queue_and_memory():
         )
     view = cluster(cached=(640, 0), queued_requests=(1, 0), admitted=(1, 0), free=(70, 100))
     assert chosen(choices("llm_d").whole, view) == 0
-    assert chosen(choices("llm_d").whole, cluster(loading_requests=(1, 0))) == 1
+    for place in (0, 1):
+        view = cluster(loading_requests=np.eye(2, dtype=int)[place])
+        assert chosen(choices("llm_d").whole, view) == 1 - place
 
 
 def test_llm_d_reads_queues_and_memory_every_50_ms():
