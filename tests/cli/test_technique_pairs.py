@@ -4,6 +4,7 @@ Each loop asks for every technique alone and for every pair, in one command, and
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -13,14 +14,22 @@ import numpy as np
 import pytest
 import yaml
 
+import disagg_sim as ds
 from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.cli import explain
 from disagg_sim.question import ExplainQuestion
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.instance_variants import FfnPool
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.sweep.compare import read_block
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.techniques import registry
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
+from disagg_sim.techniques.encode.play import Encoders
+from disagg_sim.techniques.split.search import ffn_mapping
+from disagg_sim.workload.request_columns import PrefixBlocks
 
 MODEL, SYSTEM, RECIPE = "qwen3_5_35b_a3b", "h200_sxm", "fp8"
 DRAFTS = "mtp 0.8 0.6"
@@ -123,4 +132,39 @@ def test_pairs_act_in_sweeps(tmp_path):
     apart = {frozenset(("prefill_delay", pool)) for pool in ("encode", "split")}
     apart |= {frozenset(("context", "split"))}  # only PCP, which this model's linear attention has not
     lazy = idle("sweep", asked, NAMES, apart)
+    assert lazy == [], lazy
+
+
+def test_pairs_act_in_simulations():
+    pytest.importorskip("numba")
+    trace = ds.synthetic_trace(rate=20.0, requests=120, lengths=(6144, 60), seed=3)
+    place = np.arange(12 * 120)
+    ids = np.where(place % 12 < 9, place % 12, 12 + place)  # the first 9 of the 12 blocks of all prompts are the same
+    trace = replace(trace, prefix=PrefixBlocks(offsets=12 * np.arange(121), ids=ids, block_tokens=512))
+
+    @cache
+    def asked(on, pair):
+        profile = "measured_skew0.5" if "experts" in on else "measured"
+        at = ds.setup(MODEL, SYSTEM, RECIPE, profile=profile, speculation=DRAFTS if "speculation" in on else None)
+        drafts, dcp = 2 if "speculation" in on else 0, 2 if "context" in on else 1
+        whole = ds.Sharding(tp_attn=4, dp_attn=2, ep=8, dcp=dcp, draft_tokens=drafts)
+        prefill = Replicas(mapping=replace(whole, dcp=1), instances=2, batch=2)
+        decode = Replicas(mapping=whole, instances=2, batch=64)
+        if "split" in on:
+            half = ds.Sharding(tp_attn=1, dp_attn=2, tp_ffn=1, ep=2)
+            decode = Replicas(mapping=half, instances=2, batch=64, ffn=FfnPool(mapping=ffn_mapping(at, 2)))
+        images = Encoders(step=ds.encode_step(at, **IMAGES), instances=1) if "encode" in on else None
+        parts = {"prefill": (prefill,), "decode": (decode,)}
+        if "prefill_delay" in pair:
+            steps = 8 if "prefill_delay" in on else None
+            parts = {"colocated": (Replicas(mapping=whole, instances=2, batch=64, hold_steps=steps),)}
+        served = ServedDeployment(name="of", gpus=32, setup=at, encode=images, **parts)
+        fails = Failures(events=(FailureEvent(at_s=2.0, kind="instance", number=1),), restart_s=2.0, migration_limit=3)
+        options = RunOptions(prefix_cache="prefix" in on, failures=fails if "availability" in on else None)
+        policy = "vllm" if "prefill_delay" in pair else "disaggregated"
+        return ds.simulate(served, trace, policy=policy, options=options).frame().to_csv()
+
+    played = [name for name in NAMES if name != "ranks"]  # these are always played
+    apart = {frozenset(("split", other)) for other in ("prefill_delay", "context")}  # of other instances
+    lazy = idle("simulate", asked, played, apart)
     assert lazy == [], lazy
