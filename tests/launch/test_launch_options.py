@@ -197,3 +197,17 @@ def test_dynamo_takes_the_engine_that_was_planned_for():
         "sglang",
         "trtllm",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "mapping", "alone"),
+    [
+        ("deepseek_r1", ds.Sharding(dp_attn=8, ep=8), True),
+        ("deepseek_r1", ds.Sharding(tp_attn=2, dp_attn=4, ep=8), False),
+        ("llama_3_1_8b", ds.Sharding(dp_attn=2, tp_ffn=2), False),
+    ],
+)
+def test_dense_layers_of_ranks_of_one_gpu_are_not_cut_beside_experts(model, mapping, alone):
+    pool = workers("colocated", ds.setup(model, "h200_sxm", "fp8"), mapping)
+    settings = ENGINES["sglang"].settings(pool, Weights(checkpoint="a/model"))
+    assert ("--moe-dense-tp-size" in settings) == alone
