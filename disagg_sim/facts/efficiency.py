@@ -111,6 +111,9 @@ class GemmFit(Fit):
     k_split: _Time = 0.0  # time to add up one more part of a split K [s]
     reuse: _Reuse | None = None  # elements for which one read of an operand beyond L2 serves; None = read once [1]
     e_quantise: _Share | None = None  # share of the HBM bandwidth at which A is quantised; None = not in the rows [1]
+    e_write: _Share | None = (
+        None  # share of the HBM bandwidth at which C is written after the loop; None = within it [1]
+    )
     least_row: _Size = 0.0  # a row of A is quantised no faster than one of so many elements [1]
 
 

@@ -32,6 +32,7 @@ class GemmRate(Rate):
     cache: float = np.inf  # capacity of L2 [B]
     quantise: float = np.inf  # bandwidth of quantising A [B/s]
     least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
+    write: float = np.inf  # bandwidth of writing C after the loop; inf = the loop hides it [B/s]
     element: float = ACTIVATION_BYTES  # of A and W [B]
     floor_is_all: bool = False  # whether t0 stands for the loop along K as well
     tile_rows: float = TILE_M  # that M is padded to [1]
@@ -44,14 +45,15 @@ def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) ->
     multiprocessors, K is split into :math:`s = \sqrt{k \tau / \rho}` parts, which is where the loop :math:`k \tau / s`
     and the sum of the parts :math:`(s-1)\rho` together are shortest, but never into more than S/T or less than one, and
 
-    .. math:: t = t_0 + t_{quantise} + (t_c^q + t_m^q + t_k^q)^{1/q}
+    .. math:: t = t_0 + t_{quantise} + t_{write} + (t_c^q + t_m^q + t_k^q)^{1/q}
 
     * :math:`t_c = 2 \cdot 32\, r_m\, k \lceil T/S \rceil S / (s\, e_c \Pi)`: the waves of padded tiles;
     * :math:`t_m = (B + B')/(e_m W)`: the three matrices once, and
       :math:`B' = m n k\, b / r \cdot x/(x + L2)`, the operands read again for every r rows or columns as the
       smaller one, x bytes, outgrows the cache;
     * :math:`t_k = k\tau/s + (s-1)\rho`: the loop along K of one tile;
-    * :math:`t_{quantise} = m \max(k, k_0)(2 + b)/W_{quantise}`: A read in bf16 and written in the format.
+    * :math:`t_{quantise} = m \max(k, k_0)(2 + b)/W_{quantise}`: A read in bf16 and written in the format;
+    * :math:`t_{write} = 2 m n/W_{write}`: C, where its writing follows the loop; B is without it then.
 
     Parameters
     ----------
@@ -88,8 +90,11 @@ def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) ->
     loop = 0.0 if rate.floor_is_all else k * rate.step / parts + (parts - 1.0) * rate.split
     smaller = np.minimum(m, n) * k * rate.element
     again = m * n * k * (rate.element / rate.reuse) * (smaller / (smaller + rate.cache))
-    memory = (work.hbm_bytes + again) / rate.bandwidth
+    written = m * n * ACTIVATION_BYTES
+    moved = work.hbm_bytes if rate.write == np.inf else work.hbm_bytes - written
+    memory = (moved + again) / rate.bandwidth
     q = rate.blend
     quantise = m * np.maximum(k, rate.least_row) * ((ACTIVATION_BYTES + rate.element) / rate.quantise)
-    time = rate.t0 + quantise + (compute**q + memory**q + loop**q) ** (1.0 / q)
-    return Cost(time, Sums(compute, memory + quantise, 0.0, rate.t0 + loop))
+    write = written / rate.write
+    time = rate.t0 + quantise + write + (compute**q + memory**q + loop**q) ** (1.0 / q)
+    return Cost(time, Sums(compute, memory + quantise + write, 0.0, rate.t0 + loop))

@@ -145,6 +145,7 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
         cache=system.l2_capacity,
         quantise=np.inf if fit.e_quantise is None else fit.e_quantise * system.hbm_bandwidth,
         least_row=fit.least_row,
+        write=np.inf if fit.e_write is None else fit.e_write * system.hbm_bandwidth,
         element=form.bytes,
         tile_rows=TILE_M if ridge >= TILE_M else FEW_ROWS,
     )

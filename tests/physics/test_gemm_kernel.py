@@ -81,6 +81,16 @@ def test_quantising_a_reads_bf16_and_writes_the_format_but_no_short_rows():
     assert seconds(rate, 1000, 32, 1000, element=1.0) == pytest.approx(6 * US, rel=1e-9)
 
 
+def test_c_that_is_written_after_the_loop_adds_to_it_and_leaves_the_memory_of_the_loop():
+    """64 x 3200 by K = 1000: 0.4096 us of arithmetic, then 409.6 kB of C at 0.1 TB/s, 4.096 us.
+
+    With memory at 2 TB/s, A and W are 64*1000*2 + 3200*1000*2 B = 6.528 MB, 3.264 us beside the arithmetic.
+    """
+    rate = replace(ARITHMETIC, write=1e11)
+    assert seconds(rate, 64, 3200, 1000) == pytest.approx((0.4096 + 4.096) * US, rel=1e-12)
+    assert seconds(replace(rate, bandwidth=2e12), 64, 3200, 1000) == pytest.approx((0.4096 + 3.264 + 4.096) * US)
+
+
 def gemm_fit(**values):
     given = {"format": "fp8", "e_compute": 0.7, "e_memory": 0.8, "t0": 12 * US, "blend_q": 2.0}
     return GemmFit(**ORIGIN | given | values)
@@ -88,8 +98,9 @@ def gemm_fit(**values):
 
 def test_a_fit_without_tiles_is_the_form_of_old():
     assert gemm_rate(gemm_fit(), H100) == GemmRate(0.7 * 1978.9e12, 0.8 * 3.35e12, 12 * US, 2.0)
-    tiled = gemm_rate(gemm_fit(tiled=True, k_step=1e-9, k_split=US, e_quantise=0.5), H100)
+    tiled = gemm_rate(gemm_fit(tiled=True, k_step=1e-9, k_split=US, e_quantise=0.5, e_write=0.9), H100)
     assert (tiled.multiprocessors, tiled.element, tiled.quantise) == (132, 1.0, 0.5 * 3.35e12)
+    assert tiled.write == 0.9 * 3.35e12
     assert np.isinf(tiled.reuse)
 
 

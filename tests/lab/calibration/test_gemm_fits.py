@@ -1,6 +1,6 @@
 """Fits of dense and grouped GEMM: known numbers are found again."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +11,7 @@ from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_system
 from disagg_sim.units import US
 from lab.calibration.kernels import moe
-from lab.calibration.kernels.gemm import fit_gemm, predict_gemm
+from lab.calibration.kernels.gemm import WRITE_SHARE, fit_gemm, predict_gemm
 from lab.calibration.kernels.moe import (
     MeasuredRankLoad,
     drawn_between,
@@ -59,6 +59,17 @@ def test_the_numbers_of_a_known_gemm_are_found_again_and_shared_ones_are_counted
         assert fit.valid == (("m", 1.0, 16384.0), ("n", 512.0, 65536.0), ("k", 512.0, 8192.0))
     assert predict_gemm(rows, H200, fits) == pytest.approx(rows["latency"].to_numpy(), rel=0.02)
     assert fit_gemm(rows, H200) == fits
+
+
+def test_nvfp4_writes_c_after_the_loop_only_where_rows_show_it():
+    """Rows made with a write, and rows whose loop hides it."""
+    b200 = load_system("b200_sxm")
+    rows = gemm_rows().query("dtype == 'fp8'").assign(dtype="nvfp4", system="b200_sxm")
+    law = replace(LAW[1], format="nvfp4")
+    for write in (WRITE_SHARE, None):
+        rows["latency"] = predict_gemm(rows, b200, [replace(law, e_write=write)])
+        (fit,) = fit_gemm(rows, b200)
+        assert fit.e_write == write
 
 
 def test_formats_that_a_system_cannot_multiply_are_left_out():
