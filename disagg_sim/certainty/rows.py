@@ -21,6 +21,7 @@ from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompt
 from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import DEGREES, SHARDING, Sharding
 from disagg_sim.errors import InputError, check_word, nearest, quoted
+from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
@@ -65,8 +66,8 @@ class Origin:
 
     Parameters
     ----------
-    systems, models : mapping
-        Systems and models by name, in place of the shipped ones.
+    systems, models, engines : mapping
+        Systems, models and engines by name, in place of the shipped ones.
     lengths : Lengths, or mapping of str to Lengths, optional
         Of the requests, where they follow a distribution that the column ``traffic`` does not name; or by what that
         column says.
@@ -78,6 +79,7 @@ class Origin:
 
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
     models: abc.Mapping[str, ModelSpec] = field(default_factory=dict)
+    engines: abc.Mapping[str, EngineSpec] = field(default_factory=dict)
     lengths: Lengths | abc.Mapping[str, Lengths] | None = None
     ftl_quantile: float | None = None
     exact: bool = True
@@ -168,7 +170,8 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             if place not in known:
                 model, precision, profile, engine, _, techniques = own
                 drafter = _speculation(words["speculation"])
-                names = origin.models.get(model, model), system, precision, profile, _engine(engine)
+                own_engine = origin.engines.get(engine) or _engine(engine)
+                names = origin.models.get(model, model), system, precision, profile, own_engine
                 known[place] = setup(*names, drafter, techniques)
             sides.append(known[place])
         lengths = align_to_checkpoints(sides[1], _lengths(words, origin))

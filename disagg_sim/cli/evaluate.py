@@ -23,6 +23,7 @@ from disagg_sim.report.evaluate import evaluate_json, evaluate_screen
 from disagg_sim.report.plan import ScreenPart
 from disagg_sim.report.schemas import PLAN
 from disagg_sim.simulation.deployment import LIMITS, Replicas
+from disagg_sim.simulation.options import MOST
 
 #: Keys of a pool -> degrees of its sharding; ``tp`` and ``ep`` say that of the feed-forward part, too.
 _DEGREES = {
@@ -35,7 +36,7 @@ _DEGREES = {
     "redundant_slots": "redundant_slots",
     "chunk_tokens": "chunk_tokens",
 }
-_KEYS = (*_DEGREES, "instances", *LIMITS)
+_KEYS = (*_DEGREES, "instances", *LIMITS, "captured")
 _ROLES = tuple(dict.fromkeys(role for roles in TOGETHER for role in roles))
 
 
@@ -103,7 +104,7 @@ def pools_of_plan(path: Path) -> dict[str, Replicas]:
         raise InputError(f"--plan {file}: has pools of {', '.join(others)}; allowed: {', '.join(_ROLES)}")
     degrees = {*_DEGREES.values(), "tp_ffn", "draft_tokens"}
     return {
-        pool["role"]: _replicas(f"--plan {file}", {name: pool[name] for name in degrees}, pool)
+        pool["role"]: replace(_replicas(f"--plan {file}", {name: pool[name] for name in degrees}, pool), captured=MOST)
         for pool in best["pools"]
     }
 
@@ -116,7 +117,7 @@ def _replicas(where: str, degrees: dict[str, int], values: Mapping[str, Any]) ->
             raise InputError(f"ep {degrees['ep']} does not divide the {stage} GPUs of a stage (tp x dp x pcp)")
         whole: dict[str, Any] = {"tp_ffn": stage // max(degrees.get("ep", 1), 1), **degrees}
         mapping = Sharding(**whole)
-        limits = {name: values.get(name) for name in LIMITS}
+        limits = {name: values.get(name) for name in (*LIMITS, "captured")}
         return Replicas(mapping=mapping, instances=values.get("instances", 1), **limits)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

@@ -9,7 +9,7 @@ it holds beside weights and cache, and the part of a GPU's memory that it may fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -196,6 +196,9 @@ class EngineSpec(Shown):
     exchange_wait: _Time = 0.0  # of a layer in decode, until ranks of attention DP that cut experts over them meet [s]
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     vendors: tuple[str, ...] = ()  # whose systems it runs on, and on no others; () = not limited to some
+    captured_tokens: _Steps = 0  # of a rank in the largest decode step captured by default; 0 = no end known [token]
+    uncaptured_launch: _Time | None = None  # host time to launch a kernel of a larger one; None = as any [s]
+    captured: Annotated[int, NOT_IN_FILE] = 0  # as started; 0 = every step, as files of `launch` have it [token]
     memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
 
@@ -203,6 +206,10 @@ class EngineSpec(Shown):
     def holds_prompts(self) -> bool:
         """Whether it is told to hold prompts back where a plan does so: see ``hold_settings``."""
         return bool(hold_settings(self.kernels, 1))
+
+    def as_started(self, captured: int | None = None) -> EngineSpec:
+        """The engine of a server that captures decode steps of so many tokens of a rank; None = its default."""
+        return replace(self, captured=captured or self.captured_tokens)
 
     @property
     def sharing(self) -> ContextExchange:

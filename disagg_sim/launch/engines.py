@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg_sim.facts.engine import hold_settings
-from disagg_sim.facts.load import load_launcher
+from disagg_sim.facts.load import load_engine, load_launcher
 from disagg_sim.launch.workers import NODE_GPUS, Weights, Workers
 from disagg_sim.techniques.speculation.facts import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.units import GB, GIB
 
 #: Ports: SGLang's bootstrap server, NIXL in vLLM, then serving, head and router; one offset for each slot of a node.
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
-#: Largest decode step for which vLLM captures a CUDA graph by default. [token]
-VLLM_CAPTURED = 512
 #: Transfer of embeddings from SGLang's encoders to prefill.
 ENCODER_TRANSFER = "zmq_to_scheduler"
 #: Directory of the SSD tier on each node.
@@ -44,7 +42,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
     flags |= _given("--max-num-batched-tokens", workers.tokens)
     step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
-    if step > VLLM_CAPTURED:  # vLLM launches larger steps kernel by kernel
+    if step > load_engine("vllm").captured_tokens:  # vLLM launches larger steps kernel by kernel
         flags["--max-cudagraph-capture-size"] = step
     flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:

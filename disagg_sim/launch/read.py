@@ -37,6 +37,7 @@ _VLLM = {
     "max-num-seqs": "sequences",
     "max-num-batched-tokens": "tokens",
     "long-prefill-token-threshold": "chunk",
+    "max-cudagraph-capture-size": "captured",
     "kv-cache-dtype": "cache",
     "eplb-config": "copies",
     "speculative-config": "drafts",
@@ -53,6 +54,7 @@ _SGLANG = {
     "attn-cp-size": "pcp",
     "enable-dp-attention": "ranks",
     "max-running-requests": "sequences",
+    "cuda-graph-max-bs": "captured",
     "chunked-prefill-size": "tokens",
     "kv-cache-dtype": "cache",
     "ep-num-redundant-experts": "copies",
@@ -68,6 +70,7 @@ _TRTLLM = {
     "enable-attention-dp": "ranks",
     "max-batch-size": "sequences",
     "max-num-tokens": "tokens",
+    "cuda-graph-config": "captured",
     "kv-cache-config": "cache",
     "speculative-config": "drafts",
     "attention-dp-config": "hold",
@@ -82,6 +85,7 @@ _INNER = {
     "copies": ("num_redundant_experts",),
     "drafts": ("num_speculative_tokens", "num_nextn_predict_layers", "max_draft_len"),
     "cache": ("dtype",),
+    "captured": ("max_batch_size",),
     "hold": ("timeout_iters",),
     "transfer": ("kv_role", "backend"),
 }
@@ -254,6 +258,7 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
             batch=batch,
             token_budget=None if role == "decode" else budget,
             hold_steps=hold and hold - 1,
+            captured=number("captured") or None,
         )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

@@ -189,7 +189,10 @@ def _mappings(choices: Iterable[AnyChoice]) -> list[Sharding]:
 def _sampled(plan: Plan, tables: list[pd.DataFrame]) -> Uncertainty:
     systems = {spec.name: spec for case in plan.cases for spec in (case.at.system, case.prefill_at.system)}
     model = plan.cases[0].at.model
-    origin = Origin(systems=systems, models={model.name: model}, lengths=plan.work.lengths)
+    engines = {
+        each.overheads.name: each.overheads for each in (case.at for case in plan.cases) if each.overheads is not None
+    }
+    origin = Origin(systems=systems, models={model.name: model}, engines=engines, lengths=plan.work.lengths)
     return uncertainty(pd.concat(tables, ignore_index=True), samples=SAMPLES, origin=origin)
 
 

@@ -17,6 +17,7 @@ from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.instance_variants import bare, ffn_of
+from disagg_sim.simulation.options import MOST
 from disagg_sim.techniques.availability.facts import FailureSpec
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
@@ -114,6 +115,7 @@ class PlannedPool:
             batch=self.batch,
             token_budget=budget,
             hold_steps=held,
+            captured=MOST,
             ffn=ffn_of(self.mapping),
         )
 

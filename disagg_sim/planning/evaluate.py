@@ -80,6 +80,15 @@ class Evaluation(Shown):
         return 1.0 if self.overloaded else float(last.choice.occupied(last.rate, last.instances).full)
 
     @property
+    def uncaptured(self) -> int:
+        """Tokens of a rank above which the full decode step is launched kernel by kernel; 0 if none is. [token]"""
+        last = self.design.pools[-1]
+        assert isinstance(last.choice, DecodeChoice | ColocatedChoice)
+        mapping, engine = last.choice.mapping, last.setup.overheads
+        tokens = last.choice.seats / mapping.dp_attn * (1 + mapping.draft_tokens)
+        return 0 if engine is None or tokens <= engine.captured else engine.captured
+
+    @property
     def ttft(self) -> Percentiles:
         """Arrival to first token by percentile; inf where a queue grows without end. [s]"""
         return dict.fromkeys(SHARES, math.inf) if self.overloaded else self.design.ttft
@@ -169,6 +178,10 @@ def evaluate(
     at, prefill_at = setups_of(model, systems[0], options)
     if at.speculation is None and any(each.mapping.draft_tokens for each in pools.values()):
         raise InputError("a pool has draft tokens, but there is no drafter; give options.speculation (--speculate)")
+    last = pools.get("decode") or pools["colocated"]
+    if at.overheads is not None:
+        started = replace(at, overheads=at.overheads.as_started(last.captured))
+        at, prefill_at = started, started if prefill_at is at else prefill_at
     case, sized = _given(at, prefill_at, pools, work, options)
     if case.colocated:
         own = tuple(
@@ -252,8 +265,12 @@ def _budget(at: Setup, given: Replicas) -> int:
 
 def _sequences(at: Setup, given: Replicas) -> Ints:
     """List numbers of sequences of an instance: up to the given batch, or to the most that the engine takes."""
-    engine = STEP_SEQUENCES if at.overheads is None else at.overheads.max_running
-    return _upto(given.batch or engine * int(given.mapping.dp_attn))
+    ranks, engine = int(given.mapping.dp_attn), at.overheads
+    if engine is None:
+        return _upto(given.batch or STEP_SEQUENCES * ranks)
+    sizes = _upto(given.batch or engine.max_running * ranks)
+    end = engine.captured * ranks // (1 + int(given.mapping.draft_tokens))  # the step jumps above it
+    return np.unique([*sizes, *(each for each in (end, end + 1) if 0 < end < sizes[-1])])
 
 
 def _upto(most: int) -> Ints:

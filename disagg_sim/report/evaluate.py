@@ -63,6 +63,11 @@ def verdict(found: Evaluation, planned: Plan | None) -> Iterator[str]:
         yield f"the plan for this load: {best.gpus} GPUs, {instances_text(best)} ({MODE_TEXT[best.mode]})"
     elif planned is not None:
         yield f"no plan keeps these limits: {planned.infeasible}"
+    if found.uncaptured:
+        yield (
+            f"decode steps of more than {found.uncaptured} tokens of an attention rank are launched kernel by kernel: "
+            "a server captures no larger CUDA graphs unless told (a pool's captured=, a flag of its launch)"
+        )
     if found.unread:
         yield f"settings that were not read: {', '.join(found.unread)}"
 

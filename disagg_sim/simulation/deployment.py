@@ -34,7 +34,8 @@ class Replicas:
     ``batch`` is the most whole prompts of a pass in the prefill part, and the most sequences that run together in the
     others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill; ``hold_steps``
     are the most decode steps that prompts wait until every attention rank can take one. What a policy makes of them
-    says ``policy.AsPlanned``.
+    says ``policy.AsPlanned``. ``captured`` counts where a deployment is evaluated; elsewhere every decode step is a
+    graph, as files of ``launch`` have it.
     """
 
     mapping: Sharding
@@ -44,6 +45,9 @@ class Replicas:
     hold_steps: int | None = None  # None = as the policy says [1]
     #: What they serve, and on what; None = as the deployment.
     setup: Setup | None = field(default=None, compare=False, repr=False)
+    captured: int | None = (
+        None  # of a rank in the largest decode step run as a CUDA graph; None = as by default [token]
+    )
     ffn: FfnPool | None = None  # of instances that decode, GPUs for their feed-forward part; None = none of its own
 
     def __post_init__(self) -> None:
@@ -55,7 +59,7 @@ class Replicas:
         mapping = placed(self.mapping, self.setup, self.ffn)
         object.__setattr__(self, "mapping", mapping)
         whole_number("instances", self.instances)
-        for name, most in LIMITS.items():
+        for name, most in {**LIMITS, "captured": MOST}.items():
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), most=most)
         if self.batch is not None and self.token_budget is not None and self.token_budget < self.batch:

@@ -164,8 +164,10 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
     return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / mapping.dp_attn
 
 
-def launch_time(at: Setup, mapping: Sharding) -> Numeric:
+def launch_time(at: Setup, mapping: Sharding, *, captured: bool = True) -> Numeric:
     """Find the host time to launch the kernels of one stage, and of a draft model; 0 without an engine. [s]
+
+    Not ``captured`` are decode steps of more tokens than the engine captured a CUDA graph of.
 
     80 layers of 9 kernels of attention and 7 of a dense FFN, at 5 us each, on two stages:
 
@@ -179,6 +181,8 @@ def launch_time(at: Setup, mapping: Sharding) -> Numeric:
     if at.overheads is None:
         return 0.0
     launch = at.overheads.kernel_launch
+    if not captured and at.overheads.uncaptured_launch is not None:
+        launch = at.overheads.uncaptured_launch
     own = draft_model_of(at)
     return launch * _kernels(at.model) / mapping.pp + (0.0 if own is None else launch * _kernels(own.model))
 
@@ -215,7 +219,8 @@ def step_time(
 
     With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its own.
     Without, ``max(m*t_stage, sum_s t_s) + host``. ``decodes`` are the mean sequences of a micro-batch over all DP
-    ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph.
+    ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph. A server that captured graphs of some
+    sizes alone launches larger steps kernel by kernel.
     """
     host = host_time(at, mapping, decodes)
     if at.overheads is None:
@@ -223,4 +228,9 @@ def step_time(
     if not (graphs and at.overheads.decode_graphs):
         launch = launch_time(at, mapping)
         stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * mapping.pp)
-    return np.maximum(microbatches * (stage + host), whole + host)
+    time = np.maximum(microbatches * (stage + host), whole + host)
+    if not at.overheads.captured:
+        return time
+    larger = decodes / mapping.dp_attn * (1 + mapping.draft_tokens) > at.overheads.captured
+    launch = launch_time(at, mapping, captured=False) * np.maximum(microbatches, mapping.pp)  # as fitted, with the host
+    return np.maximum(time, np.where(larger, launch, 0.0))

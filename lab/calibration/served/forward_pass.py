@@ -7,7 +7,8 @@ requests, new tokens and cached tokens. Each pass of prompts is predicted twice:
 * past: the pass that was measured with at most ``NO_PAST`` cached tokens, and what attention on the past adds.
 
 All requests of such a pass are new to the engine, whose host takes over their tokens one by one: ``ADMISSION`` a token.
-A step of more decodes than the engine captured a graph of is launched kernel by kernel, ``UNCAPTURED_LAUNCH`` each.
+A step of more decodes than the engine captured a graph of is launched kernel by kernel, each in
+``EngineSpec.uncaptured_launch``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from disagg_sim.errors import DisaggSimError, InputError, quoted
 from disagg_sim.facts.load import load_engine, load_model, load_system
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.engine_time import all_stages, launch_time, prefill_stretch, step_time
+from disagg_sim.physics.passes.engine_time import all_stages, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
@@ -62,9 +63,6 @@ PAST = (-1, 0, 1024, 4096, 16_384, 65_536, np.inf)
 #: Host time of a token of a request that is new to the engine, from passes of vLLM 0.25.1 on an H200 (median of those
 #: of the first part with 30,000 cached tokens and more, attention taken off); GLM-5.2 on a B200 shows 55-86 ns. [s]
 ADMISSION = 79e-9
-#: Largest step of decodes that vLLM captured a graph of [request], and the host time of a kernel in larger ones, of
-#: vLLM 0.25.1: 59 us in MiniMax-M2.7 (TP2 and TP4 alike, whatever the batch), 44 us in GLM-5.2 [s].
-CAPTURED, UNCAPTURED_LAUNCH = 512, 51e-6
 #: Cached tokens of a request up to which a pass counts as one without a past. [token]
 NO_PAST = 64
 #: Passes below which the median of a cell says little. [1]
@@ -203,11 +201,11 @@ def _predict(run: ServedModel, mapping: Sharding, rows: pd.DataFrame) -> tuple[N
 def _predict_step(run: ServedModel, mapping: Sharding, rows: pd.DataFrame) -> tuple[Numeric, Numeric]:
     """Times of the steps of one layout, and what launching kernel by kernel adds. [s]"""
     batch, past = (rows[column].to_numpy(dtype=float) for column in ("batch", "past_tokens"))
-    step = decode_step(run.at, mapping, batch=batch * mapping.dp_attn, context=past).ttl
-    engine = replace(run.engine, kernel_launch=UNCAPTURED_LAUNCH)
-    launched = launch_time(run.at.changed(overheads=engine), mapping)
-    whole = np.where(batch > CAPTURED, np.maximum(step, launched), step)
-    return whole, whole - step
+    whole, captured = (
+        decode_step(at, mapping, batch=batch * mapping.dp_attn, context=past).ttl
+        for at in (replace(run.at, overheads=run.engine.as_started()), run.at)
+    )
+    return whole, whole - captured
 
 
 def _read(path: Path) -> pd.DataFrame:
