@@ -29,7 +29,9 @@ def weights(name: str, recipe: str, **degrees: float) -> float:
     return float(instance_bytes(setup(name, "gb200_nvl72", recipe, "ideal"), Sharding(**degrees), IDLE)) - FIXED
 
 
-@pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5"])
+@pytest.mark.parametrize(
+    "name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5", "qwen3_5_35b_a3b"]
+)
 def test_bf16_weights_on_one_gpu_are_two_bytes_a_parameter(name):
     """To the last one: the norm before the head and the biases of routers, too."""
     assert weights(name, "bf16") == pytest.approx(2 * load_model(name).total_params, rel=1e-12)
