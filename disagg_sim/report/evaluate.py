@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.evaluate import Evaluation
 from disagg_sim.planning.limits import Demand
-from disagg_sim.report.plan import ScreenPart, design_json
+from disagg_sim.report.plan import ScreenPart, assurance_json, design_json
 from disagg_sim.report.plan_facts import checked_rows, fact_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
@@ -100,7 +99,7 @@ def evaluate_json(found: Evaluation, planned: Plan | None) -> EvaluateJson:
         "capacity_per_s": found.capacity,
         "full_share": found.full,
         "design": {**design_json(found.given, found.design), "ttft_s": plain(found.ttft), "tpot_s": plain(found.tpot)},
-        "assurance": None if found.sure is None else plain(asdict(found.sure)),
+        "assurance": None if found.sure is None else assurance_json(found.sure),
         "planned": None if best is None or planned is None else design_json(planned, best),
         "said": list(verdict(found, planned)),
     }

@@ -182,7 +182,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         "gain": plain(plan.gain),
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
-        "assurance": None if told.sure is None else _assurance_json(told.sure),
+        "assurance": None if told.sure is None else assurance_json(told.sure),
         "flips": None if told.changes is None else [_flip_json(plan, flip) for flip in told.changes.flips],
         "limit_costs": None if told.changes is None else [plain(asdict(each)) for each in told.changes.limits],
         "set_aside": None if aside is None else design_json(plan, aside),
@@ -230,7 +230,7 @@ def _flip_json(plan: Plan, flip: AnswerFlip) -> FlipJson:
     return made
 
 
-def _assurance_json(sure: Assurance) -> AssuranceJson:
+def assurance_json(sure: Assurance) -> AssuranceJson:
     """Make the JSON of how sure a plan is, with the band of encoding where there is an encode pool."""
     made: AssuranceJson = plain(asdict(sure))
     if math.isnan(sure.encoding[0]):
