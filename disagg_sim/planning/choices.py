@@ -244,6 +244,7 @@ def _prefill(
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         bound=BOUNDS[grid.bound[row, column]],
+        parts=work.lengths.prompt_parts,
     )
 
 
@@ -417,6 +418,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             steps=steps,
             nodes=nodes.new,
             weights=nodes.weight,
+            parts=work.lengths.prompt_parts,
             host=host_of(at),
             memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
             memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
@@ -495,6 +497,7 @@ def colocated_of(
         steps=steps,
         nodes=prompts.new,
         weights=prompts.weight,
+        parts=lengths.prompt_parts,
         host=host_of(at),
         loads=Loads.of(at, mapping, prompts),
         memory=memory,

@@ -107,9 +107,10 @@ def blocking_passes(
     Takes ``weights`` of the lengths [1], the sizes ``batch`` of the columns [request], ``rate`` of an instance
     [request/s], ``servers`` [1], and the passes of a server.
     """
-    sizes = np.arange(1.0, found.share.size + 1.0)
+    share = found.share.sum(axis=1)
+    sizes = np.arange(1.0, share.size + 1.0)
     first, later = (one[:, :1] + more for one, more in zip(stages, stages.added(weights, batch, sizes), strict=True))
-    levels = _levels(later, np.outer(weights, found.share))
+    levels = _levels(later, np.outer(weights, share))
     inside = weights[:, None] * (later <= levels[:, None, None])
     met = (inside * first).sum(axis=1) / (weights @ first)
     come = max(rate * found.meets / found.used, TINY)  # while a pass is under way [1/s]

@@ -68,7 +68,9 @@ class OneByOne(ColocatedChoice):
     def delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""
         used = rate * self.service.mean / instances
-        return shortest_queue_delay(self.passes, self.weights, instances, used, self.service)
+        if self.parts is None:
+            return shortest_queue_delay(self.passes, self.weights, instances, used, self.service)
+        return shortest_queue_delay(self.parts.values(self.passes), self.parts.weights, instances, used, self.service)
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``PoolChoice``."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocking_one_by_one, blocking_passes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
-from disagg_sim.planning.passes import passes
+from disagg_sim.planning.passes import kinds, passes
 from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.queueing import (
@@ -38,9 +38,19 @@ from disagg_sim.planning.token_times import Joining, met_prompts, token_times
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
+from disagg_sim.workload.distributions import Parts
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
+
+
+class OwnTimes(NamedTuple):
+    """Times of the passes of prompts, (prompts, batches) each, of their length alone or all of it."""
+
+    beside: Floats  # of host, hand-over and loads [s]
+    ftl: Floats  # of passes until their first tokens [s]
+    later: Floats | None  # of these in later stages of a pipeline [s]
+    weights: Floats  # (prompts,) probabilities [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +73,7 @@ class PrefillChoice(QuickBound):
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
     encode: Encoding | None = None  # where images are encoded before prefill
     stages: StageTimes | None = None  # of a pipeline, which passes leave in their order
+    parts: Parts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
 
     @property
     def most(self) -> float:
@@ -81,40 +92,54 @@ class PrefillChoice(QuickBound):
         """Compute ``delay``."""
         if self.encode is not None:
             prompts = self.encode.before(rate, PromptTimes(self.ftl, self.weights, self.loads, self.stages))
-            return replace(self, encode=None, **prompts._asdict()).delay(rate, instances)
-        each = rate / instances
-        node, load, weights = loaded(self.loads, self.weights, each, self.work.dispersion)
-        alone = self.host + self.hand_over + self.ftl[node, 0] + load
-        if int(self.batch[-1]) == 1:
-            return self._one_by_one(rate, instances, (alone, node, weights))
-        return self._by_passes(rate, instances, (alone, node, weights), load)
+            return replace(self, encode=None, parts=None, **prompts._asdict()).delay(rate, instances)
+        own = self._own(rate / instances)
+        return self._one_by_one(rate, instances, own) if self.batch[-1] == 1 else self._by_passes(rate, instances, own)
 
-    def _one_by_one(self, rate: float, instances: int, prompts: tuple[Floats, Ints, Floats]) -> Delay:
-        """TTFT where a pass takes one prompt; takes prompts alone [s], their places among the lengths, and weights."""
-        (alone, node, weights), used = prompts, self.utilisation(rate, instances)
+    def _own(self, rate: float) -> OwnTimes:
+        """Prompts by the times of their passes, and of what they load at a rate of the instance."""
+        later = None if self.stages is None else self.stages.later
+        if self.parts is not None:
+            later = None if later is None else self.parts.values(later)
+            beside = np.full((self.parts.isl.size, 1), self.host + self.hand_over)
+            return OwnTimes(beside, self.parts.values(self.ftl), later, self.parts.weights)
+        node, load, weights = loaded(self.loads, self.weights, rate, self.work.dispersion)
+        later = None if later is None else later[node]
+        return OwnTimes(self.host + self.hand_over + load[:, None], self.ftl[node], later, weights)
+
+    def _one_by_one(self, rate: float, instances: int, own: OwnTimes) -> Delay:
+        """TTFT where a pass takes one prompt."""
+        alone, weights, used = (own.beside + own.ftl)[:, 0], own.weights, self.utilisation(rate, instances)
         law = Service(float(self.busy[0]), self.spread, self.work.dispersion)
-        if self.stages is None or used >= 1.0:
+        if self.stages is None or own.later is None or used >= 1.0:
             return shortest_queue_delay(alone, weights, instances, used, law)
         before = blocking_one_by_one(self.stages, self.weights, rate / instances, instances, used)
-        own = alone[:, None], self.stages.later[node, :1]
-        idle, queued = (behind(*own, each).ravel() for each in (before.idle, before.queued[0]))
+        times = alone[:, None], own.later[:, :1]
+        idle, queued = (behind(*times, each).ravel() for each in (before.idle, before.queued[0]))
         weights = np.repeat(weights / SHARES.size, SHARES.size)
         return shortest_queue_delay(idle, weights, instances, used, law, queued)
 
-    def _by_passes(self, rate: float, instances: int, prompts: tuple[Floats, Ints, Floats], load: Floats) -> Delay:
+    def _by_passes(self, rate: float, instances: int, own: OwnTimes) -> Delay:
         """TTFT where passes take all who wait, up to a batch."""
-        (alone, node, weights), used = prompts, self.utilisation(rate, instances)
+        weights, used = own.weights, self.utilisation(rate, instances)
         batch, even, each = int(self.batch[-1]), self.work.dispersion, rate / instances
-        found = passes(each, self.batch, self.busy, instances)
-        joined = np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
-        joined = (self.host + self.hand_over + joined + load[:, None])[:, :, None]
-        alone = alone[:, None]
-        if self.stages is not None:
+        mean = self.weights @ self.ftl
+        # n unlike prompts are off by the root of n times what one is off, where n alike ones are by n times that
+        taken = self.ftl if self.stages is None else self.stages.first
+        unlike = kinds(self.weights, (taken - self.weights @ taken) / np.sqrt(self.batch))
+        found = passes(each, self.batch, self.busy, instances, unlike)
+        if self.mapping.dp_attn > 1:  # others of the pass are on other ranks, and the times have waits for them
+            joined = np.stack([np.interp(found.beside, self.batch, row) for row in own.ftl])
+        else:
+            found = found.with_others(self.batch, unlike)
+            joined = np.interp(found.beside, self.batch, mean) + (own.ftl[:, 0] - mean[0])[:, None, None] + found.off
+        alone, joined = (own.beside + own.ftl)[:, :1], own.beside[..., None, None] + joined[..., None]
+        if self.stages is not None and own.later is not None:
             before = blocking_passes(self.stages, self.weights, self.batch, each, instances, found)
-            one, more = self.stages.later[node, :1], self.stages.added(self.weights, self.batch, found.beside).later
+            one, more = own.later[:, :1], self.stages.added(self.weights, self.batch, found.beside).later
             alone = behind(alone, one, before.idle)
-            joined = behind(joined, one[:, None] + more[:, None], before.queued)
-        rests = (joined[..., None] + found.rests[:, None]).ravel()
+            joined = behind(joined, (one[:, None] + more)[..., None], before.queued[:, None])
+        rests = (joined[..., None] + found.rests[:, :, None]).ravel()
         equal = joined.shape[-1] * RESIDUES.size
         places = np.repeat(np.outer(weights, found.share).ravel() / equal, equal)
         # more requests arrive during a pass than the next pass can take
@@ -224,6 +249,7 @@ class ColocatedChoice:
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
+    parts: Parts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
     hold_steps: int = 0  # most decode steps that prompts wait for every rank (``prefill_delay``); 0 = none [1]
 
     @property
@@ -311,16 +337,20 @@ class ColocatedChoice:
     def _delay_of(self, rate: float, instances: int, found: Occupancy, mixing: Mixing) -> Delay:
         some, own_rate, even = found.mean, rate / instances, self.work.dispersion * evened(instances)
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
+        lengths = self.nodes
+        if self.parts is not None:
+            node, load, weights, lengths = *loaded(None, self.parts.weights, own_rate, even), self.parts.isl
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
             busy, even = self._sent(rate, found, mixing, instances)
-            laws = prompt_delay(own_rate, self.nodes, self.weights, room, step, self.work.dispersion * even, busy)
+            queue = self.nodes, self.weights, room, step, self.work.dispersion * even, busy
+            laws = prompt_delay(own_rate, *queue, lengths)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
         if self.hold_steps:
-            own = self.host + np.ceil(self.nodes / held)[node] * time + load
+            own = self.host + np.ceil(lengths / held)[node] * time + load
             own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
             weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
             longest = self.hold_steps * float(np.interp(some, self.batch, self.step))
@@ -328,7 +358,7 @@ class ColocatedChoice:
             wait, shares = waits(own_rate, longest, time, under_way, self.ranks)
             own, weights = np.add.outer(wait, own).ravel(), np.multiply.outer(shares, weights).ravel()
         else:
-            times, chances = prompt_times(self.steps, mixing, some, own_rate, self.nodes)
+            times, chances = prompt_times(self.steps, mixing, some, own_rate, lengths)
             own = (self.host + times[node] + load[:, None]).ravel()
             weights = np.outer(weights, chances).ravel()
         mean = float(self.weights @ self.nodes)

@@ -56,6 +56,7 @@ def prompt_delay(
     step: Callable[[Floats], Floats],
     dispersion: float,
     sent: float = 1.0,
+    own: Floats | None = None,
 ) -> list[tuple[Floats, Floats]]:
     """Find the time from the arrival of a prompt to the end of the step that completes it.
 
@@ -73,11 +74,13 @@ def prompt_delay(
         Variance of the requests of a short window over their mean; 1 = Poisson. [1]
     sent
         Rate at which requests come while prompts are under way, over that in steps of decodes alone. [1]
+    own
+        Lengths that are timed; None = ``prompts``. [token]
 
     Returns
     -------
     list of tuple of ndarray
-        For each length times [s] and their probabilities [1]; infinite where the queue grows without end.
+        For each timed length times [s] and their probabilities [1]; infinite where the queue grows without end.
 
     Examples
     --------
@@ -89,9 +92,9 @@ def prompt_delay(
     (2.0, 1.0)
     """
     mean, full = float(weights @ prompts), float(step(np.array([room]))[0])
-    used = rate * mean * full / room
+    timed, used = prompts if own is None else own, rate * mean * full / room
     if used >= 1.0:
-        return [(np.array([math.inf]), np.ones(1)) for _ in prompts]
+        return [(np.array([math.inf]), np.ones(1)) for _ in timed]
     square = float(weights @ prompts**2) / mean * max(dispersion, 1.0)
     held, least = mean, min(mean, room)
     for _ in range(TURNS):  # prompt tokens of a step, where it is not full
@@ -141,9 +144,9 @@ def prompt_delay(
     beside = rates[kind] * rest / group  # that come in what is left of the step
     behind = [(0.0, 1.0 / group), *([(group, 1.0 - 1.0 / group)] if group > 1.0 else [])]  # in the group of a prompt
     found = []
-    for own in prompts.tolist():
+    for length in timed.tolist():
         parts = [
-            _own(rest, ahead_of_it + own, chance * share, room, mean, (beside, rates[-1] / group, more), step)
+            _own(rest, ahead_of_it + length, chance * share, room, mean, (beside, rates[-1] / group, more), step)
             for more, share in behind
         ]
         found.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))

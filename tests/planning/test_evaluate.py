@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,24 @@ def test_it_is_what_a_simulation_meets(pools: dict[str, Replicas], rate: float) 
     for share in ("p50", "p90"):
         assert found.tpot[share] == pytest.approx(run.tpot[share], rel=0.08)
     assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.05)
+
+
+@pytest.mark.parametrize("phases", [("colocated",), ("prefill", "decode")])
+def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str, ...]) -> None:
+    """Without a queue: 90 % of log-normal prompts of 4,096 tokens (median) have up to 14,497 tokens, 99 % 40,500.
+
+    Eight Gauss nodes that stand for means would have 20,496 tokens at both.
+    """
+    pools = {phase: Replicas(mapping=Sharding(), instances=1, batch=4) for phase in phases}
+    asked: dict[str, Any] = {"rate": 0.001, "ttft": "60 s", "tpot": "1 s"}
+
+    def ttft(*lengths: Any) -> dict[str, float]:
+        return evaluate("llama_3_1_8b", "h100_sxm", pools, ds.lengths(*lengths), **asked).ttft
+
+    spread = ttft("log_normal_4096_512")
+    assert spread["p50"] == pytest.approx(ttft(4096, 512)["p50"], rel=0.2)
+    assert spread["p90"] == pytest.approx(ttft(14_497, 512)["p50"], rel=0.2)
+    assert 0.7 < spread["p99"] / ttft(40_500, 512)["p50"] < 1.1  # a step and a transfer are those of the mean prompt
 
 
 def test_a_queue_without_end_is_told_as_such() -> None:
