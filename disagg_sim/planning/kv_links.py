@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.kv_transfer import descriptors, post_share, unique_gpus
 from disagg_sim.physics.setup import Setup
@@ -58,10 +60,11 @@ def linked(
 ) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
     """The choices with the links between them, which move a cache for each prompt.
 
-    The first token comes from decode: TTFT has in it the transfer, for which the receiver first posts a descriptor a
-    piece, what is left of a step, and a step. Pools are sized apart, so these are the longest of the decode
-    configurations that serve nearly the most requests a GPU. New blocks that go to a shared tier take their part of the
-    sender's port, unless caches move over NVLink.
+    The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
+    in it half a step until room is reserved; the transfer, for which the receiver first posts a descriptor a piece, and
+    what is then left of a step: all of one step, or half a step more than a longer transfer; and a step. Pools are
+    sized apart, so these are the longest of the decode configurations that serve nearly the most requests a GPU. New
+    blocks that go to a shared tier take their part of the sender's port, unless caches move over NVLink.
     """
     bandwidth, kv_bytes = wire.bandwidth, cache.size
     leaves = kv_bytes if wire.inside else kv_bytes + cache.stored
@@ -81,15 +84,17 @@ def linked(
     senders = []
     for each in prefill:
         rate = _moved(each, bandwidth) / leaves
-        ends = (posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate) + 1.5 * step for to, step in likely)
+        moved = ((wire.latency_s + posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate), step) for to, step in likely)
+        ends = (1.5 * step + (step if time <= step else time + step / 2) for time, step in moved)
         taken = max(ends, default=0.0)
-        senders.append(replace(each, link_rate=rate, hand_over=wire.latency_s + taken))
+        senders.append(replace(each, link_rate=rate, hand_over=taken))
     return senders, takers
 
 
 def _step(taker: DecodeChoice) -> float:
-    """Time of a step with all seats taken, in which every sequence has its drafts verified. [s]"""
-    return float(taker.step[-1]) * float(taker.at.accepted_length(taker.mapping.draft_tokens))
+    """Time of a step at the highest rate that is planned, in which every sequence has its drafts verified. [s]"""
+    step = np.interp(taker.most, np.maximum.accumulate(taker.completed), taker.step)
+    return float(step) * float(taker.at.accepted_length(taker.mapping.draft_tokens))
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:

@@ -82,7 +82,7 @@ def test_what_goes_to_a_shared_tier_leaves_by_the_port_of_hand_overs():
         (sends,), (takes,) = linked(sender[:1], taker[:1], cache_of(decode, grids[0]), wire)
         assert 2e9 / sends.link_rate == pytest.approx(bytes_out)
         assert 2e9 / takes.link_rate == pytest.approx(8192 * 65_536)
-        assert sends.hand_over == pytest.approx(bytes_out / 2e9 + 1.5 * float(taker[0].step[-1]), rel=1e-6)
+        assert sends.hand_over == pytest.approx(bytes_out / 2e9 + 2.0 * float(taker[0].step[0]), rel=1e-6)
 
 
 def test_a_limit_of_the_nic_counts_what_goes_to_a_shared_tier():
