@@ -85,9 +85,9 @@ def linked(
     for each in prefill:
         rate = _moved(each, bandwidth) / leaves
         moved = ((wire.latency_s + posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate), step) for to, step in likely)
-        ends = (1.5 * step + (step if time <= step else time + step / 2) for time, step in moved)
-        taken = max(ends, default=0.0)
-        senders.append(replace(each, link_rate=rate, hand_over=taken))
+        ends = ((1.5 * step + (step if time <= step else time + step / 2), time) for time, step in moved)
+        taken, time = max(ends, default=(0.0, 0.0))
+        senders.append(replace(each, link_rate=rate, hand_over=taken, transfer=time))
     return senders, takers
 
 

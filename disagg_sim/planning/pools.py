@@ -68,6 +68,7 @@ class PrefillChoice(QuickBound):
     host: float  # host time of a request before its prefill [s]
     hand_over: float  # from the end of prefill to the first token, which decode emits [s]
     link_rate: float  # rate whose caches the links of an instance can send [request/s]
+    transfer: float = 0.0  # of the cache of a mean prompt, in ``hand_over`` [s]
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
@@ -101,8 +102,9 @@ class PrefillChoice(QuickBound):
         later = None if self.stages is None else self.stages.later
         if self.parts is not None:
             later = None if later is None else self.parts.values(later)
-            beside = np.full((self.parts.isl.size, 1), self.host + self.hand_over)
-            return OwnTimes(beside, self.parts.values(self.ftl), later, self.parts.weights)
+            longer = self.parts.isl / self.work.lengths.mean_isl - 1.0  # caches than that of a mean prompt
+            beside = self.host + self.hand_over + self.transfer * longer
+            return OwnTimes(beside[:, None], self.parts.values(self.ftl), later, self.parts.weights)
         node, load, weights = loaded(self.loads, self.weights, rate, self.work.dispersion)
         later = None if later is None else later[node]
         return OwnTimes(self.host + self.hand_over + load[:, None], self.ftl[node], later, weights)

@@ -61,11 +61,12 @@ def test_it_is_what_a_simulation_meets(pools: dict[str, Replicas], rate: float) 
     assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.05)
 
 
-@pytest.mark.parametrize("phases", [("colocated",), ("prefill", "decode")])
-def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str, ...]) -> None:
-    """Without a queue: 90 % of log-normal prompts of 4,096 tokens (median) have up to 14,497 tokens, 99 % 40,500.
+@pytest.mark.parametrize(("phases", "near"), [(("prefill", "decode"), 0.02), (("colocated",), 0.3)])
+def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str, ...], near: float) -> None:
+    """Without a queue: half of log-normal prompts have up to 4,096 tokens, 90 % of them 14,497, and 99 % 40,500.
 
-    Eight Gauss nodes that stand for means would have 20,496 tokens at both.
+    Eight Gauss nodes that stand for means would have 20,496 tokens at the latter two. A shared step costs as much for
+    any prompt as for the mean one: long prompts at co-located instances are up to 30 % too fast.
     """
     pools = {phase: Replicas(mapping=Sharding(), instances=1, batch=4) for phase in phases}
     asked: dict[str, Any] = {"rate": 0.001, "ttft": "60 s", "tpot": "1 s"}
@@ -74,9 +75,8 @@ def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str,
         return evaluate("llama_3_1_8b", "h100_sxm", pools, ds.lengths(*lengths), **asked).ttft
 
     spread = ttft("log_normal_4096_512")
-    assert spread["p50"] == pytest.approx(ttft(4096, 512)["p50"], rel=0.2)
-    assert spread["p90"] == pytest.approx(ttft(14_497, 512)["p50"], rel=0.2)
-    assert 0.7 < spread["p99"] / ttft(40_500, 512)["p50"] < 1.1  # a step and a transfer are those of the mean prompt
+    for share, tokens in (("p50", 4096), ("p90", 14_497), ("p99", 40_500)):
+        assert spread[share] == pytest.approx(ttft(tokens, 512)["p50"], rel=near)
 
 
 def test_a_queue_without_end_is_told_as_such() -> None:
