@@ -2,6 +2,8 @@
 
 A choice is one configuration of an instance. ``holds`` tells whether so many of them keep the limits, with queueing
 (``planning.queueing``); ``planning.counts`` finds the fewest. Arriving requests see the time average of the pool.
+
+Past 400 lines: choices of the three kinds of pools share what they know of limits and queues.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from disagg_sim.planning.token_times import Joining, met_prompts, token_times
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
-from disagg_sim.workload.distributions import Parts
+from disagg_sim.workload.distributions import PromptParts
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
 
 
-class OwnTimes(NamedTuple):
+class OwnPasses(NamedTuple):
     """Times of the passes of prompts, (prompts, batches) each, of their length alone or all of it."""
 
     beside: Floats  # of host, hand-over and loads [s]
@@ -74,7 +76,7 @@ class PrefillChoice(QuickBound):
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
     encode: Encoding | None = None  # where images are encoded before prefill
     stages: StageTimes | None = None  # of a pipeline, which passes leave in their order
-    parts: Parts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
+    parts: PromptParts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
 
     @property
     def most(self) -> float:
@@ -97,19 +99,19 @@ class PrefillChoice(QuickBound):
         own = self._own(rate / instances)
         return self._one_by_one(rate, instances, own) if self.batch[-1] == 1 else self._by_passes(rate, instances, own)
 
-    def _own(self, rate: float) -> OwnTimes:
+    def _own(self, rate: float) -> OwnPasses:
         """Prompts by the times of their passes, and of what they load at a rate of the instance."""
         later = None if self.stages is None else self.stages.later
         if self.parts is not None:
             later = None if later is None else self.parts.values(later)
             longer = self.parts.isl / self.work.lengths.mean_isl - 1.0  # caches than that of a mean prompt
             beside = self.host + self.hand_over + self.transfer * longer
-            return OwnTimes(beside[:, None], self.parts.values(self.ftl), later, self.parts.weights)
+            return OwnPasses(beside[:, None], self.parts.values(self.ftl), later, self.parts.weights)
         node, load, weights = loaded(self.loads, self.weights, rate, self.work.dispersion)
         later = None if later is None else later[node]
-        return OwnTimes(self.host + self.hand_over + load[:, None], self.ftl[node], later, weights)
+        return OwnPasses(self.host + self.hand_over + load[:, None], self.ftl[node], later, weights)
 
-    def _one_by_one(self, rate: float, instances: int, own: OwnTimes) -> Delay:
+    def _one_by_one(self, rate: float, instances: int, own: OwnPasses) -> Delay:
         """TTFT where a pass takes one prompt."""
         alone, weights, used = (own.beside + own.ftl)[:, 0], own.weights, self.utilisation(rate, instances)
         law = Service(float(self.busy[0]), self.spread, self.work.dispersion)
@@ -121,11 +123,13 @@ class PrefillChoice(QuickBound):
         weights = np.repeat(weights / SHARES.size, SHARES.size)
         return shortest_queue_delay(idle, weights, instances, used, law, queued)
 
-    def _by_passes(self, rate: float, instances: int, own: OwnTimes) -> Delay:
+    def _by_passes(self, rate: float, instances: int, own: OwnPasses) -> Delay:
         """TTFT where passes take all who wait, up to a batch."""
         weights, used = own.weights, self.utilisation(rate, instances)
         batch, even, each = int(self.batch[-1]), self.work.dispersion, rate / instances
-        mean = self.weights @ self.ftl
+        alone, mean = (own.beside + own.ftl)[:, :1], self.weights @ self.ftl
+        if not np.isfinite(mean).all():  # of encoders that cannot keep up
+            return shortest_queue_delay(alone[:, 0], weights, instances, used, Service(float(self.busy[0])))
         # n unlike prompts are off by the root of n times what one is off, where n alike ones are by n times that
         taken = self.ftl if self.stages is None else self.stages.first
         unlike = kinds(self.weights, (taken - self.weights @ taken) / np.sqrt(self.batch))
@@ -135,7 +139,7 @@ class PrefillChoice(QuickBound):
         else:
             found = found.with_others(self.batch, unlike)
             joined = np.interp(found.beside, self.batch, mean) + (own.ftl[:, 0] - mean[0])[:, None, None] + found.off
-        alone, joined = (own.beside + own.ftl)[:, :1], own.beside[..., None, None] + joined[..., None]
+        joined = own.beside[..., None, None] + joined[..., None]
         if self.stages is not None and own.later is not None:
             before = blocking_passes(self.stages, self.weights, self.batch, each, instances, found)
             one, more = own.later[:, :1], self.stages.added(self.weights, self.batch, found.beside).later
@@ -251,7 +255,7 @@ class ColocatedChoice:
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
-    parts: Parts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
+    parts: PromptParts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
     hold_steps: int = 0  # most decode steps that prompts wait for every rank (``prefill_delay``); 0 = none [1]
 
     @property

@@ -197,7 +197,7 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
     return nodes, np.bincount(place, np.concatenate(weights)).astype(np.float64)
 
 
-class Parts(NamedTuple):
+class PromptParts(NamedTuple):
     """Parts of a distribution of lengths, each by the length at its middle, of which quantiles are read.
 
     Gauss nodes stand for means alone: of a log-normal law they leave nothing between the quantiles 0.87 and 0.99.
@@ -208,7 +208,7 @@ class Parts(NamedTuple):
     matrix: Floats  # (parts, nodes) that takes values at the nodes to those of the parts [1]
 
     @classmethod
-    def of(cls, lengths: Floats, weight: Floats, nodes: Floats) -> Parts:
+    def of(cls, lengths: Floats, weight: Floats, nodes: Floats) -> PromptParts:
         """Divide a distribution; parabolas through three nodes give values between them."""
         middles = (PART_ENDS[1:] + PART_ENDS[:-1]) / 2
         reached = np.cumsum(weight)

@@ -46,7 +46,7 @@ from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.techniques.prefix.requests import CachedPrefixes, Prompts, cached_share, prefixes_of
 from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoad, RankLoads, RestLoads
 from disagg_sim.techniques.ranks.physics_sums import RANDOM, RequestLaw, request_law
-from disagg_sim.workload.distributions import NODES, LengthDistribution, Parts, length_distribution, nodes_of
+from disagg_sim.workload.distributions import NODES, LengthDistribution, PromptParts, length_distribution, nodes_of
 from disagg_sim.workload.trace import Trace
 
 #: A distribution is represented by quantiles at normal scores within this many standard deviations,
@@ -211,7 +211,7 @@ class Lengths(ByValue, Shown):
         return Prompts(isl, np.zeros_like(isl), weight, (HBM,) * isl.size)
 
     @cached_property
-    def prompt_parts(self) -> Parts | None:
+    def prompt_parts(self) -> PromptParts | None:
         """Parts of all prompts, for quantiles of times that grow with the length; None where few lengths are all.
 
         >>> parts = lengths("log_normal_4096_512").prompt_parts
@@ -220,7 +220,7 @@ class Lengths(ByValue, Shown):
         """
         if self.cached is not None or self.isl.size <= NODES:
             return None
-        return Parts.of(self.isl, self.isl_weight, self.isl_nodes()[0])
+        return PromptParts.of(self.isl, self.isl_weight, self.isl_nodes()[0])
 
     def prompt_quantile(self, p: float) -> tuple[float, float]:
         """Length and cached tokens of the prompt at the quantile ``p`` of new tokens. [token]"""
