@@ -30,7 +30,7 @@ from disagg_sim.choices import (
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.units import asked_quantity
 
-#: Field of a question that takes what techniques ask for, each by an option of its own.
+#: Field of a question that holds the values of techniques; each technique has an option of its own.
 TECHNIQUES = "techniques"
 
 
@@ -120,7 +120,7 @@ def prices_of(given: Iterable[str]) -> dict[str, float]:
 
 
 def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
-    """Make the ``Ask`` of a share, which text may give in percent. [1]"""
+    """Make the ``Ask`` of a share [1], which may be given in percent."""
     return Ask(text, "SHARE", low, high, unit="share")
 
 

@@ -1,8 +1,8 @@
 """Find what would change the answer: the nearest change of a limit, a length, a link or a price at which another wins.
 
-Everything else stays as asked. Designs are sized again over the mappings that the plan kept, on the factors of a
-ladder, up and down; a flip lies between two of its rungs. What is found so is asked again as the user asked, and told
-only if the answer is another one then.
+Everything else stays as asked. A value is multiplied by the factors of a ladder, up and down, and designs are sized
+again over the mappings that the plan kept; a flip lies between two rungs. The nearest flips are then planned anew, as
+the user asked, and told only if the answer is another one there, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from disagg_sim.simulation.instance_variants import ffn_of
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
-#: Changes that are asked again, the nearest first, and rungs of each. [1]
+#: Changes that are planned anew, the nearest first, and most rungs of each. [1]
 MOST_ASKED, RUNGS = 4, 2
-#: Factor by which a limit is loosened to say what it costs, and the share of the cost from which that is told. [1]
+#: Factor by which a limit is loosened to say what it costs; least saving that is told, a share of the cost. [1]
 LOOSER, TOLD = 1.5, 0.03
-#: Input and output tokens below which lengths are not taken. [token]
+#: Fewest input and output tokens that are tried. [token]
 LEAST_ISL, LEAST_OSL = 1, 2
 
 
@@ -40,8 +40,8 @@ class AnswerFlip:
     """Another answer, and the change that brings it."""
 
     axis: str  # "ttft", "tpot", "isl", "osl", "nic" or "price"
-    factor: float  # on the value as asked, at which the answer is another; inf or 0 where none in the range does [1]
-    before: float  # factor at which it still is the same [1]
+    factor: float  # on the value as asked, at which the answer is another [1]
+    before: float  # factor at which it still is the same; of a price 1 [1]
     value: float  # of the axis at ``factor``, in its unit: [s], [token], [B/s], [USD/h]
     mode: ServingMode | None  # that wins there; None where nothing keeps the limits
     system: str  # that wins there
@@ -56,7 +56,7 @@ class LimitCost:
     value: float  # of the looser limit [s]
     gpus: int  # of the answer under it [1]
     rate: float  # that it serves [request/s]
-    cost: float  # over that of the plan, for as much work [1]
+    cost: float  # of a request, over that of the plan [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
 
 
 def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
-    """Mappings that the choices of a case have: of prefill, of whole decode instances.
+    """List the mappings of a case's choices: of prefill, and of decode instances that are not split.
 
     Where one system does both, those of decode come first among those of prefill; the rest share prompts (PCP).
     """
@@ -225,14 +225,14 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
 
 
 def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
-    """GPUs beyond which a deployment is dearer than one of some cost, where GPUs alone make its cost. [1]"""
+    """Find how many GPUs a deployment may have before it costs more than ``cost``, if only GPUs cost. [1]"""
     if mode == ServingMode.DISAGGREGATED or case.drawn or case.availability is not None or math.isinf(cost):
         return MOST_GPUS
     return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
 def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> list[AnswerFlip]:
-    """Rungs with another winner, the nearest first; none where the last has the same, so that most take one look."""
+    """Rungs with another winner, the nearest first; the last is tried first, and if it has the same, there is none."""
     found, before = [], 1.0
     for rung in (LADDER[-1], *LADDER[:-1]):
         factor = rung if up else 1.0 / rung

@@ -305,7 +305,7 @@ class ColocatedChoice:
         return self._most_from(0.0)
 
     def _most_from(self, least: float) -> float:
-        """``most`` where it is at least a rate [request/s], else a lower one."""
+        """``most`` if that is at least ``least``, else some rate below ``least``. [request/s]"""
         rates = self.steps.highest(self._slowest, least * self.work.spare * (1.0 - ROUNDED))
         return float(rates[self.steps.waits.index(self.hold_steps)]) / self.work.spare
 
@@ -315,7 +315,7 @@ class ColocatedChoice:
 
     @cached_property
     def _known(self) -> dict[tuple[str, float, int], Any]:
-        """What was asked of rates and counts of instances: of one pool several times, whatever its limits."""
+        """Results by rate and number of instances: a search asks for the same ones again, under other limits, too."""
         return {}
 
     def under(self, work: Demand) -> ColocatedChoice:
@@ -374,7 +374,7 @@ class ColocatedChoice:
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
     def _sent(self, rate: float, found: Occupancy, mixing: Mixing, instances: int) -> tuple[float, float]:
-        """Find what an instance with a prompt is given over one without, and how evenly requests come. [1]"""
+        """Find requests sent to an instance with a prompt under way, over one without; how evenly they come. [1]"""
         tables = self.steps.cut[0], mixing.time, self.step
         pieces, mixed, alone = (float(np.interp(found.mean, self.batch, each)) for each in tables)
         steps = 1.0 / (rate * alone) + pieces

@@ -1,9 +1,10 @@
 """Share code of the two co-located modes: axes, limits, choice among options, table.
 
-A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of those of one (mapping,
-batch) only what no other beats in both TTL and throughput stays: the frontier over the rows is that over all options.
+A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of one (mapping, batch)
+it keeps the options that no other beats in both TTL and throughput, so that the frontier of the kept rows is that of
+all options.
 
-Groups of a mode are searched together, rows of several of them below one another.
+Several groups of mappings are searched together, their rows stacked in one table.
 
 Past 400 lines: what both modes share.
 """
@@ -36,8 +37,8 @@ from disagg_sim.techniques.speculation.physics import handed_bytes
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
-#: What ``ttl_s`` means: the mean over the tokens of a request, as engines report TPOT; that over the time of a slot,
-#: which has the prefill of the request's own prompt in it; or the largest gap between two tokens.
+#: What ``ttl_s`` means. tpot: mean over the tokens of a request, as engines report it. mean: mean over the time of a
+#: slot, the prefill of the request's own prompt included. p99: the largest gap between two tokens.
 TTL_MEASURES = ("tpot", "mean", "p99")
 #: Options whose throughputs differ by less are equal. [1]
 _ROUNDING = 1e-12
@@ -94,7 +95,7 @@ class ColocatedCase:
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """MLA forms of a chunk to try: a free one may also keep the up-projected past."""
+        """MLA forms of a chunk to try: "auto" also tries to keep the up-projected past in memory."""
         return chunk_forms(self.at.model, self.options.mla_form)
 
 
@@ -183,7 +184,7 @@ class SearchTally:
     design_points: int = 0  # (mapping, batch, option) scored [1]
     feasible: int = 0  # of them, those that fit in memory [1]
     above_ftl_limit: int = 0  # feasible, but too slow to the first token [1]
-    above_ttl_limit: int = 0  # and of the others, too slow from token to token [1]
+    above_ttl_limit: int = 0  # within the FTL limit, but too slow from token to token [1]
     least_shortfall: float = np.inf  # memory that the closest infeasible point lacks [B]
     best_ftl_s: float = np.inf  # lowest of the feasible points, the wait for a slot included [s]
     best_ttl_s: float = np.inf  # lowest of the feasible points within the FTL limit [s]
@@ -203,9 +204,9 @@ def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, In
     The FTL limit acts on the first token of a request that waits for a slot: ``ftl + b/(2*X)`` with the b prompts
     that start together and the instance's rate X = B/(mean TTL*(OSL-1)).
 
-    Of the options of one (mapping, batch) within the limits: those that no other beats in TTL and
-    throughput. With "tpot" and "mean" that is one: both grow with the time of a prompt, and throughput falls with it;
-    equal ones go to the first option.
+    Of the options of one (mapping, batch) within the limits those stay that no other beats in TTL and throughput. If
+    TTL is "tpot" or "mean", that is one option, since the less time prompts take, the better are TTL and throughput
+    alike; of equal options it is the first.
     """
     fits = options.memory <= case.at.memory_limit
     lacks = ~fits
@@ -315,7 +316,7 @@ class ColocatedPoints:
 
 
 def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: str) -> Ints:
-    """Rows of the most throughput of each (mapping, batch) over its numbers of drafts; with "p99" all."""
+    """Rows with the number of drafts that gives a (mapping, batch) the most throughput; with "p99" all rows."""
     if measure == "p99":
         return np.arange(columns["batch"].size)
     keys = [columns["batch"], *(degrees[name] for name in SHARDING)]

@@ -98,8 +98,8 @@ class ChunkColumns:
 def blocks(case: ColocatedCase, groups: Sequence[Group]) -> Iterator[ChunkColumns]:
     """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block.
 
-    Blocks of constant lengths are twice as large, those of a law half as large, whose tables have several prompts: as
-    fast, as measured, in two thirds of the memory.
+    Constant lengths have blocks of twice ``BLOCK_POINTS``. A law of lengths has blocks of half of it, because its
+    tables have a column for each of several prompts: measured as fast, in two thirds of the memory.
     """
     most = 2 * BLOCK_POINTS if case.lengths.constant else BLOCK_POINTS // 2
     for places in of_one_depth(groups):
@@ -149,12 +149,12 @@ def piggyback(
               y = \frac{B \cdot OSL}{G\,(OSL-1)\,\overline{TTL}},\quad
               FTL = \max\left(\frac{ISL}{c/dp}, 1\right) E[T(r) \mid own]
 
-    With one rank that is :math:`\varphi\,T_{mix} + (1-\varphi)\,T_d`. The largest gap is a step with a piece on every
-    rank. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
-    the FTL; more than ISL of them are several prompts in a step. T_mix is the mean over the chunks of a
-    prompt, taken at their mean past (``physics.passes.mixed``), in the largest gap too. The search runs over
-    every mapping, its batches and its chunks. A balance below one token a step becomes one token in
-    some of the steps.
+    where "own" is that the rank itself has one. With one rank the mean is
+    :math:`\varphi\,T_{mix} + (1-\varphi)\,T_d`. The largest gap is a step with a piece on every rank. Every DP rank
+    works on a prompt of its own at c/dp tokens a step, hence the FTL; if c/dp exceeds ISL, a step has several prompts.
+    T_mix is the mean over the chunks of a prompt, taken at their mean past (``physics.passes.mixed``), in the largest
+    gap too. The search runs over every mapping, its batches and its chunks. A balance below one token a step becomes
+    one token in some of the steps.
 
     Under a length distribution ISL and OSL are the means in the balance, decode runs at the length-biased context, and
     T_mix is the mean over the chunks of all prompts (a prompt has as many as it has tokens), in the FTL over the
@@ -245,7 +245,7 @@ def _search(case: ColocatedCase, groups: Sequence[Group]) -> Found:
 class _Mixed(NamedTuple):
     """Mixed steps under the distribution of the prompts, (rows, columns)."""
 
-    step: MixedStep  # mean over the chunks of all prompts: a piece on every rank; with several ranks then on one rank
+    step: MixedStep  # mean over all chunks: columns with a piece on every rank, then, if several, with one on one
     ftl: Floats  # mean over the prompts of the time of their steps alone [s]
     long_time: Floats  # time of a step with a chunk of a long prompt [s]
     load: Floats | float  # mean time to load the cached past of a prompt on every rank into HBM; 0 if in HBM [s]

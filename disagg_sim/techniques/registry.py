@@ -1,8 +1,9 @@
-"""List the techniques, a line each: what it does, how its value is asked for, and how it acts.
+"""List the techniques, an entry each: what it does, how it is asked for, what it excludes, and how it acts.
 
-A technique that gives an ``Ask`` gets its key from it: in sweep and scenario files, on the command line, in the tools
-for agents and their schemas. Its value then travels in ``Setup.techniques``, and in a column of tables. The order of
-``TECHNIQUES`` is the order in which effects act: effects on the time of a step multiply.
+An entry either has ``keys``, which only tell where its own code asks for it, or an ``Ask``. Of an ``Ask`` the registry
+makes everything: the key in sweep and scenario files, the option of commands, the argument of agents' tools with its
+schema. The value then travels in ``Setup.techniques`` and in a column of tables. Where several techniques lengthen a
+step, their factors multiply.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Q = TypeVar("Q")
 
 #: Techniques that are on, by name, each with its value, in the order of the registry.
 Chosen = tuple[tuple[str, Any], ...]
-#: In place of techniques in a table or a case: all are off.
+#: What a table or a case says where all techniques are off.
 NONE = "none"
 
 
@@ -36,8 +37,8 @@ class Clash(NamedTuple):
     """Why a technique does not go with another."""
 
     other: str  # its name
-    why: str  # behind what is asked for and a colon, with what is allowed
-    part: str = ""  # of the other technique that does not go, where the rest of it does
+    why: str  # the reason, and what is allowed; printed after what was asked for and a colon
+    part: str = ""  # the part of the other that is refused, where the rest of it is not; "" = all of it
     where: tuple[str, ...] = Keys._fields  # commands in which they do not go together
 
 
@@ -55,8 +56,8 @@ class Technique:
     keys: Keys | None = None  # where it is asked for; None = by ``ask``
     ask: Ask | None = None  # of its value; None = by ``keys``
     kind: type = float  # of its value
-    #: How many times as long it makes a step, by its value and the step's sequences in decode over all DP ranks [1];
-    #: passes of prompts alone are not asked for.
+    #: Takes its value and the sequences that a step decodes, over all DP ranks; returns how many times as long the step
+    #: takes [1]. It is not called for steps that only prefill: these keep their time.
     stretch: Callable[[Any, Any], Any] | None = None
 
     @property
@@ -74,14 +75,14 @@ class Technique:
         """Read a value that a table or a notebook gives."""
         assert self.ask is not None
         try:
-            read = self.kind(given)
+            read = given if self.kind is not int else self.kind(given)
             return read if self.kind is str else self.kind(self.ask.read(read))
         except (ValueError, InputError) as error:
             why = str(error).strip() if isinstance(error, InputError) else f"{quoted(given)} is no {self.kind.__name__}"
             raise InputError(f"technique {self.name}: {why}") from None
 
 
-#: What does not go with either of the further pools.
+#: What neither of the further pools goes with: that of encode, that of feed-forward layers.
 _FURTHER = (
     Clash("prefill_delay", "only co-located instances hold prompts back; use 'tuned'", where=("plan",)),
     Clash("availability", "sweeps count no spares of further pools; allowed: none, or plan", where=("sweep",)),
@@ -233,13 +234,13 @@ def words_of(values: Mapping[str, Any]) -> str:
 
 
 def combined(axes: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Write every combination of the values of techniques; ("",) where all are off, and ``none`` beside others."""
+    """Write every combination of values; that with all techniques off is ``none``, or "" where it is the only one."""
     words = tuple(words_of(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
     return words if words == ("",) else tuple(each or NONE for each in words)
 
 
 def chosen_in(words: str) -> Chosen:
-    """Read techniques and their values, such as ``crowding=64``; "" and ``none`` are none.
+    """Read techniques and their values, such as ``crowding=64``; "" and ``none`` say that all are off.
 
     >>> chosen_in("none"), chosen_in("")
     ((), ())

@@ -74,7 +74,7 @@ class Workload(NamedTuple):
     slo: Slo
     stand_in: str  # what stands in for the trace; "" = it is the published one
     start: float = 1.0  # rate scale at which searches begin [1]
-    paper: tuple[float, ...] = ()  # capacities over others that the paper prints [1]
+    paper: tuple[float, ...] = ()  # ratios of capacities that the paper prints [1]
     scale_by: str = TIME  # how its rate is changed: time stamps divided, or more requests in the same time
 
 

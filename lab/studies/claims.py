@@ -157,8 +157,8 @@ class AsAuthors(Generic[Evidence]):
 class PaperText:
     """The claims of a paper: words in ``claims.yaml`` beside its code, functions that test them under decorators.
 
-    A claim has its statement, acceptance and kind, "paper" where none is told, and under ``authors`` what ``AsAuthors``
-    takes. Phrases that several texts use are ``words``, and stand in braces where they are used.
+    A claim of the file has a statement, an acceptance, a kind (without one: "paper"), and under ``authors`` the fields
+    of ``AsAuthors``. A phrase that several texts use is one of ``words``; texts name it in braces.
     """
 
     def __init__(self, package: str) -> None:
@@ -186,7 +186,7 @@ class PaperText:
         return registered
 
     def authors(self, name: str) -> Callable[[Callable[[Any], Finding]], Callable[[Any], Finding]]:
-        """Let the decorated evaluator judge a claim in the setting of its authors, where its own does not."""
+        """Let the decorated evaluator judge a claim in the setting of its authors, in place of its own judge."""
 
         def registered(judge: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
             self._judges[name] = judge

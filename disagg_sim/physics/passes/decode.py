@@ -44,8 +44,8 @@ def decode_step(
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
     micro-batches: either the slowest stage is always busy, or a token passes all stages one by one.
-    The fullest rank has ceil(ceil(B/m)/dp) sequences. With an engine each micro-batch has its own host time
-    (``engine_time.step_time``). The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in
+    The fullest rank has ceil(ceil(B/m)/dp) sequences. Under an engine profile each micro-batch pays host time of its
+    own (``engine_time.step_time``). The mean context ISL + OSL/2 gives the exact mean TTL if t is affine in the
     context. Source: physics page, section 7.
 
     With k draft tokens (``mapping.draft_tokens``) a step verifies 1 + k tokens of every sequence and drafts the next k,
@@ -60,7 +60,7 @@ def decode_step(
     batch
         Sequences over all DP ranks, a number or of shape (1, batches). [request]
     context
-        Mean cached tokens of a sequence on the rank that has the most; a number or of shape (rows, batches). [token]
+        Mean cached tokens of a sequence on the slowest DP rank; a number or of shape (rows, batches). [token]
     mla_form
         ``auto`` (absorbed), or the form to time; ignored without MLA.
     rank_batch
@@ -74,7 +74,7 @@ def decode_step(
     Examples
     --------
     At batch 1 each of 8 GPUs reads 9 GB of fp8 weights at 4.8 TB/s. A batch of 64 shares these reads, so 64 times the
-    tokens take only 1.5 times as long, for their caches and all-reduces:
+    tokens take only 1.5 times as long: what is added are their caches and all-reduces.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
@@ -98,7 +98,7 @@ def decode_step(
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
     alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
-    even = np.ceil(micro / mapping.dp_attn)  # least sequences of the fullest rank, however requests are routed
+    even = np.ceil(micro / mapping.dp_attn)  # fewest that the fullest rank can have, however requests are routed
     rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
 
     def one_pass(of: Setup, new: Numeric, attention: Callable[..., Any], dcp: Numeric = 1.0) -> tuple[LayerTimes, Any]:

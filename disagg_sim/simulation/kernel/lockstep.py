@@ -3,8 +3,8 @@
 A step is formed when the previous step ends: what ``steps`` says of a rank is done for each of them. Of several ranks
 each has queues, KV memory and a running set in a row of its own, as each has an engine core of its own in vLLM and
 a scheduler in SGLang. A request belongs to one rank from its arrival on. A step of the instance is one of all ranks,
-because the experts are spread over them: it begins with what every rank can take, and ends for all at once. Scores and
-values take as long as on the rank where they take longest, projections as on the rank with the most tokens; the experts
+because the experts are spread over them: it begins with what every rank can take, and ends for all at once. Attention
+(scores and values) takes as long as on its slowest rank, projections as on the rank with the most tokens; the experts
 work on the tokens of all ranks. A rank without work goes along (engines run a dummy pass there) and costs nothing more.
 
 The row of the instance has the run in progress, and sums over its ranks for those who look at it.
@@ -146,7 +146,7 @@ def pass_all_ranks(st: FleetState, i: int) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
     The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
-    those of a rank that go together count as equal ones with the same pairs. Experts work on the tokens of all ranks.
+    those of a rank that go together count as equal prompts with as many query-key pairs. Experts work on all tokens.
     """
     inst = st.inst[i]
     head = inst.table
@@ -176,7 +176,7 @@ def pass_all_ranks(st: FleetState, i: int) -> tuple[float, float]:
 def even_budget(st: FleetState, i: int) -> int:
     """Tokens of prefill that every rank of a SLO_AWARE instance may take beside its decodes. [token]
 
-    As if all had as many decodes, of as long a context, and as long a past of their next prompt, as any of them.
+    As if every rank had the most decodes of any, the context of the slowest, and the longest past of a next prompt.
     """
     inst = st.inst[i]
     head = inst.table
@@ -234,10 +234,10 @@ def hold_prompts(st: FleetState, i: int) -> int:
 
 @inlined
 def take_all_ranks(st: FleetState, i: int, now: float) -> int:
-    """Prompts, or pieces of them, of all ranks for the next step; how many.
+    """Take prompts, or pieces of them, for the next step on all ranks; return how many.
 
-    Where an instance has a most number of prompts a step, each rank takes its share, rounded up, until there are so
-    many; they begin in turn.
+    Where an instance limits the prompts of a step, each rank takes its share of the limit, rounded up, until the limit
+    is reached; ranks take turns to be the first.
     """
     inst = st.inst[i]
     mode, ranks = inst.mode, inst.ranks
@@ -276,7 +276,7 @@ def decode_steps_left(st: FleetState, i: int) -> int:
 
 @inlined
 def was_preempted(st: FleetState, i: int) -> bool:
-    """Whether a rank has preempted in this step and admits no prompt for it: it may do so after one more."""
+    """Whether a rank has preempted and so admits no prompt in this step; it may in the next."""
     inst = st.inst[i]
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if st.inst[row].preempted == 1 and inst.admission != WHOLE_PROMPT:

@@ -187,7 +187,7 @@ def at_most(st: FleetState, s: int) -> int:
 
 @inner
 def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
-    """Places of the cache that a segment takes in its last step, in which nothing may be accepted. [token]"""
+    """Places of the cache that a segment takes in its last step, in which no draft may be accepted. [token]"""
     if prompt == 0:
         return context + generate + drafts
     return context + prompt + (generate - 1 + drafts if generate > 1 else 0)
@@ -195,7 +195,7 @@ def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
 
 @inner
 def surviving_tokens(st: FleetState, i: int, s: int) -> int:
-    """Tokens of a preempted segment whose blocks nobody has taken since; one is computed at least. [token]"""
+    """Tokens of a preempted segment whose blocks nobody has taken since; at least one is computed again. [token]"""
     seg = st.seg[s]
     if seg.kept == 0:
         return 0
@@ -205,7 +205,7 @@ def surviving_tokens(st: FleetState, i: int, s: int) -> int:
 
 @inner
 def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
-    """A preempted segment takes so many of its blocks again: those of others that became free later are next sooner."""
+    """A preempted segment takes back so many of its blocks: blocks freed later move up and are overwritten sooner."""
     at = st.inst[i].first[PROMPTS]
     while at >= 0:
         other = st.seg[at]
@@ -216,7 +216,7 @@ def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
 
 @inlined
 def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
-    """Tokens of a segment that waits which need no prefill if it begins now; of them those in blocks that it shares.
+    """Tokens of a waiting segment that need no prefill if it begins now, and how many lie in blocks that it shares.
 
     [token], [token]
     """
@@ -225,7 +225,7 @@ def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
 
 @inlined
 def past_of(st: FleetState, s: int) -> int:
-    """Tokens before the next piece of a prompt, which may wait and share some of them. [token]"""
+    """Tokens before the next piece of a prompt; one that still waits may share some of them. [token]"""
     seg = st.seg[s]
     past: int = seg.cached
     return found_of(st, s)[0] if st.world[0].shared != 0 and past == 0 else past
@@ -241,7 +241,7 @@ def left_of(st: FleetState, s: int) -> int:
 
 @inlined
 def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int, int]) -> int:
-    """Blocks that a segment takes to begin, where ``to_find`` says what is there; -1 where there is no room.
+    """Blocks that a segment takes to begin; -1 where there is no room. ``found``: the result of ``to_find``.
 
     ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
     that running segments can grow. One whose context comes from elsewhere takes all its blocks, with that of its next
@@ -272,7 +272,7 @@ def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int
 
 @inlined
 def take_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
-    """Take the blocks that a segment needs to begin, see ``blocks_to_begin``; whether it was admitted."""
+    """Take the blocks that a segment needs to begin (``blocks_to_begin``); return whether there were enough."""
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
     there = to_find(st, i, s)
@@ -307,7 +307,7 @@ def count_departure(st: FleetState, i: int, s: int) -> None:
 
 @inlined
 def release(st: FleetState, i: int, s: int) -> None:
-    """Free all blocks of a segment: they are taken last."""
+    """Free all blocks of a segment: they are the last to be taken again."""
     if st.world[0].shared != 0:
         give_shared(st, i, s, 0)
     else:

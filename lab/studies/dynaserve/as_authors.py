@@ -1,8 +1,8 @@
 """Judge the claims of DynaServe as its authors set them up: vLLM V0 and V1, rates that saturate, algorithms as printed.
 
 Section 6.1 names vLLM 0.7.2 for the baselines and an extension from "v0" to "v1" for disaggregation: both engines are
-judged. Arrivals are Poisson there. Acceptances were set before these runs; where they are not this project's own,
-``inferred`` says what they read. DynaServe is algorithm 1 as printed, which balances all work of both instances.
+judged. Arrivals are Poisson there. Acceptances were set before these runs; where the paper leaves a setting open,
+``inferred`` says how it was filled in. DynaServe is algorithm 1 as printed, which balances all work of both instances.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lab.studies.published_like import mini_reasoning_standin
 
 #: vLLM 0.7.2 by its default engine, and the one that disaggregation was extended to.
 ENGINES = ("vllm_v0", "vllm")
-#: Second readings: what a late request is, and when the second instance takes blocks.
+#: The two second readings of the paper: which requests are late, and when the second instance takes blocks.
 _by_requests = partial(Without, "at most 1 % of the requests have a gap above 100 ms")
 _pulled = partial(
     Without, "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
@@ -48,7 +48,7 @@ WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
 DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
 #: Chunks of a pushed cache that Y13 tries, the first of them a whole cache: the paper prints none. [token]
 PUSHED = (10**6, CHUNK, claims.SMALL_CHUNK)
-BELOW = 0.7  # rate of Y13 over the capacity, beyond which caches wait for memory [1]
+BELOW = 0.7  # rate of Y13, a share of the capacity; at more caches wait for memory [1]
 #: Requests in flight an instance of a light load, for insight 3. [request]
 LIGHT = 8
 #: Share of the best split that a bisection of six steps is to reach: "within 1 %" of an offline oracle. [1]
