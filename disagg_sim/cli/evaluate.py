@@ -86,6 +86,8 @@ def pool_of(text: str) -> tuple[str, Replicas]:
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise InputError(f"--pool {role}: {key} {quoted(number)} is no whole number; allowed: such as {key}=4")
         numbers[key] = int(number)
+    if role == "prefill" and "captured" in numbers:
+        raise InputError("--pool prefill: captured is of decode steps; allowed: in decode and colocated")
     degrees = {_DEGREES[key]: number for key, number in numbers.items() if key in _DEGREES}
     return role, _replicas(f"--pool {role}", degrees, numbers)
 

@@ -42,8 +42,9 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
     flags |= _given("--max-num-batched-tokens", workers.tokens)
     step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
-    if step > load_engine("vllm").captured_tokens:  # vLLM launches larger steps kernel by kernel
-        flags["--max-cudagraph-capture-size"] = step
+    told, default = (0 if at.overheads is None else at.overheads.captured), load_engine("vllm").captured_tokens
+    if step > default and not 0 < told <= default:  # vLLM launches larger steps kernel by kernel
+        flags["--max-cudagraph-capture-size"] = min(told or step, step)
     flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation

@@ -37,7 +37,7 @@ _VLLM = {
     "max-num-seqs": "sequences",
     "max-num-batched-tokens": "tokens",
     "long-prefill-token-threshold": "chunk",
-    "max-cudagraph-capture-size": "captured",
+    **dict.fromkeys(("max-cudagraph-capture-size", "compilation-config"), "captured"),
     "kv-cache-dtype": "cache",
     "eplb-config": "copies",
     "speculative-config": "drafts",
@@ -85,7 +85,7 @@ _INNER = {
     "copies": ("num_redundant_experts",),
     "drafts": ("num_speculative_tokens", "num_nextn_predict_layers", "max_draft_len"),
     "cache": ("dtype",),
-    "captured": ("max_batch_size",),
+    "captured": ("max_batch_size", "batch_sizes", "max_cudagraph_capture_size", "cudagraph_capture_sizes"),
     "hold": ("timeout_iters",),
     "transfer": ("kv_role", "backend"),
 }
@@ -258,12 +258,13 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
             batch=batch,
             token_budget=None if role == "decode" else budget,
             hold_steps=hold and hold - 1,
-            captured=number("captured") or None,
+            captured=None if role == "prefill" else number("captured") or None,
         )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     cache = {"fp8": "fp8", "fp8_e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16"}.get(str(told.get("cache")), "")
-    unread = (name for name in settings if name not in names and not _PLUMBING.fullmatch(name))
+    silent = [name for name, key in names.items() if key == "captured" and told.get(key) is None]  # says no size
+    unread = (name for name in settings if name in silent or (name not in names and not _PLUMBING.fullmatch(name)))
     return Started(engine=engine, role=role or "colocated", replicas=replicas, cache=cache, unread=tuple(unread))
 
 
@@ -276,4 +277,5 @@ def _inner(key: str, value: Any) -> Any:
             return value
     if not isinstance(value, dict):
         return value
-    return next((value[name] for name in _INNER.get(key, ()) if name in value), None)
+    found = next((value[name] for name in _INNER.get(key, ()) if name in value), None)
+    return max(found, default=None) if isinstance(found, list) else found

@@ -134,7 +134,7 @@ def _of_rate(cases: Sequence[Candidates], size: Size, check: Check, others: int)
         designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
     known: dict[int, Design] = {}
     while designs:
-        designs = ranked(designs, near_of(cases[0]))
+        designs = ranked(designs, near_of(cases[0]), cases[0].prices)
         chosen = _among(designs, others)
         new = next((each for each in (chosen[0], *chosen[1], chosen[4]) if id(each) not in known), None)
         if new is None:
@@ -160,7 +160,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     heads: dict[ServingMode, Design] = {}
     for mode, case in product((ServingMode.DISAGGREGATED, ServingMode.COLOCATED), cases):
         most = most_rate(case, gpus, mode)
-        designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
+        designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf, case.prices) if most > 0 else []
         for each in designs:  # the first, unless it does not hold as planned
             made = most_of(case, each, gpus)
             checked = check(made)

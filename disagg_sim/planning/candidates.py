@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from disagg_sim.choices import TUNED_DELAY, TWO
@@ -72,6 +72,7 @@ class Candidates:
     inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     costs: Mapping[str, float]  # cost of a GPU by system; with ``drawn`` that of a spare GPU
+    prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, as given [USD/h]
     drawn: bool = False  # whether the cost of a design is the power that its GPUs draw at the rate [W]
     availability: Availability | None = None  # target for which designs get spares
     further: FurtherPools | None = None  # than prefill and decode
@@ -91,7 +92,8 @@ class Candidates:
 
     def with_costs_of(self, other: Candidates) -> Candidates:
         """Take the costs and the availability target of other candidates."""
-        return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
+        counted = replace(self, costs=other.costs, prices=other.prices)
+        return replace(counted, drawn=other.drawn, availability=other.availability)
 
 
 def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:

@@ -25,6 +25,7 @@ from disagg_sim.planning.candidates import Candidates, with_link_limit
 from disagg_sim.planning.choices import Grids, colocated_of, decode_of, prefill_of, prompts_of_ranks
 from disagg_sim.planning.counts import SizedPool
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.kv_links import hand_over
 from disagg_sim.planning.limits import NO_LIMIT, SHARES, TPOT, TTFT, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
@@ -81,12 +82,16 @@ class Evaluation(Shown):
 
     @property
     def uncaptured(self) -> int:
-        """Tokens of a rank above which the full decode step is launched kernel by kernel; 0 if none is. [token]"""
+        """Tokens of a rank above which decode steps that run are launched kernel by kernel; 0 if none is. [token]"""
         last = self.design.pools[-1]
         assert isinstance(last.choice, DecodeChoice | ColocatedChoice)
         mapping, engine = last.choice.mapping, last.setup.overheads
-        tokens = last.choice.seats / mapping.dp_attn * (1 + mapping.draft_tokens)
-        return 0 if engine is None or tokens <= engine.captured else engine.captured
+        if engine is None or engine.uncaptured_launch is None:  # no longer than that of a captured one, as far as known
+            return 0
+        seats = last.choice.seats
+        running = seats if self.overloaded else last.choice.occupied(last.rate, last.instances).at(SHARES["p99"])
+        tokens = running / (mapping.dp_attn * min(mapping.pp, seats)) * (1 + mapping.draft_tokens)
+        return 0 if tokens <= engine.captured else engine.captured
 
     @property
     def ttft(self) -> Percentiles:
@@ -182,7 +187,7 @@ def evaluate(
     if at.overheads is not None:
         started = replace(at, overheads=at.overheads.as_started(last.captured))
         at, prefill_at = started, started if prefill_at is at else prefill_at
-    case, sized = _given(at, prefill_at, pools, work, options)
+    case, sized = _given(at, prefill_at, pools, work, options, rate)
     if case.colocated:
         own = tuple(
             PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate) for each in sized
@@ -201,9 +206,12 @@ def evaluate(
 
 
 def _given(
-    at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions
+    at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions, rate: float
 ) -> tuple[Candidates, list[SizedPool]]:
-    """Make the case that has the given pools as its only choices; return it and the pools with their counts."""
+    """Make the case that has the given pools as its only choices; return it and the pools with their counts.
+
+    A cache is handed over in steps of as many sequences as run at the ``rate``, where a plan takes those at its most.
+    """
     last = pools.get("decode") or pools["colocated"]
     first = pools.get("prefill") or last
     share = None if work.lengths.constant else work.ttft.share
@@ -243,6 +251,11 @@ def _given(
     case = with_link_limit(replace(case, inside=choices, across=choices), options.max_nic)
     together = first.gpus + last.gpus <= (at.system.nvlink_domain if prefill_at is at else 0)
     sends, takes = case.inside if together else case.across
+    taker, each = takes[0], rate / last.instances
+    if each < float(taker.completed[-1]):
+        running = taker.occupied(rate, last.instances).at(work.ttft.share)
+        step = float(np.interp(running, taker.batch, taker.step) * at.accepted_length(taker.mapping.draft_tokens))
+        sends = [replace(one, hand_over=hand_over(one.transfer, step)) for one in sends]
     return replace(case, across=(sends, takes)), [
         SizedPool(sends[0], first.instances),
         SizedPool(takes[0], last.instances),
@@ -269,7 +282,8 @@ def _sequences(at: Setup, given: Replicas) -> Ints:
     if engine is None:
         return _upto(given.batch or STEP_SEQUENCES * ranks)
     sizes = _upto(given.batch or engine.max_running * ranks)
-    end = engine.captured * ranks // (1 + int(given.mapping.draft_tokens))  # the step jumps above it
+    captured = engine.captured * ranks * int(given.mapping.pp)  # the step jumps above it
+    end = captured // (1 + int(given.mapping.draft_tokens))
     return np.unique([*sizes, *(each for each in (end, end + 1) if 0 < end < sizes[-1])])
 
 

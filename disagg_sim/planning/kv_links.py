@@ -85,10 +85,19 @@ def linked(
     for each in prefill:
         rate = _moved(each, bandwidth) / leaves
         moved = ((wire.latency_s + posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate), step) for to, step in likely)
-        ends = ((1.5 * step + (step if time <= step else time + step / 2), time) for time, step in moved)
+        ends = ((hand_over(time, step), time) for time, step in moved)
         taken, time = max(ends, default=(0.0, 0.0))
         senders.append(replace(each, link_rate=rate, hand_over=taken, transfer=time))
     return senders, takers
+
+
+def hand_over(transfer: float, step: float) -> float:
+    """Time from the end of prefill to the first token, by the times of a transfer and of a step, see ``linked``. [s]
+
+    >>> hand_over(0.0, 2.0), hand_over(3.0, 2.0)
+    (5.0, 7.0)
+    """
+    return 1.5 * step + (step if transfer <= step else transfer + step / 2)
 
 
 def _step(taker: DecodeChoice) -> float:

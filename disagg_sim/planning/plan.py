@@ -123,6 +123,7 @@ def _planned(
                 unpriced.append(decode.system.name)
                 break
             each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic, further)
+            each = replace(each, prices=options.prices)
             cases.append(replace(each, drawn=options.objective == JOULE, availability=availability_of(options)))
     if unpriced:
         what = "power" if options.objective == JOULE else "price"

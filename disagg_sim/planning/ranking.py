@@ -2,10 +2,10 @@
 
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
 the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper (of as many
-GPUs those of the lower market price), then the faster, then the smaller. Of the two modes co-located serving is the
-simpler: one pool, and no caches to move. That does not count where its ranks have attention each for itself
-(attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no measurement at
-hand has judged.
+GPUs those of the lower price, as given or of the market), then the faster, then the smaller. Of the two modes
+co-located serving is the simpler: one pool, and no caches to move. That does not count where its ranks have attention
+each for itself (attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no
+measurement at hand has judged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from disagg_sim.domain import ServingMode
@@ -29,13 +30,17 @@ NEAR = 1.03
 SIMPLER = 1.10
 
 
+#: Prices of GPUs: those of the market.
+NO_PRICES: Mapping[str, float] = MappingProxyType({})
+
+
 class Standing(NamedTuple):
     """What puts designs of nearly one cost in order; the smaller comes first."""
 
     unknown: int  # pools of which no run of a layout of their kind and size is known [1]
     hosts: int  # of an instance, in doublings, added over its pools: 0 = one host or a part of one, 1 = two ... [1]
     cost: float  # in the unit of the objective, or GPUs
-    price: float  # of its GPUs on the market, where GPUs alone make its cost; inf = not known [USD/h]
+    price: float  # of its GPUs, where GPUs alone make its cost; inf = not known, 0 of a pool [USD/h]
     held: bool  # whether prompts are held back, which takes an option of the engine
     late: float  # TTFT and TPOT at the percentiles of their limits, over these, multiplied [1]
     gpus: int  # of its largest instance [1]
@@ -63,17 +68,20 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
         unknown=int(_is_unknown(pool)),
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
-        price=_price(pool),
+        price=0.0,
         held=bool(getattr(pool.choice, "hold_steps", 0)),
         late=float(f"{late:.9g}"),  # alike but for rounding is alike
         gpus=gpus,
     )
 
 
-def _price(pool: PlannedPool) -> float:
-    """Market price of a pool's GPUs; inf where that of one is not known. [USD/h]"""
+def _price(pool: PlannedPool, prices: Mapping[str, float]) -> float:
+    """Price of a pool's GPUs, as given or of the market; inf where that of one is not known. [USD/h]"""
     known = [(gpus, at.system) for at, gpus in pool.parts]
-    return sum(gpus * usd_per_gpu_hour(one) if one.usd_per_gpu_hour else math.inf for gpus, one in known)
+    return sum(
+        gpus * usd_per_gpu_hour(one, prices) if one.usd_per_gpu_hour or one.name in prices else math.inf
+        for gpus, one in known
+    )
 
 
 def _is_unknown(pool: PlannedPool) -> bool:
@@ -84,8 +92,14 @@ def _is_unknown(pool: PlannedPool) -> bool:
     return split or why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")[0] != ""
 
 
-def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:
+def standing(
+    design: Design,
+    prices: Mapping[str, float] = NO_PRICES,
+    of_pool: Callable[[PlannedPool], Standing] = standing_of_pool,
+) -> Standing:
     """Find what puts a design in order among those of nearly its cost, by what ``of_pool`` finds for each pool.
+
+    Takes ``prices`` of GPUs that are given, by system [USD/h].
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
@@ -97,14 +111,14 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
         unknown=sum(each.unknown for each in pools),
         hosts=sum(each.hosts for each in pools),
         cost=design.cost,
-        price=float(f"{sum(each.price for each in pools):.9g}"),
+        price=float(f"{sum(_price(pool, prices) for pool in design.pools):.9g}"),
         held=any(each.held for each in pools),
         late=float(f"{math.prod(each.late for each in pools):.9g}"),
         gpus=max(each.gpus for each in pools),
     )
 
 
-def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
+def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, float] = NO_PRICES) -> list[Design]:
     """Put designs of one rate in order, the answer first.
 
     Returns the answer; then by mode what costs nearly as much as the cheapest, in the order of their standing, and
@@ -123,7 +137,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
     rest = sorted(
         (each for each in every if each.cost > near * least[each.mode]), key=lambda each: (each.cost, each.gpus)
     )
-    order = sorted(close, key=standing)
+    order = sorted(close, key=lambda each: standing(each, prices))
     heads = {mode: next(each for each in order if each.mode == mode) for mode in least}
     if heads:
         first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, simpler=is_simpler(heads.values()))]
@@ -157,7 +171,7 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
     return ServingMode.COLOCATED if first else ServingMode.DISAGGREGATED
 
 
-def passed_over(best: Design, other: Design) -> str:
+def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
     """Write the first thing in the order of designs by which another one is behind the best."""
     more, apart = other.gpus - best.gpus, other.mode != best.mode
     of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
@@ -170,12 +184,12 @@ def passed_over(best: Design, other: Design) -> str:
     if apart:
         split = other.mode == ServingMode.DISAGGREGATED
         return f"two pools gain less than {SIMPLER - 1:.0%}" if split else "no simpler than two pools"
-    ahead, behind = standing(best), standing(other)
+    ahead, behind = standing(best, prices), standing(other, prices)
     reasons = {
         "unknown": "nobody is known to have run it",
         "hosts": "an instance takes more hosts",
         "cost": dearer,
-        "price": "GPUs of a higher price",
+        "price": "GPUs of a higher price" if math.isfinite(behind.price) else "the price of its GPUs is not known",
         "held": "needs prefill delay",
         "late": "slower",
         "gpus": "larger instances",

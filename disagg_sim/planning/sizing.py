@@ -119,7 +119,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: Ser
     if case.availability is not None:
         spared = [case.availability.spared(design, case.costs) for design in found]
         found = [design for design in spared if design.gpus <= most]
-    return ranked(found, near_of(case))
+    return ranked(found, near_of(case), case.prices)
 
 
 def near_of(case: Candidates) -> float:

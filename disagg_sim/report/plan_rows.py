@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from disagg_sim.certainty.trust import shares_text
@@ -335,18 +335,17 @@ def change_lines(plan: Plan, changes: Changes) -> list[str]:
         saved = f"{design.gpus} GPUs in place of {best.gpus}"
         if plan.size.gpus is not None:
             saved = f"{design.rate:.4g} requests/s in place of {best.rate:.4g}"
-        lines.append(
-            f"set aside: {instances_text(design)} ({MODE_TEXT[design.mode]}), {saved}: {_why_aside(best, design)}"
-        )
+        why = _why_aside(best, design, plan.options.prices)
+        lines.append(f"set aside: {instances_text(design)} ({MODE_TEXT[design.mode]}), {saved}: {why}")
     return lines
 
 
-def _why_aside(best: Design, design: Design) -> str:
+def _why_aside(best: Design, design: Design, prices: Mapping[str, float]) -> str:
     """Write why a cheaper design is not the answer."""
     for pool in design.pools:
         if (rule := unsupported(pool.setup, pool.mapping)[0]) != "":
             return str(rule)
-    return f"less than forecasts tell apart, and {passed_over(best, design)}"
+    return f"less than forecasts tell apart, and {passed_over(best, design, prices)}"
 
 
 #: Decode instances, whole and split.
@@ -388,7 +387,7 @@ def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
             f"{design.rate:.4g}/s",
             seconds_text(design.ttft[plan.work.ttft.percentile]) + planned,
             seconds_text(design.tpot[plan.work.tpot.percentile]) + planned,
-            "" if plan.best is None else passed_over(plan.best, design),
+            "" if plan.best is None else passed_over(plan.best, design, plan.options.prices),
         )
 
 

@@ -245,11 +245,15 @@ def chosen_in(words: str) -> Chosen:
     >>> chosen_in("none"), chosen_in("")
     ((), ())
     """
-    if words in ("", NONE):
-        return ()
+    if not isinstance(words, str):
+        raise InputError(f"techniques {words!r}; allowed: text such as name=value, or {NONE}")
     known, found = {each.name: each for each in asked_techniques()}, {}
-    for part in words.split(","):
-        name, _, value = part.strip().partition("=")
+    for part in filter(None, (each.strip() for each in words.split(","))):
+        name, _, value = (each.strip() for each in part.partition("="))
+        if name == NONE:
+            continue
+        if name in found:
+            raise InputError(f"technique {name} is given twice; allowed: one value")
         if name not in known:
             raise InputError(f"technique {unknown_word(name, (*known, NONE))}")
         found[name] = known[name].value(value)

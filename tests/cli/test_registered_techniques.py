@@ -141,6 +141,10 @@ def test_the_page_lists_it(monkeypatch):
 
 def test_wrong_values_are_told_in_a_line():
     assert chosen_in("crowding=64") == (("crowding", 64),)
-    for said, why in (("crowdin=3", "did you mean 'crowding'"), ("crowding=0", "from 1"), ("crowding=x", "is no int")):
+    assert chosen_in("none, crowding = 64") == (("crowding", 64),)
+    with pytest.raises(InputError, match="allowed: text such as"):
+        chosen_in(None)
+    wrong = (("crowdin=3", "did you mean 'crowding'"), ("crowding=0", "from 1"), ("crowding=x", "is no int"))
+    for said, why in (*wrong, ("crowding=1,crowding=2", "given twice")):
         with pytest.raises(InputError, match=why):
             chosen_in(said)

@@ -378,7 +378,15 @@ def test_a_pool_that_was_run_counts_beside_one_that_was_not(twenty):
     design = twenty.best if len(twenty.best.pools) == 2 else twenty.other
     known = standing_of_pool(prefill)._replace(unknown=0)
     unknown = {id(decode): known._replace(unknown=1), id(prefill): known}
-    both = standing(design, lambda pool: known._replace(unknown=1, late=0.1))
-    one = standing(design, lambda pool: unknown[id(pool)])
+    both = standing(design, of_pool=lambda pool: known._replace(unknown=1, late=0.1))
+    one = standing(design, of_pool=lambda pool: unknown[id(pool)])
     assert (one.unknown, both.unknown) == (1, 2)
     assert one < both
+
+
+def test_of_as_many_gpus_the_cheaper_come_first_at_the_prices_that_are_given():
+    load = {"lengths": ds.lengths(2048, 256), "rate": 25}
+    for cheap, dear in (("h200_sxm", "h100_sxm"), ("h100_sxm", "h200_sxm")):
+        options = ds.PlanOptions(prices={cheap: 1.0, dear: 9.0})
+        found = ds.plan("llama_3_1_8b", "h100_sxm,h200_sxm", options=options, **load)
+        assert {pool.setup.system.name for pool in found.best.pools} == {cheap}

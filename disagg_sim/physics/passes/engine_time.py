@@ -148,7 +148,7 @@ def without_host(at: Setup) -> Setup:
     """The setup on a host that takes no time; kernels and the stretch of prefill stay."""
     engine = at.overheads
     if engine is not None:
-        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0)
+        engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0, captured=0)
     return replace(at, profile=replace(at.profile, host=0.0), overheads=engine)
 
 
@@ -229,7 +229,7 @@ def step_time(
         launch = launch_time(at, mapping)
         stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * mapping.pp)
     time = np.maximum(microbatches * (stage + host), whole + host)
-    if not at.overheads.captured:
+    if not (graphs and at.overheads.captured):  # steps with prefill never were graphs, and are fitted as such
         return time
     larger = decodes / mapping.dp_attn * (1 + mapping.draft_tokens) > at.overheads.captured
     launch = launch_time(at, mapping, captured=False) * np.maximum(microbatches, mapping.pp)  # as fitted, with the host
