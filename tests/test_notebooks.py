@@ -99,7 +99,7 @@ def test_the_first_frontier_is_shown_with_its_bandwidth(first):
     texts = [cell.source for cell in nbformat.read(FIRST, as_version=4).cells if cell.cell_type == "markdown"]
     (said,) = (text for text in texts if text.startswith("A frontier is a table"))
     (table,) = (html for html in first.html if "at least" in html)
-    for word in ("DP16 EP16", "PP4", "46×4 : 7×16"):
+    for word in ("DP16 EP16", "PP4", "59×4 : 9×16"):
         assert f"`{word}`" in said
         assert f"<td>{word}</td>" in table
 

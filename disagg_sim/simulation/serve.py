@@ -91,7 +91,7 @@ def serve_models(
     Two models with one GPU each, and a request for each:
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.classes import shares_of
+    >>> from disagg_sim.simulation.models import shares_of
     >>> from disagg_sim.simulation.physical_site import physical_site
     >>> from disagg_sim.simulation.run_options import RunOptions
     >>> from disagg_sim.workload.request_columns import Labels
