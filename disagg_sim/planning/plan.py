@@ -24,7 +24,7 @@ from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
 from disagg_sim.planning.candidates import candidates, further_pools, mappings_of
 from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
-from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
+from disagg_sim.planning.question import ANY, PlanOptions, Size, any_systems, systems_of, usable_systems
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.workload.lengths import Lengths, uneven
@@ -110,6 +110,9 @@ def _planned(
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
+    if str(system).strip() == ANY:
+        untimed = ", ".join(each.name for each in any_systems()[1])
+        left_out.append(f"{untimed}: no kernels were timed on GPUs of their generation; name one to compare it")
     cases, unpriced = [], []
     for decode, prefill in setups:
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone

@@ -144,8 +144,8 @@ class Size:
 def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path]) -> list[SystemSpec]:
     """Load the systems that compete.
 
-    Takes ``names`` (a spec, names with commas between them, a list of these, or ``"any"``: all but those under a power
-    cap). Returns each once, in the order given.
+    Takes ``names`` (a spec, names with commas between them, a list of these, or ``"any"``: those of ``any_systems``).
+    Returns each once, in the order given.
 
     >>> [each.name for each in systems_of("h100_sxm, b200-sxm")]
     ['h100_sxm', 'b200_sxm']
@@ -155,7 +155,7 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
     if isinstance(names, str):
         parts = [part.strip() for part in names.split(",") if part.strip()]
         if parts == [ANY]:
-            return [each for each in map(load_system, list_specs("hardware")) if each.power_cap is None]
+            return any_systems()[0]
         if not parts:
             raise InputError("system is empty; give names such as h100_sxm, with commas between them, or any")
         names = parts
@@ -163,6 +163,28 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
         names = [names]
     found = [each if isinstance(each, SystemSpec) else load_system(each) for each in names]
     return list({each.name: each for each in found}.values())
+
+
+def any_systems() -> tuple[list[SystemSpec], list[SystemSpec]]:
+    """Load the shipped systems without a power cap: those with kernels timed on GPUs of their generation, and the rest.
+
+    A forecast from another vendor's or generation's kernels may be twice as fast as the GPU, and the fastest would win.
+
+    >>> [each.name for each in any_systems()[1]][:3]
+    ['l40s', 'mi300x', 'mi325x']
+    """
+    found: tuple[list[SystemSpec], list[SystemSpec]] = ([], [])
+    for system in map(load_system, list_specs("hardware")):
+        fits = load_efficiency(system.name)
+        timed = fits is not None and _generation(load_system(fits.measured_on)) == _generation(system)
+        if system.power_cap is None:
+            found[not timed].append(system)
+    return found
+
+
+def _generation(system: SystemSpec) -> str:
+    """Name the generation of a GPU: Blackwell of Blackwell Ultra."""
+    return system.architecture.partition(" ")[0]
 
 
 def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> str:
