@@ -35,11 +35,12 @@ def _together(one: str, other: str) -> str:
 @quick
 def technique_exclusions() -> str:
     """Why two techniques do not go together."""
-    rows = [
-        (each.name, f"{other.part} ({other.other})" if other.part else other.other, ", ".join(other.where), other.why)
-        for each in registry.TECHNIQUES
-        for other in each.excludes
-    ]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for each in registry.TECHNIQUES:
+        for other in each.excludes:
+            what = f"{other.part} ({other.other})" if other.part else other.other
+            grouped.setdefault((each.name, ", ".join(other.where), other.why), []).append(what)
+    rows = [(name, ", ".join(others), where, why) for (name, where, why), others in grouped.items()]
     return table(("technique", "does not go with", "in", "why"), rows)
 
 
