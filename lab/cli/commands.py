@@ -40,7 +40,7 @@ class CalibrateCommands(LazyGroup):
 
 
 class ValidateCommands(LazyGroup):
-    """Compare predictions with measurements: every row, errors by group, and figures."""
+    """Compare predictions with measurements: every row, and errors by group."""
 
     table: ClassVar = {
         "kernels": CommandEntry(

@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from disagg_sim.cli.tables import print_table
 from lab.calibration.kernels.judge import POOLED, judge_kernels, summarise
 from lab.calibration.kernels.residuals import lines_of
-from lab.calibration.scatter import draw_scatter
 from lab.calibration.served.tables import write_frames
 
 
 def kernels(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Kernel tables (CSV; docs/calibration.md).")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for rows.csv, summary.csv and the plots.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of rows.csv and summary.csv.")],
     exclude: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to exclude, with conditions and reasons (CSV).")
     ] = None,
@@ -28,14 +26,13 @@ def kernels(
 ) -> None:
     """Predict every row of kernel tables with the fitted efficiencies and print the errors.
 
-    DIR receives rows.csv (each row with measured, predicted, relative error, or the reason why it was not evaluated),
-    summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and
-    size), and a scatter plot of each operator.
+    DIR receives rows.csv (each row with measured, predicted, relative error, or the reason why it was not evaluated)
+    and summary.csv (median, 90 % quantile, bias and share inside the 80 % band by operator, library, system, part and
+    size).
     """
     verdicts = judge_kernels(files, exclude=exclude, efficiency=efficiency)
     summary = summarise(verdicts)
     write_frames({"rows": verdicts, "summary": summary}, out)
-    _draw(verdicts, out)
     pooled = summary[(summary["system"] == POOLED) & summary["size"].isin(["all", "below 20 us"])]
     shown = pooled.drop(columns="system")
     print_table(lines_of(shown), header=tuple(shown.columns), numeric=(4, 5, 6, 7, 8))
@@ -45,11 +42,3 @@ def kernels(
         f"{out}: {int(verdicts['evaluated'].sum())} of {len(verdicts)} rows evaluated, "
         f"{int((verdicts['masked'] != '').sum())} masked"
     )
-
-
-def _draw(verdicts: pd.DataFrame, out: Path) -> None:
-    good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
-    for operator, rows in good.groupby("operator"):
-        table = rows.rename(columns={"framework": "panel", "system": "curve"})
-        table = table.assign(measured=rows["measured_us"], predicted=rows["predicted_us"], hollow=False)
-        draw_scatter(table, out / f"{operator}.png", title=f"{operator}: predicted against measured", unit="us")

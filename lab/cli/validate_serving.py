@@ -14,7 +14,6 @@ from disagg_sim.cli.tables import print_frame
 from disagg_sim.cli.workers import cores
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
-from lab.calibration.scatter import scatter_plots
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.bars import coverage, judged
 from lab.calibration.served.evaluate import evaluate
@@ -52,9 +51,7 @@ class LeaveOut(Enum):
 
 def validate_serving(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV files of serving measurements.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of rows.csv, summary.csv, the other tables and scatter plots.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of rows.csv, summary.csv and the other tables.")] = None,
     simulate: Annotated[
         bool,
         typer.Option("--simulate", help="Play every closed loop request by request, too, and say what that brings."),
@@ -109,8 +106,7 @@ def validate_serving(
         _simulate(table, rows, jobs or cores(), out)
     if out is not None:
         write_tables(table, out)
-        pictures = scatter_plots(table, out)
-        typer.echo(f"\n{len(table)} lines in {out / 'rows.csv'}, {len(pictures)} pictures")
+        typer.echo(f"\n{len(table)} lines in {out / 'rows.csv'}")
 
 
 def _simulate(table: pd.DataFrame, rows: list[ServingRow], jobs: int, out: Path | None) -> None:

@@ -18,7 +18,7 @@ from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import PaperText, evaluate, evaluate_as_authors
-from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
+from lab.studies.panels import Picture, draw_picture
 from lab.studies.paper_figures import Figure, picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
@@ -103,19 +103,10 @@ def paper(name: str) -> Paper[Bench]:
     return found
 
 
-def write_picture(path: Path, picture: Picture | Cells, table: pd.DataFrame | None = None) -> Path:
-    """Write a picture and its data as ``.csv``; ``table`` replaces its own data. Returns ``path``."""
-    write_csv(path.with_suffix(".csv"), picture.table if table is None else table, digits=DIGITS)
-    draw(picture, path)
-    return path
-
-
-def draw(picture: Picture | Cells, path: Path) -> Path:
-    """Draw curves or coloured cells as PNG; returns ``path``."""
-    if isinstance(picture, Cells):
-        draw_cells(picture, path)
-    else:
-        draw_picture(picture, path)
+def write_picture(path: Path, picture: Picture) -> Path:
+    """Write a picture and its data as ``.csv``. Returns ``path``."""
+    write_csv(path.with_suffix(".csv"), picture.table, digits=DIGITS)
+    draw_picture(picture, path)
     return path
 
 

@@ -1,8 +1,7 @@
 """Draw the figures of "Beyond the Buzz" (arXiv 2506.05508) as in the paper: curves, axes, normalisation.
 
 The paper normalises both axes of most figures: here x is divided by the largest interactivity and y by the
-largest throughput of a panel, and a second axis above a panel shows x in tokens/s/user. The data of a figure
-hold both, and beside each point the configuration behind it.
+largest throughput of a panel. The data of a figure hold both, and beside each point the configuration behind it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from disagg_sim.serving.gains import COLOCATED, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
-from lab.studies.panels import PRINTED, Axes, Cells, Picture, curve_points
+from lab.studies.panels import PRINTED, Axes, Picture, curve_points
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)
@@ -34,13 +33,7 @@ NAMES = {
     "llama_3_1_405b": "Llama-3.1-405B",
 }
 BEST, PIGGYBACK = "co-located, best of both modes", "piggybacked, every step mixed"
-NORMALISED = Axes(
-    x_label="interactivity / largest of the panel",
-    y_label="throughput per GPU / largest of the panel",
-    top_label=USER,
-    band=RANGE,
-    hold=True,
-)
+NORMALISED = Axes(x_label="interactivity / largest of the panel", y_label="throughput per GPU / largest of the panel")
 
 #: Where interactivity spans more than this factor its axis is logarithmic; the paper's is linear. [1]
 LINEAR_SPAN = 50.0
@@ -50,8 +43,6 @@ READ = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 #: Name of the sweep.
 PAYS = "where_it_pays"
-#: Ratio of areas at which the colour of a cell is full. [1]
-FULL = 2.5
 _SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 #: A curve: its name and the points that it shows.
 Curves = list[tuple[str, "pd.DataFrame"]]
@@ -172,12 +163,12 @@ def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
         over = ", ".join(str(pp) for pp in points.loc[~points["fits"], "pp"])
         name = f"MLA {form}" + (f" (PP {over}: beyond the memory)" if over else "")
         shown = points.assign(curve=name, x=points["pp"], x_unit=1.0)
-        latency = {"panel": "first-token latency", "y_label": "FTL [s]", "y_scale": "log2"}
+        latency = {"panel": "first-token latency", "y_label": "FTL [s]", "y_scale": "log"}
         throughput = {"panel": "throughput", "y_label": "prompt tokens/s/GPU relative to PP 1", "y_scale": "linear"}
         rows += [shown.assign(y=points["ftl_s"], **latency), shown.assign(y=relative, **throughput)]
     lengths, gpus = table["isl"].iloc[0], table["gpus"].iloc[0]
     title = _title(5, f"pipelined prefill, ISL {lengths}, EP x PP = {gpus}", table, profile)
-    axes = Axes(x_label="pipeline stages PP", y_label="", x_scale="log2")
+    axes = Axes(x_label="pipeline stages PP", y_label="", x_scale="log")
     return Picture(title=title, axes=axes, table=_ordered(pd.concat(rows, ignore_index=True)))
 
 
@@ -260,24 +251,3 @@ def pays_table(frontiers: FrontierSource, profile: str) -> pd.DataFrame:
     low, high = RANGE
     inside = where_it_pays(points, low=low, high=high)[[*_SETTING, "low", "high", "area_ratio", "pays"]]
     return own.merge(inside, on=list(_SETTING), suffixes=("", f"_{low:g}_to_{high:g}"))
-
-
-def pays_cells(table: pd.DataFrame) -> Cells:
-    """The table as cells: a row per model and system, a column per traffic, the area ratio over the shared range."""
-    rows = list(dict.fromkeys(zip(table["model"], table["system"], strict=True)))
-    columns = list(dict.fromkeys(zip(table["isl"], table["osl"], strict=True)))
-    found = {(row["model"], row["system"], row["isl"], row["osl"]): row for row in table.to_dict("records")}
-    profile = table["profile"].iloc[0]
-    cells = [[found[(*row, *column)] for column in columns] for row in rows]
-    return Cells(
-        title="Where disaggregation pays: area under its frontier over that of the best co-located one\n"
-        f"(log axis, range that both reach; in words: where it is at least 5 % above; profile {profile})",
-        rows=tuple(f"{NAMES[model]}, {system}" for model, system in rows),
-        columns=tuple(f"{isl:.0f}/{osl:.0f}" for isl, osl in columns),
-        values=tuple(tuple(float(cell["area_ratio"]) for cell in row) for row in cells),
-        texts=tuple(
-            tuple(f"{cell['area_ratio']:.2f}  {cell['pays']}".removeprefix("nan  ") for cell in row) for row in cells
-        ),
-        legend="area ratio A",
-        limit=FULL,
-    )

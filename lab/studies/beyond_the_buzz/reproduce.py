@@ -16,7 +16,7 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import PAYS, figure_data, figure_names, pays_cells, pays_table
+from lab.studies.beyond_the_buzz.figures import PAYS, figure_data, figure_names, pays_table
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.claims import evaluate_as_authors
@@ -24,14 +24,14 @@ from lab.studies.papers import DIGITS, PaperResults, write_picture
 
 
 def item_names() -> tuple[str, ...]:
-    """Everything that has a picture: the figures, and ``where_it_pays``."""
+    """All that is drawn or tabulated: the figures, and ``where_it_pays``."""
     return (*figure_names(), PAYS)
 
 
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
     """Write figures with their data, and the claims, below ``frontiers.root``.
 
-    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of. Returns table of
+    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of. Returns the table of
     claims, or None where ``items`` were asked for; design points computed [1].
     """
     known = item_names()
@@ -40,7 +40,7 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
     frontiers.prepare(items or frontiers.names, profiles)
     shown = items or known
-    tasks: list[Callable[[], Path | Judged]] = []
+    tasks: list[Callable[[], Path | Judged | None]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()
         if not items:
@@ -69,7 +69,7 @@ class Judged(NamedTuple):
     as_authors: pd.DataFrame  # its column ``engine`` has the profile, as the paper has no engine
 
 
-def _call(task: Callable[[], Path | Judged]) -> Path | Judged:
+def _call(task: Callable[[], Path | Judged | None]) -> Path | Judged | None:
     return task()
 
 
@@ -87,9 +87,9 @@ def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: st
     return kept.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
 
 
-def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path:
-    """A picture and its data, written."""
-    if item == PAYS:
-        table = pays_table(tables, profile)
-        return write_picture(path, pays_cells(table), table)
-    return write_picture(path, figure_data(tables, item, profile))
+def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path | None:
+    """A picture and its data, or a table alone, written."""
+    if item != PAYS:
+        return write_picture(path, figure_data(tables, item, profile))
+    write_csv(path.with_suffix(".csv"), pays_table(tables, profile), digits=DIGITS)
+    return None

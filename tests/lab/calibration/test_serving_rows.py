@@ -18,7 +18,6 @@ from disagg_sim.planning.question import usual_precision
 from disagg_sim.workload.distributions import length_distribution
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
-from lab.calibration.scatter import scatter_plots
 from lab.calibration.served.bars import judged
 from lab.calibration.served.boards import tokens_per_gpu
 from lab.calibration.served.cells import instance
@@ -460,9 +459,6 @@ def test_tables_of_a_run(tmp_path):
     assert set(judged(table)["part"]) == {"new"}
     assert reasons(table)["lines"].sum() == 3
     write_tables(table, tmp_path / "out")
-    pictures = scatter_plots(table, tmp_path / "pictures")
-    assert [path.name for path in pictures] == ["scatter_tpot.png", "scatter_ttft.png", "scatter_throughput.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"rows.csv", "summary.csv", "groups.csv", "bars.csv", "counts.csv", "reasons.csv"}
 

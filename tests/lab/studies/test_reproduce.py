@@ -8,11 +8,10 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
-from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names, pays_cells
+from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
 from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
 from lab.studies.beyond_the_buzz.reproduce import _by_claim, item_names, reproduce
-from lab.studies.panels import draw_cells
 
 SMALL = """
 name: small
@@ -188,21 +187,3 @@ def test_the_command_writes_a_figure_and_counts_design_points(out, capsys):
     assert run(["reproduce", "beyond-the-buzz", *arguments]) == 0
     assert "design points, 1 pictures" in capsys.readouterr().out
     assert (out / "ideal" / "fig09.png").is_file()
-
-
-def test_cells_stand_where_their_setting_says(tmp_path):
-    settings = [
-        (model, system, isl)
-        for model in ("llama_3_1_8b", "deepseek_r1")
-        for isl in (1024, 2048)
-        for system in ("h100_sxm", "gb200_nvl72")
-    ]
-    table = pd.DataFrame(settings, columns=["model", "system", "isl"]).assign(osl=128, profile="ideal", pays="mostly")
-    table["area_ratio"] = [1.5, 1.25, 1.0, 0.5, 2.0, np.nan, 1.1, 1.2]
-    cells = pays_cells(table)
-    assert cells.columns == ("1024/128", "2048/128")
-    assert cells.rows[1] == "Llama-3.1-8B, gb200_nvl72"
-    np.testing.assert_array_equal(cells.values, [(1.5, 1.0), (1.25, 0.5), (2.0, 1.1), (np.nan, 1.2)])
-    assert cells.texts[0] == ("1.50  mostly", "1.00  mostly")
-    draw_cells(cells, tmp_path / "cells.png")
-    assert (tmp_path / "cells.png").is_file()
