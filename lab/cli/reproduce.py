@@ -16,7 +16,7 @@ from lab.studies.beyond_the_buzz.evidence import PROFILES
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.beyond_the_buzz.reproduce import reproduce as write
 from lab.studies.claims import holding
-from lab.studies.papers import paper, paper_names
+from lab.studies.papers import HOMES, paper
 
 FRONTIERS = "beyond-the-buzz"  # a study of frontiers; the others simulate traces
 
@@ -45,7 +45,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Reproduce a published study: every figure with its data, and a verdict on every claim."""
-    known = (FRONTIERS, *paper_names())
+    known = (FRONTIERS, *HOMES)
     if study not in known:
         raise UnknownNameError(f"unknown study {study!r}{nearest(study, known)}; known: {', '.join(known)}")
     given = {"--figure": figure, "--profile": profile, "--jobs": jobs, "--traces": traces, "--quick": quick}

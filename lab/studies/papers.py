@@ -90,11 +90,6 @@ class Paper(Generic[AnyBench]):
         return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=runs)
 
 
-def paper_names() -> tuple[str, ...]:
-    """List the papers on serving policies that can be reproduced."""
-    return tuple(HOMES)
-
-
 def paper(name: str) -> Paper[Bench]:
     """Find the experiments of a paper on serving policies."""
     if name not in HOMES:

@@ -14,7 +14,7 @@ from disagg_sim.cli.completion import POLICIES, VALUES, outline
 from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.policies.registry import BUILT_IN, policies
-from lab.studies.papers import paper_names
+from lab.studies.papers import HOMES
 
 MAIN = "import sys; sys.argv = ['disagg-sim']; from disagg_sim.cli.main import main; main()"
 
@@ -122,7 +122,7 @@ def test_an_outline_has_the_options_of_its_command(name, entry):
 
 
 def test_words_are_those_that_the_commands_take():
-    assert set(VALUES["study"]) == {"beyond-the-buzz", *paper_names()}
+    assert set(VALUES["study"]) == {"beyond-the-buzz", *HOMES}
     assert sorted(POLICIES) == sorted(name for name, policy in policies().items() if policy in BUILT_IN)
     assert all(list_specs(kind) for kind in VALUES.values() if isinstance(kind, str))
 

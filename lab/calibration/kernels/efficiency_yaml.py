@@ -108,7 +108,9 @@ def efficiency_text(
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
     if beside.expert_kernels:
         lines += ["", f"# {comments['expert_kernels']}", "expert_kernels:"]
-        lines += [f"  - {_flow(_words(_differing(row)))}" for row in beside.expert_kernels]
+        usual = {field.name: field.default for field in dataclasses.fields(ExpertKernels)}
+        rows = (dataclasses.asdict(row).items() for row in beside.expert_kernels)
+        lines += [f"  - {_flow(_words({key: told for key, told in row if told != usual[key]}))}" for row in rows]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
@@ -151,12 +153,6 @@ def file_line(file: DataFile) -> str:
             "dropped": _flow(_words(file.dropped)),
         }
     )
-
-
-def _differing(row: ExpertKernels) -> dict[str, Any]:
-    """The fields of a row that differ from their default."""
-    fields = {field.name: field.default for field in dataclasses.fields(row)}
-    return {name: value for name, value in dataclasses.asdict(row).items() if value != fields[name]}
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:

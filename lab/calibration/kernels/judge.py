@@ -24,25 +24,9 @@ from lab.calibration.kernels.tables import KernelTable, read_all
 
 #: Columns of the verdicts, in order.
 COLUMNS = (
-    "file",
-    "row",
-    "operator",
-    "system",
-    "framework",
-    "version",
-    "kernel_source",
-    "shape",
-    "measured_us",
-    "predicted_us",
-    "predicted_p10_us",
-    "predicted_p90_us",
-    "relative_error",
-    "evaluated",
-    "reason",
-    "masked",
-    "part",
-    "held_out",
-    "in_range",
+    *("file", "row", "operator", "system", "framework", "version", "kernel_source", "shape", "measured_us"),
+    *("predicted_us", "predicted_p10_us", "predicted_p90_us", "relative_error", "evaluated", "reason", "masked"),
+    *("part", "held_out", "in_range"),
 )
 #: Keys of the summary.
 GROUPS = ("operator", "framework", "system", "part")

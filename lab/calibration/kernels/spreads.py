@@ -31,18 +31,8 @@ from lab.calibration.kernels.tables import read_all
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
 _WITHIN = (
-    "m",
-    "batch",
-    "seq_len",
-    "kv_len",
-    "q_len",
-    "past_len",
-    "new_tokens",
-    "past_tokens",
-    "num_tokens",
-    "rank0_num_tokens",
-    "message_bytes",
-    "sms",
+    *("m", "batch", "seq_len", "kv_len", "q_len", "past_len", "new_tokens", "past_tokens", "num_tokens"),
+    *("rank0_num_tokens", "message_bytes", "sms"),
 )
 #: Every so many rows are predicted by the fits of another system.
 STRIDE = 7

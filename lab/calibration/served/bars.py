@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
-from lab.calibration.served.groups import FEW_REQUESTS, SERVED_FORMS, errors_of, groups, with_dimensions
+from disagg_sim.facts.yaml_files import read_mapping
+from lab.calibration.served.groups import SERVED_FORMS, errors_of, groups, with_dimensions
 
 #: Parts of the data, in the order of the table.
 PARTS = ("fitted", "held-out", "new")
@@ -30,23 +32,7 @@ class Bar:
         return bool(reached >= self.limit if self.what == "spearman" else abs(reached) <= self.limit)
 
 
-BARS = (
-    Bar("TPOT, dense", "tpot", 0.10, {"family": "dense"}),
-    Bar("TPOT, DeepSeek-R1", "tpot", 0.07, {"model": "deepseek_r1"}),
-    Bar("TPOT, other MoE", "tpot", 0.12, {"family": "other_moe"}),
-    Bar("TPOT, gpt-oss 120B", "tpot", 0.12, {"model": "gpt_oss_120b"}),
-    Bar("TPOT, Qwen3-235B", "tpot", 0.12, {"model": "qwen3_235b_a22b"}),
-    Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, {"layout": "DP-EP"}, "bias"),
-    Bar("throughput", "throughput", 0.12, {"load": "closed_loop"}),
-    Bar("throughput, R1 disaggregated", "throughput", 0.10, {"model": "deepseek_r1", "mode": "disaggregated"}),
-    Bar("throughput, gpt-oss 120B", "throughput", 0.12, {"model": "gpt_oss_120b"}),
-    Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, {"requests of an instance": FEW_REQUESTS}),
-    Bar("TTFT, all", "ttft", 0.18, {"load": "closed_loop"}),
-    Bar("TTFT, DeepSeek-R1", "ttft", 0.25, {"model": "deepseek_r1"}),
-    Bar("TTFT, gpt-oss 120B", "ttft", 0.25, {"model": "gpt_oss_120b"}),
-    Bar("rank of TPOT", "tpot", 0.95, {"load": "closed_loop"}, "spearman"),
-    Bar("rank of throughput", "throughput", 0.95, {"load": "closed_loop"}, "spearman"),
-)
+BARS = tuple(Bar(name, **row) for name, row in read_mapping(Path(__file__).with_suffix(".yaml")).items())
 
 
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:

@@ -103,13 +103,8 @@ def cache_format(engine: str, weights: str, said: str = "") -> str:
     return load_engine(engine).cache_of_quantised
 
 
-def version_of(line: Any) -> str:
-    """Version of the framework, ``1.2``: as stated, else by the tag of its image; "" where neither is."""
-    return version_in(text(line, "image"), text(line, "framework_version"))
-
-
 def version_in(image: str, stated: str = "") -> str:
-    """Version of the framework in an image, unless it is ``stated``."""
+    """Version of the framework, ``1.2``: as stated, else by the tag of its image; "" where neither is."""
     said = stated or image.rpartition(":")[2]
     number = re.match(r"v?(\d+\.\d+)", said)
     return "dynamo-" * ("ai-dynamo" in image) + (number[1] if number else said)

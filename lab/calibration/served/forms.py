@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from disagg_sim.facts.load import load_checkpoints, load_model, load_system
 from disagg_sim.facts.precision import FORMATS
-from disagg_sim.facts.yaml_files import list_specs
+from disagg_sim.facts.yaml_files import list_specs, read_mapping
 from disagg_sim.units import MS
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.names import engine_named, model_named, old_engine, source_engine
@@ -55,40 +56,13 @@ ARGONNE_SYSTEMS = {"a100_sxm_80gb": "a100_sxm_40gb"}
 NODE_GPUS = 8.0
 #: Tokens of a full pass of a rank where none are stated. [token]
 FULL_PASS = 16384.0
-#: Metrics that are no quantity of a serving model, or parts of one: start of the name -> reason.
-NOT_SERVED = {
-    "mfu": "MFU follows from the rates and the peak that the source divides by, which it does not name",
-    "kv_transfer_bandwidth": "the transfer time of the same line divided by its size",
-    "kv_transfer_time": "transfer over a stated network of its own; see physics.kv_transfer",
-    "deepep_dispatch_time_per_layer": "a kernel",
-    "tbt_p99": "a steady state has no 99th percentile; see the simulator",
-    "context_iteration_iteration": "",
-    "context_iteration": "part of a step",
-}
-#: Metric -> quantity, statistic, what its value is multiplied by.
-METRICS = {
-    "prefill_time": ("ttft", "mean", MS),
-    "ttft": ("ttft", "mean", MS),
-    "ttft_median": ("ttft", "median", MS),
-    "context_iteration_iteration_total": ("ttft", "mean", MS),
-    "decode_step_time": ("tpot", "mean", MS),
-    "itl_median": ("tpot", "median", MS),
-    "tbt_p50": ("tpot", "median", MS),
-    "request_latency_mean": ("latency", "mean", MS),
-}
-#: Throughput metric -> what it counts.
-THROUGHPUTS = {"request_throughput": "request", "total_throughput": "total", "output_throughput_total": "output"}
-#: Metrics of one phase alone, whatever the mode says.
-PHASES = {
-    "prefill_time": "prefill",
-    "ttft": "prefill",
-    "context_iteration_iteration_total": "prefill",
-    "decode_step_time": "decode",
-}
 #: Copies of experts of SGLang's deployment on 96 H100, in both phases (LMSYS, large-scale EP, 2025-05-05). [1]
 LMSYS_COPIES = 32
-#: Token budget of a step where only the paper, not the line, states it. [token]
-SOURCE_CHUNKS = {"paper_dynaserve": 2048}
+#: Words of the long form (``forms.yaml``).
+_WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
+NOT_SERVED, METRICS, THROUGHPUTS, PHASES, SOURCE_CHUNKS = (
+    _WORDS[name] for name in ("not_served", "metrics", "throughputs", "phases", "source_chunks")
+)
 
 
 def inferencex(line: Any) -> ServingRow:
@@ -404,8 +378,8 @@ def _quantity(line: Any) -> tuple[Measurement, str]:
     metric, measured, gpus = text(line, "metric"), value(line, "value"), value(line, "gpus_total")
     why = next((why for start, why in NOT_SERVED.items() if metric.startswith(start)), "")
     if metric in METRICS:
-        name, statistic, unit = METRICS[metric]
-        return Measurement(name=name, measured=measured * unit, statistic=statistic), why
+        name, statistic = METRICS[metric]
+        return Measurement(name=name, measured=measured * MS, statistic=statistic), why
     if metric in THROUGHPUTS:
         return Measurement(name="throughput", measured=measured, basis=THROUGHPUTS[metric]), why
     basis, _, per = metric.partition("_throughput_per_")

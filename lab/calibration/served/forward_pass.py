@@ -36,27 +36,12 @@ from lab.calibration.kernels.tables import read_measured, require_numbers, spec_
 from lab.calibration.names import engine_named, model_named, recipe_of
 from lab.calibration.served.steady_state import ServedModel, served
 
-#: Columns that a table of forward passes needs.
-COLUMNS = (
-    "engine",
-    "backend_version",
-    "model_path",
-    "system",
-    "weight_quantization",
-    "kv_cache_dtype",
-    "tp",
-    "dp",
-    "moe_tp",
-    "moe_ep",
-    "workload_kind",
-    "batch_size",
-    "total_prefill_tokens",
-    "total_kv_read_tokens",
-    "latency_ms",
-    "flag",
-)
-#: Columns of a group of passes that are predicted together.
+#: Columns of a group of passes that are predicted together, and all that a table of forward passes needs.
 _LAYOUT = ("engine", "model_path", "system", "weight_quantization", "kv_cache_dtype", "tp", "dp", "moe_tp", "moe_ep")
+COLUMNS = (
+    *(*_LAYOUT, "backend_version", "workload_kind", "batch_size", "total_prefill_tokens", "total_kv_read_tokens"),
+    *("latency_ms", "flag"),
+)
 #: Bounds of the cells by new and by cached tokens of a request. [token]
 NEW = (0, 1, 16, 64, 128, 256, 512, 1024, 2048, 8192, np.inf)
 PAST = (-1, 0, 1024, 4096, 16_384, 65_536, np.inf)

@@ -21,20 +21,8 @@ FEW_REQUESTS = "4 and fewer"
 SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap")
 #: What groups are told apart by; each is a column of ``with_dimensions``.
 DIMENSIONS = (
-    "attention",
-    "experts",
-    "pipeline",
-    "mode",
-    "layout",
-    "prefill_layout",
-    "family",
-    "family and layout",
-    "model",
-    "engine",
-    "engine and version",
-    "system",
-    "load",
-    "requests of an instance",
+    *("attention", "experts", "pipeline", "mode", "layout", "prefill_layout", "family", "family and layout"),
+    *("model", "engine", "engine and version", "system", "load", "requests of an instance"),
 )
 #: Numbers that ``errors_of`` gives, in order; the last needs bands.
 ERRORS = ("rows", "points", "median_error", "median_error_of_rows", "p90_error", "bias", "spearman")

@@ -42,16 +42,8 @@ CONFIGURATION = ("mode", "weights", "prefill_workers", "workers")
 PREDICTED = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_gpu": ("throughput", 1.0)}
 #: Columns of ``ranked``, in order.
 RANKED = (
-    *GROUP,
-    "tokens_per_s_per_user",
-    "configurations",
-    "best",
-    "picked",
-    "right",
-    "relative_throughput",
-    "pairs",
-    "pairs_right",
-    "height",
+    *(*GROUP, "tokens_per_s_per_user", "configurations", "best", "picked", "right", "relative_throughput"),
+    *("pairs", "pairs_right", "height"),
 )
 
 

@@ -20,7 +20,7 @@ from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.kernels.tables import TableError, as_table_faults
 from lab.calibration.served import forms
-from lab.calibration.served.cells import text, version_of
+from lab.calibration.served.cells import text, version_in
 from lab.calibration.served.launch_flags import FURTHER, MARKS, launched
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
@@ -75,9 +75,10 @@ def read_rows(path: Path) -> list[ServingRow]:
     lines = _lines(path)
     reader: Callable[[Any], ServingRow] = FORMS[form][1]
     digest = hashlib.sha256(read_file(path)).hexdigest()[:DIGEST]
+    versions = [version_in(text(line, "image"), text(line, "framework_version")) for line in lines]
     return [
-        replace(_placed(reader(line), path, form, number), version=version_of(line), digest=digest)
-        for number, line in enumerate(lines, start=2)
+        replace(_placed(reader(line), path, form, number), version=version, digest=digest)
+        for number, (line, version) in enumerate(zip(lines, versions, strict=True), start=2)
     ]
 
 

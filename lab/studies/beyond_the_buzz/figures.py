@@ -48,19 +48,14 @@ _SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 Curves = list[tuple[str, "pd.DataFrame"]]
 
 
-def figure_names() -> tuple[str, ...]:
-    """The figures that can be drawn, in the paper's order."""
-    return tuple(_FIGURES)
-
-
 def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> Picture:
     """Compute what a figure needs, and arrange it as the paper does.
 
     Its table has a row a point: ``panel``, ``curve``, ``x`` and ``y`` as drawn, ``x_unit``, then the point in SI units.
     """
-    if figure not in _FIGURES:
-        raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
-    found = _FIGURES[figure](frontiers.frontier(figure, profile), profile)
+    if figure not in FIGURES:
+        raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+    found = FIGURES[figure](frontiers.frontier(figure, profile), profile)
     return replace(found, table=_with_readings(found.table, READ.get(figure, [])))
 
 
@@ -226,7 +221,8 @@ def _distribution(points: pd.DataFrame, profile: str) -> Picture:
 
 
 _SHAPE = ["isl", "osl"]
-_FIGURES: dict[str, Callable[[pd.DataFrame, str], Picture]] = {
+#: The figures that can be drawn, in the paper's order.
+FIGURES: dict[str, Callable[[pd.DataFrame, str], Picture]] = {
     "fig01": partial(_gains, number=1, subject="disaggregated and co-located", by=_SHAPE, mixed=True),
     "fig05": _pipelining,
     "fig06": partial(_gains, number=6, subject="disaggregated and co-located", by=["model"], mixed=True),

@@ -130,17 +130,14 @@ class Frontiers:
 
     def _table(self, name: str, profile: str) -> pd.DataFrame:
         if not self._is_pipelining(name):
-            return self._result(name, profile).frontier
+            if (name, profile) not in self._results:
+                parts_of(name, self.names)
+                self._run([(name, profile)])
+            return self._results[name, profile].frontier
         if (name, profile) not in self._tables:
             study = load_pipelining(study_files(self.study)[name])
             self._tables[name, profile] = pipelined_prefill(study, profile=_known(profile))
         return self._tables[name, profile]
-
-    def _result(self, name: str, profile: str) -> SweepResult:
-        if (name, profile) not in self._results:
-            parts_of(name, self.names)
-            self._run([(name, profile)])
-        return self._results[name, profile]
 
     def _run(self, keys: Sequence[tuple[str, str]]) -> None:
         """Compute sweeps, given by name and profile; cases that they share are computed once."""

@@ -16,16 +16,14 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import PAYS, figure_data, figure_names, pays_table
+from lab.studies.beyond_the_buzz.figures import FIGURES, PAYS, figure_data, pays_table
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.claims import evaluate_as_authors
 from lab.studies.papers import DIGITS, PaperResults, write_picture
 
-
-def item_names() -> tuple[str, ...]:
-    """All that is drawn or tabulated: the figures, and ``where_it_pays``."""
-    return (*figure_names(), PAYS)
+#: All that is drawn or tabulated.
+ITEMS = (*FIGURES, PAYS)
 
 
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
@@ -34,12 +32,11 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of. Returns the table of
     claims, or None where ``items`` were asked for; design points computed [1].
     """
-    known = item_names()
     for item in items:
-        if item not in known:
-            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
+        if item not in ITEMS:
+            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, ITEMS)}; known: {', '.join(ITEMS)}")
     frontiers.prepare(items or frontiers.names, profiles)
-    shown = items or known
+    shown = items or ITEMS
     tasks: list[Callable[[], Path | Judged | None]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()

@@ -150,12 +150,6 @@ def _source(name: str) -> str:
     return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
 
-def sustains(seen: DynaServeMeasures) -> bool:
-    """Whether all requests were done, and as fast as they came."""
-    row = seen.summary
-    return row.completed == row.requests and seen.kept_up >= SUSTAINED
-
-
 class DynaServeBench(RatedBench[DynaServeMeasures]):
     """Runs workloads under the cases of DynaServe."""
 
@@ -201,7 +195,8 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
     def _largest(self, workload: str, case: str, inside: Callable[[DynaServeMeasures], bool]) -> float:
         def serves(rate: float) -> bool:
             seen = self.seen(workload, case, rate)
-            return sustains(seen) and inside(seen)
+            done = seen.summary.completed == seen.summary.requests and seen.kept_up >= SUSTAINED
+            return done and inside(seen)
 
         return bracket(serves, start=4.0)[0]
 

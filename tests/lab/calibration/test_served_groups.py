@@ -10,7 +10,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.bars import BARS, coverage, judged
-from lab.calibration.served.cells import instance, version_of
+from lab.calibration.served.cells import instance, version_in
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of, groups, per_instance, points, with_dimensions
 from lab.calibration.served.read import read_files
@@ -101,18 +101,17 @@ def test_kinds_of_a_column_of_layouts_and_families():
 
 
 @pytest.mark.parametrize(
-    ("cells", "version"),
+    ("image", "stated", "version"),
     [
-        ({"framework_version": "1.0.0rc3"}, "1.0"),
-        ({"image": "lmsysorg/sglang:v0.5.12-cu130"}, "0.5"),
-        ({"image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post1"}, "dynamo-0.8"),
-        ({"image": "nvcr.io/nvidia/tensorrt-llm/release:gpt-oss-dev"}, "gpt-oss-dev"),
-        ({}, ""),
+        ("", "1.0.0rc3", "1.0"),
+        ("lmsysorg/sglang:v0.5.12-cu130", "", "0.5"),
+        ("nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post1", "", "dynamo-0.8"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:gpt-oss-dev", "", "gpt-oss-dev"),
+        ("", "", ""),
     ],
 )
-def test_versions(cells, version):
-    line = pd.DataFrame([{"row_id": "x", **cells}]).itertuples(index=False)
-    assert version_of(next(line)) == version
+def test_versions(image, stated, version):
+    assert version_in(image, stated) == version
 
 
 def test_requests_of_an_instance():

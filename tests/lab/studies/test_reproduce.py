@@ -8,10 +8,10 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
-from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
+from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
 from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
-from lab.studies.beyond_the_buzz.reproduce import _by_claim, item_names, reproduce
+from lab.studies.beyond_the_buzz.reproduce import ITEMS, _by_claim, reproduce
 
 SMALL = """
 name: small
@@ -68,9 +68,9 @@ def test_every_shipped_sweep_of_the_study_is_valid(profile, monkeypatch):
 
 def test_every_figure_of_the_paper_has_a_sweep_and_a_picture():
     paper = {f"fig{number:02d}" for number in (1, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
-    assert set(figure_names()) == paper
+    assert set(FIGURES) == paper
     assert {name for name in study_files() if name[3:].isdecimal()} == paper
-    assert set(item_names()) <= set(study_files())
+    assert set(ITEMS) <= set(study_files())
 
 
 def test_a_figure_is_its_own_sweep_and_those_named_after_it():
@@ -160,7 +160,7 @@ def test_everything_is_the_figures_and_the_claims(root, tmp_path, monkeypatch, c
     folder.mkdir()
     (folder / "fig05.yaml").write_text(PIPELINE)
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
-    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.ITEMS", ("fig05",))
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
     monkeypatch.setattr("lab.studies.claims.PaperText.as_authors", ())
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
