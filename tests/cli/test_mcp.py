@@ -76,8 +76,8 @@ def test_names_come_with_their_titles():
         ),
         (
             "plan",
-            "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --cached 0.5 --tiers dram --gpus 16"
-            " --pools encode,prefill,decode --images 2x1120x1120 --tpot '30 ms'",
+            "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 4 --pools encode,prefill,decode"
+            " --images 2x1120x1120 --tpot '30 ms'",
         ),
         (
             "evaluate",

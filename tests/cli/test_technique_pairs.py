@@ -92,7 +92,7 @@ IMAGES = {"images": 1, "height": 448, "width": 448}
 SWEPT = {
     "prefix": {"traffic": [{"isl": 8192, "osl": 512, "cached": 0.9}]},
     "encode": {"pools": ["encode", "prefill", "decode"], "images": IMAGES},
-    "context": {"limits": {"max_gpus": 8, "gpu_cap": 16, "max_dcp": 2}},
+    "context": {"limits": {"max_gpus": 4, "gpu_cap": 8, "max_dcp": 2}},
     "experts": {"expert_skew": 0.5},
     "ranks": {"rank_imbalance": "random"},
     "speculation": {"speculation": DRAFTS, "draft_tokens": 2},
@@ -106,7 +106,7 @@ SWEPT = {
 def test_pairs_act_in_sweeps(tmp_path):
     """All points count, not the frontiers alone; those of further pools stand in a table of their own."""
     base = {"name": "pairs", "models": MODEL, "systems": {SYSTEM: RECIPE}, "traffic": [{"isl": 8192, "osl": 512}]}
-    base |= {"modes": ["disaggregated", "colocated"], "limits": {"max_gpus": 8, "gpu_cap": 16}}
+    base |= {"modes": ["disaggregated", "colocated"], "limits": {"max_gpus": 4, "gpu_cap": 8}}
 
     @cache
     def swept(on):

@@ -10,7 +10,7 @@ from disagg_sim.launch.expressible import expressible
 from tests.launch.deployments import tp, workers
 
 COMMAND = ("plan", "--model", "qwen3_5_35b_a3b", "--system", "h200_sxm", "--isl", "4096", "--osl", "256")
-ENCODE = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "16")
+ENCODE = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "8")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,12 @@ def test_a_plan_is_written_and_one_of_halves_is_refused(capsys, tmp_path):
     assert run([*COMMAND, *ENCODE, "--emit", "sglang", "--out", str(tmp_path)]) == 0
     assert "encode.sh" in capsys.readouterr().out
     assert (tmp_path / "start" / "encode.sh").stat().st_mode & 0o100
-    assert run([*COMMAND, "--pools", "prefill,attention,ffn", "--gpus", "16", "--emit", "sglang"]) == 2
+    assert run([*COMMAND, "--pools", "prefill,attention,ffn", "--gpus", "8", "--emit", "sglang"]) == 2
     assert "no engine ships attention-FFN disaggregation" in capsys.readouterr().err
 
 
 def test_a_launch_of_halves_names_what_can_be_launched():
     options = ds.PlanOptions(pools=("prefill", "attention", "ffn"))
-    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16, tpot=0.1, options=options)
+    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=8, tpot=0.1, options=options)
     with pytest.raises(InputError, match="plan with encode, prefill and decode"):
         ds.launch(found.best, engine="sglang")
