@@ -15,6 +15,7 @@ from disagg_sim.facts.kinds import ATTENTION_KINDS, FFN_KINDS
 from disagg_sim.facts.layers import NONE
 from disagg_sim.facts.load import load_efficiency, load_profile
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics import setup
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.piggyback import piggyback
@@ -45,54 +46,8 @@ class Case:
     max_pcp: int = 1
 
 
-CASES = {
-    # dense, grouped queries
-    "llama_8b_h100_fp8": Case("llama_3_1_8b", "h100_sxm", "fp8", 2048, 256, 4),
-    "llama_8b_h100_vllm": Case("llama_3_1_8b", "h100_sxm", "bf16", 2048, 256, 4, engine="vllm"),
-    "llama_70b_h200_optimistic": Case("llama_3_1_70b", "h200_sxm", "fp8", 16384, 2048, 8, profile="optimistic"),
-    "llama_405b_gb200": Case("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv", 4096, 256, 16),
-    # caches and prompts that GPUs share
-    "deepseek_r1_b200_shared": Case(
-        "deepseek_r1", "b200_sxm", "fp8", 131072, 1024, 8, engine="sglang", ftl_limit=4.8, max_dcp=8, max_pcp=4
-    ),
-    # inherited fits, long prompts in chunks through a pipeline
-    "llama_70b_h800_long": Case("llama_3_1_70b", "h800_sxm", "fp8_bf16kv", 65536, 512, 16),
-    # a cache of every head, biases, learned positions
-    "opt_30b_a100": Case("opt_30b", "a100_sxm_80gb", "bf16", 1024, 256, 4),
-    # sliding window and full attention in turn, experts
-    "gpt_oss_b200": Case("gpt_oss_120b", "b200_sxm", "nvfp4_fp8kv", 8192, 1024, 4, nic_limit=2e9),
-    # experts, grouped queries
-    "mixtral_a100_paper": Case("mixtral_8x7b", "a100_sxm_80gb", "bf16", 2048, 512, 8, matching="paper"),
-    "qwen3_235b_h200": Case("qwen3_235b_a22b", "h200_sxm", "fp8", 8192, 1024, 16),
-    "maverick_gb300_optimistic": Case(
-        "llama_4_maverick", "gb300_nvl72", "nvfp4_fp8kv", 8192, 1024, 16, profile="optimistic"
-    ),
-    # experts, latent attention
-    "kimi_k2_b200": Case("kimi_k2", "b200_sxm", "nvfp4_fp8kv", 4096, 1024, 32, gpu_cap=128),
-    "deepseek_r1_h200": Case("deepseek_r1", "h200_sxm", "fp8", 4096, 512, 32, ftl_limit=2.0),
-    "deepseek_r1_gb200": Case("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", 16384, 2048, 36, gpu_cap=144),
-    "deepseek_r1_b200_ideal": Case("deepseek_r1", "b200_sxm", "nvfp4_fp8kv", 4096, 1024, 16, profile="ideal"),
-    "deepseek_r1_gb200_bf16_attention": Case("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv_bf16_attention", 4096, 1024, 8),
-    # formats of published checkpoints and of caches that engines keep by default; systems with inherited fits
-    "llama_8b_gh200_fp8_cache": Case("llama_3_1_8b", "gh200", "bf16_fp8kv", 2048, 256, 2),
-    "qwen3_235b_h200_tensor": Case("qwen3_235b_a22b", "h200_sxm", "fp8_tensor", 1024, 1024, 4),
-    "qwen3_30b_h20_blocks": Case("qwen3_30b_a3b", "h20_sxm", "fp8_block", 4096, 512, 2),
-    "qwen3_32b_h100_blocks": Case("qwen3_32b", "h100_sxm", "fp8_block_bf16kv", 2048, 512, 2),
-    "qwen3_30b_h100_vllm_0_12": Case("qwen3_30b_a3b", "h100_sxm", "fp8_block_bf16kv", 2048, 512, 2, engine="vllm_0_12"),
-    "gpt_oss_20b_h100_mxfp4": Case("gpt_oss_20b", "h100_sxm", "mxfp4", 2048, 512, 2, engine="vllm"),
-    "gpt_oss_120b_h200_mxfp4": Case("gpt_oss_120b", "h200_sxm", "mxfp4_fp8kv", 8192, 1024, 4),
-    "llama_70b_b300_bf16_cache": Case("llama_3_3_70b", "b300_sxm", "nvfp4_bf16kv", 8192, 1024, 4),
-    # linear, sparse and compressed attention, layers of one operator
-    "qwen3_5_35b_h200_linear": Case("qwen3_5_35b_a3b", "h200_sxm", "fp8", 8192, 512, 2, engine="vllm"),
-    "nemotron_nano_h100_mamba": Case("nemotron_3_nano_30b_a3b", "h100_sxm", "fp8", 8192, 512, 2),
-    "glm_5_3_flash_gb200": Case("glm_5_3_flash", "gb200_nvl72", "nvfp4_fp8kv_bf16_projections", 32768, 512, 4),
-    "deepseek_v4_flash_h200": Case("deepseek_v4_flash", "h200_sxm", "mxfp4_fp8_block", 32768, 512, 4, engine="vllm"),
-    "minimax_m3_gb200": Case("minimax_m3", "gb200_nvl72", "nvfp4_fp8kv", 32768, 512, 4),
-    # one pool for both phases
-    "llama_70b_h200_colocated": Case("llama_3_1_70b", "h200_sxm", "fp8", 4096, 512, 8, mode="colocated"),
-    "gpt_oss_h100_piggyback": Case("gpt_oss_120b", "h100_sxm", "bf16", 2048, 512, 4, mode="piggyback"),
-    "deepseek_r1_h200_piggyback": Case("deepseek_r1", "h200_sxm", "fp8", 4096, 1024, 16, mode="piggyback"),
-}
+ROWS = read_mapping(Path(__file__).with_name("baselines.yaml"))
+CASES = {name: Case(*row["of"], **{key: it for key, it in row.items() if key != "of"}) for name, row in ROWS.items()}
 
 
 def front_of(name: str):

@@ -21,9 +21,15 @@ DIGITS = 10
 #: Relative difference that processors may make: of the same sums 1e-9, of searches that end at a width
 #: (``planning.answer.NARROW``) thirty times that, of latencies near full load.
 ALIKE = 3e-6
-_ASKED = read_mapping(Path(__file__).parent / "planning" / "questions.yaml")
-#: Name of a question -> what is asked.
-QUESTIONS = {name: asked.format(**_ASKED["words"]) for name, asked in _ASKED["questions"].items()}
+
+
+def questions_of(path: Path) -> dict[str, str]:
+    """Name of a question -> what is asked, its words filled in."""
+    table = read_mapping(path)
+    return {name: asked.format(**table["words"]) for name, asked in table["questions"].items()}
+
+
+QUESTIONS = questions_of(BASELINES.with_name("questions.yaml"))
 #: What every answer has alike.
 CONSTANT = ("schema", "labels")
 #: Questions whose changes are recorded; of the others they are not asked for.
