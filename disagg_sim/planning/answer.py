@@ -22,7 +22,7 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
-from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
+from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked, was_run
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
@@ -97,8 +97,12 @@ def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
 
 
 def _runners_up(best: Design, other: Design | None, designs: Sequence[Design], others: int) -> tuple[Design, ...]:
-    """The best of the other mode, the best on other systems, and the next best, of kinds of their own if possible."""
+    """The best of the other mode, the best whose layouts were run, on other systems, the next of kinds of their own."""
     found = [] if other is None else [other]
+    run = [each for each in designs if was_run(each)] if others and not was_run(best) else []
+    least = min(run, key=lambda each: each.cost / each.rate, default=other)
+    if least is not None and least not in found:
+        found.append(least)
     for alike in (_systems, _kind, lambda each: each.pools):
         known = {alike(each) for each in (best, *found)}
         for each in designs:

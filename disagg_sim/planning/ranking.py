@@ -118,6 +118,11 @@ def standing(
     )
 
 
+def was_run(design: Design) -> bool:
+    """Tell whether runs of the kinds and sizes of all layouts of a design are known."""
+    return standing(design).unknown == 0
+
+
 def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, float] = NO_PRICES) -> list[Design]:
     """Put designs of one rate in order, the answer first.
 
@@ -172,7 +177,12 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
 
 
 def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
-    """Write the first thing in the order of designs by which another one is behind the best."""
+    """Write the first thing in the order of designs by which another one is behind the best, and if it was run alone."""
+    why = _behind(best, other, prices)
+    return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
+
+
+def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
     more, apart = other.gpus - best.gpus, other.mode != best.mode
     of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
     dearer = f"{more} GPU{'s' * (more != 1)} more" if of_gpus else f"{other.cost / best.cost - 1:.0%} dearer"
