@@ -22,7 +22,7 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
-from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked, was_run
+from disagg_sim.planning.ranking import NEAR, SIMPLER, first_mode, is_simpler, ranked, was_run
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
@@ -165,6 +165,9 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     for mode, case in product((ServingMode.DISAGGREGATED, ServingMode.COLOCATED), cases):
         most = most_rate(case, gpus, mode)
         designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf, case.prices) if most > 0 else []
+        if designs and not was_run(designs[0]):
+            run = [each for each in designs_at(case, most / SIMPLER, gpus, mode) if was_run(each)]
+            designs = [*ranked(run, math.inf, case.prices), *designs]
         for each in designs:  # the first, unless it does not hold as planned
             made = most_of(case, each, gpus)
             checked = check(made)

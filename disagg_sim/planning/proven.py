@@ -44,7 +44,8 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     other = next((each.design for each in held.values() if each is not best), None)
     gain = math.inf if other is None else _value(other) / _value(best.design)
     rest = [each.design for _, each in every if each.proven and each is not best and each.design is not other]
-    rest += [each for each in plan.runners_up if all(each is not planned for planned, _ in every)]
+    later = [each for each in plan.runners_up if all(each is not planned for planned, _ in every)]
+    rest += [each for each in later if _value(each) >= _value(best.design)]  # no simulation of a cheaper one holds
     runners = sorted([*([] if other is None else [other]), *sorted(rest, key=_value)[: RUNNERS_UP - 1]], key=_value)
     cheapest = min((each.design for _, each in every if each.proven), key=_value, default=best.design)
     told = replace(plan, best=best.design, other=other, gain=gain, runners_up=tuple(runners), cheapest=cheapest)

@@ -1,17 +1,17 @@
 """Put designs in the order in which an engineer would deploy them. The one place that ranks.
 
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
-the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper (of as many
-GPUs those of the lower price, as given or of the market), then the faster, then the smaller. Of the two modes
-co-located serving is the simpler: one pool, and no caches to move. That does not count where its ranks have attention
-each for itself (attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no
-measurement at hand has judged.
+the same, one whose layouts were run comes first (it may cost as much more as the simpler mode may), then one on fewer
+hosts an instance, then the cheaper (of as many GPUs those of the lower price, as given or of the market), then the
+faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move. That does
+not count where its ranks have attention each for itself (attention DP): they wait for each other, which closed forms
+understate (``Design.flattered``) and no measurement at hand has judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,8 +25,8 @@ from disagg_sim.simulation.instance_variants import ffn_of
 #: Cost over that of the cheapest of its mode up to which a design costs nearly the same (chosen: forecasts of two
 #: designs are seldom told apart by less). [1]
 NEAR = 1.03
-#: Cost of co-located over disaggregated serving up to which the simpler mode comes first (chosen: simulated gains
-#: spread by more about those of plans, ``planning.assurance.GAIN_ERROR``). [1]
+#: Cost of co-located over disaggregated serving up to which the simpler mode comes first, and of layouts that were run
+#: over others (chosen: simulated gains spread by more about those of plans, ``planning.assurance.GAIN_ERROR``). [1]
 SIMPLER = 1.10
 
 
@@ -135,9 +135,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
     True
     """
     every = list(designs)
-    least: dict[ServingMode, float] = {}
-    for each in every:
-        least[each.mode] = min(each.cost, least.get(each.mode, math.inf))
+    least = {mode: least_cost([each for each in every if each.mode == mode]) for mode in {each.mode for each in every}}
     close = [each for each in every if each.cost <= near * least[each.mode]]
     rest = sorted(
         (each for each in every if each.cost > near * least[each.mode]), key=lambda each: (each.cost, each.gpus)
@@ -148,6 +146,13 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
         first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, simpler=is_simpler(heads.values()))]
         order = [first, *(each for each in order if each is not first)]
     return [*order, *rest]
+
+
+def least_cost(designs: Sequence[Design]) -> float:
+    """Cost from which designs of a mode are near: the least, or that of layouts that were run if it is little more."""
+    least = min(each.cost for each in designs)
+    cheap = (each.cost for each in designs if each.cost <= SIMPLER * least and was_run(each))
+    return min(cheap, default=least)
 
 
 def is_simpler(heads: Iterable[Design]) -> bool:
@@ -177,7 +182,7 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
 
 
 def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
-    """Write the first thing in the order of designs by which another one is behind the best, and if it was run alone."""
+    """Write the first thing in the order of designs by which another one is behind the best, and what speaks for it."""
     why = _behind(best, other, prices)
     return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
 
