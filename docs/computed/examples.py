@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.blocks.mla import Mla, mla_work
-from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Tokens
 from disagg_sim.units import GB, MS
-from docs.computed import joined, plain, power, quick, table
+from docs.computed import joined, plain, quick, table
 from docs.computed.counts import tensor_parallel
 from tests.published.breakdown import seconds_by_operator
 
@@ -138,26 +134,6 @@ def w2_prefill_at_tp4() -> str:
     return ", ".join(f"{name} {ms:.0f}" for name, ms in named.items())
 
 
-def w3(recipe: str, engine: str) -> str:
-    """Prefill of 1000 tokens of Llama-70B on one H100. [ms]"""
-    at = bare(setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine))
-    return f"{prefill_pass(at, Sharding(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
-
-
-@quick
-@plain
-def w3_vllm() -> str:
-    """With the fits of vLLM."""
-    return w3("fp8_bf16kv", "vllm")
-
-
-@quick
-@plain
-def w3_trtllm() -> str:
-    """With those of TensorRT-LLM."""
-    return w3("fp8", "trtllm")
-
-
 @quick
 @plain
 def w4_operators() -> str:
@@ -215,30 +191,6 @@ def w5_rows() -> str:
         cells = (*named, total(parts, "dispatch", "combine"), ttl / MS)
         rows.append((f"{count}", *(f"{ms:.1f}" for ms in cells), f"{count / ttl:,.0f}", f"{1 / ttl:.0f}"))
     return table(header, rows)
-
-
-def reprojected(chunk: int) -> tuple[float, float]:
-    """FLOP that chunks of 16,384 tokens of R1 project again, and their share of the prefill."""
-    model = ds.load_model("deepseek_r1")
-    dims = Mla(model.layers[0].attention).dims(1.0, 1.0)
-    past = np.arange(0, 16384, chunk, dtype=float)
-    again, kept = (mla_work(form, dims, sequences=1.0, new=float(chunk), past=past) for form in ("naive", "cached"))
-    extra = len(model.layers) * float(np.sum(again.flops - kept.flops))
-    return extra, 100 * extra / prefill_work(model, isl=16384).flops
-
-
-@quick
-def w6_chunks_2048() -> str:
-    """Projected again in chunks of 2,048."""
-    flops, share = reprojected(2048)
-    return f"{power(flops, 2)} FLOP again ({share:.1f} % of the prefill)"
-
-
-@quick
-def w6_chunks_512() -> str:
-    """The same of 512."""
-    flops, share = reprojected(512)
-    return f"{power(flops, 2)} ({share:.0f} %)"
 
 
 #: Profile and form of the past of the rows of W7.

@@ -1,4 +1,4 @@
-"""Worked examples W1-W8 of the physics notes: numbers derived by hand beside the code, each with its tolerance.
+"""Worked examples W1-W8, most on the physics page: numbers derived by hand beside the code, each with its tolerance.
 
 Where a hand figure is printed with three digits the tolerance is its rounding (0.5 %) unless a line
 says why it is wider.
