@@ -9,6 +9,7 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 #: Share of the faults by room.
@@ -161,6 +162,7 @@ def _own_faults(node: ast.AST, text: str, path: Path, function: str) -> Iterator
             yield fault(node.lineno, at(node.lineno, node.col_offset), name, TWINS[name])
 
 
+@cache
 def _line_starts(text: str) -> list[int]:
     starts = [0]
     for line in text.splitlines(keepends=True):

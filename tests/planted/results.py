@@ -1,4 +1,4 @@
-"""Digests of the results of many commands, as one line of JSON: what a fault in a formula would change."""
+"""Digests of the results of many commands: what a fault in a formula would change."""
 
 import hashlib
 import io
@@ -120,23 +120,22 @@ OF_THE_MACHINE = ("wall_s", "requests_per_cpu_s")
 LEFT_OUT = ("manifest.json", "timing.jsonl", "summary.md")
 
 
-def main() -> None:
-    """Print the digests."""
-    digests = {}
+def digests() -> dict[str, str]:
+    """Digests of results by name."""
+    found = {}
     with tempfile.TemporaryDirectory() as scratch, chdir(scratch):
         for name, text in TRACES.items():
             Path(name).write_text(text)
-            digests[f"statistics of {name}"] = _digest(_said("trace", "stats", name, "--json").encode())
+            found[f"statistics of {name}"] = _digest(_said("trace", "stats", name, "--json").encode())
         for name, sweep in SWEEPS.items():
             Path(f"{name}.yaml").write_text(yaml.safe_dump({"name": name, **sweep}))
             _said("sweep", f"{name}.yaml", "--out", name, "--jobs", "1", "--no-figures")
-            digests |= _tables(Path(name))
+            found |= _tables(Path(name))
         for name, scenario in SCENARIOS.items():
             Path(f"{name}.yaml").write_text(yaml.safe_dump({"name": name, **scenario}))
             _said("simulate", f"{name}.yaml", "--out", name, "--jobs", "1", "--no-figures")
-            digests |= _tables(Path(name))
-    digests |= {command: _digest(_said(*command.split()).encode()) for command in ANSWERS}
-    print(json.dumps(digests))
+            found |= _tables(Path(name))
+    return found | {command: _digest(_said(*command.split()).encode()) for command in ANSWERS}
 
 
 def _said(*arguments: str) -> str:
@@ -163,7 +162,3 @@ def _tables(folder: Path) -> dict[str, str]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-if __name__ == "__main__":
-    main()

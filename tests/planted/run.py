@@ -1,49 +1,63 @@
 """Plant small faults, one at a time, and tell which of them the tests do not catch.
 
-    python tests/planted/run.py --count 60 --jobs 2
+    python tests/planted/run.py --count 60 --seed 1
 
-The tests nearest to the fault run first. Where none fails, results are compared: frontiers of several models, systems,
-modes and recipes, a simulation of every policy and statistics of traces (``results.py``). A fault that changes none of
-them is none; for any other all further tests run. The share of the others that a test catches is printed. It takes half
-a minute a fault and more, and runs on request alone.
+All tests are imported once. For each fault a fork of the process changes the code of a function in memory and runs
+tests until one fails: the examples of its module and files that name it or what it stands in, then those of its room.
+Where none fails, results are compared: frontiers of several models, systems, modes and recipes, a simulation of every
+policy and statistics of traces (``results.py``). A fault that changes none of them is none; for any other all further
+tests run. The share of the others that a test catches is printed. With ``--near`` what the nearest tests let through is
+open. Where the fault is in the kernel, this runs uncompiled. It runs on request alone.
 """
 
 import argparse
 import json
 import os
-import shutil
+import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from itertools import pairwise
 from pathlib import Path
-from queue import Queue
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import Fault, chosen, room_of
-from shared_data import lend
 
 ROOT = Path(__file__).parents[2]
-#: Time after which a test run or a result hangs, which CI would see, too. [s]
-HANGS_S = 900.0
-HANGS = "hangs"
-#: Test folders that are run first for a fault in a room; the others follow.
-NEAREST = {
-    "physics": ("physics", "published", "test_baselines.py", "search", "serving", "certainty"),
-    "search": ("search", "test_baselines.py", "serving", "sweep"),
-    "serving": ("serving", "test_baselines.py", "sweep", "certainty"),
+#: Test folders and files that are run next for a fault in a room; the others follow.
+OF_ROOM = {
+    "physics": ("test_baselines.py", "physics", "published", "search", "serving", "certainty"),
+    "search": ("test_baselines.py", "search", "serving", "sweep"),
+    "serving": ("test_baselines.py", "serving", "sweep", "certainty"),
     "simulation": ("simulation", "scenario", "lab/studies"),
+    "kernel": ("simulation/test_reference.py",),  # it holds without the compiler, too
     "workload": ("workload", "search", "scenario", "simulation"),
-    "planning": ("planning", "test_plan_baselines.py", "test_screen_baselines.py", "test_evaluate_baselines.py"),
-    "certainty": ("certainty", "test_certainty_baselines.py", "test_explain_baselines.py", "test_baselines.py"),
+    "planning": ("test_evaluate_baselines.py", "planning", "test_screen_baselines.py", "test_plan_baselines.py"),
+    "certainty": ("test_certainty_baselines.py", "test_explain_baselines.py", "certainty", "test_baselines.py"),
 }
+#: Files that are nearest to a fault, at most, and what a file is worth that is named after its module, says the name
+#: of a function or class it stands in, imports the module, or does any of these in its room.
+NEAREST, NAMED, SAYS, IMPORTS, BESIDE = 8, 3, 2, 1, 3
 #: Not run: they judge texts and tools, not numbers; each takes minutes, and none has caught what the others had not.
-LEFT_OUT = ("fuzz", "test_pages.py", "test_notebooks.py", "test_docs_numbers.py", "planted", "test_architecture.py")
+LEFT_OUT = {"fuzz", "test_pages.py", "test_notebooks.py", "test_docs_numbers.py", "planted", "test_architecture.py"}
+#: CPU time after which a run hangs, which CI would see, too. [s]
+HANGS_S = 600
+HANGS = "hangs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +65,62 @@ class Verdict:
     """What became of a fault."""
 
     fault: str
-    outcome: str  # "caught", "missed", "changes nothing", or "unstable": by a test that fails without it, too
+    outcome: str  # "caught", "missed", "changes nothing", "open", or "unstable": by a test that fails without it, too
     by: str  # the test that failed, or the result that differs
     seconds: float
+
+
+@dataclass(frozen=True)
+class Planter:
+    """Part of a test run that plants faults in place of running all tests once."""
+
+    faults: dict[int, Fault]
+    near: bool
+    imported: bool  # the fault was there when its module was imported
+    out: Path
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Plant, run, tell; what shows only where a module is imported is planted in another process."""
+        left, kept = [], self.out.with_suffix(".sound")
+        if not (self.near or self.imported):
+            kept.write_text(json.dumps(_in_fork(_results)))
+        sound = {} if self.near else json.loads(kept.read_text())
+        assert self.near or sound, "the results of the sound package could not be computed"
+        for number, fault in self.faults.items():
+            if self.imported or _changed(fault) is not None:
+                verdict = self._judged(fault, session, sound)
+                print(f"{verdict.outcome:16}{verdict.seconds:6.0f} s  {verdict.fault}  [{verdict.by}]", flush=True)
+                with self.out.open("a") as lines:
+                    lines.write(json.dumps(asdict(verdict)) + "\n")
+            else:
+                left.append(number)
+        for number in left:
+            _again([number], "--imported", out=self.out)
+        return True
+
+    def _judged(self, fault: Fault, session: pytest.Session, sound: dict[str, str]) -> Verdict:
+        begun, outcome = time.monotonic(), "caught"
+        nearest, near, others = _ordered(fault, session.items)
+
+        def under_fault(call: Callable[[], Any]) -> Any:
+            return _in_fork(call, None if self.imported else fault)
+
+        by = under_fault(partial(_first_failure, session, nearest))
+        if not by and self.near:
+            outcome = "open"
+        elif not (by := by or under_fault(partial(_first_failure, session, near))):
+            found = under_fault(_results) or {}
+            changed = [name for name in sound if found.get(name) != sound[name]]
+            by = under_fault(partial(_first_failure, session, others)) if changed else ""
+            if by == "":
+                outcome, by = ("missed", ", ".join(changed)[:200]) if changed else ("changes nothing", "")
+        if by is None:
+            outcome, by = "open" if self.near else "caught", HANGS
+        elif outcome == "caught" and not self.imported:
+            failing = [item for item in session.items if item.nodeid == by]
+            if _in_fork(partial(_first_failure, session, failing)):
+                outcome = "unstable"
+        return Verdict(str(fault), outcome, by, time.monotonic() - begun)
 
 
 def main() -> int:
@@ -61,113 +128,154 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plant small faults and tell which of them the tests miss.")
     parser.add_argument("--count", type=int, default=60, help="faults to plant")
     parser.add_argument("--seed", type=int, default=0, help="another choice of faults")
-    parser.add_argument("--jobs", type=int, default=1, help="checkouts that are tested side by side")
-    parser.add_argument("--first", type=int, default=0, help="faults to skip")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the faults to plant, from 0")
+    parser.add_argument("--near", action="store_true", help="run the nearest tests alone")
     parser.add_argument("--out", type=Path, help="lines of JSON, one a fault")
+    parser.add_argument("--imported", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    planted = chosen(ROOT / "disagg_sim", asked.count, asked.seed)[asked.first :]
-    with tempfile.TemporaryDirectory() as scratch:
-        free: Queue[Path] = Queue()
-        for number in range(asked.jobs):
-            free.put(_checkout(Path(scratch) / str(number) / ROOT.name))
-        sound = _results(free.queue[0])
-        assert sound, "the results of the sound package could not be computed"
-
-        def judged(fault: Fault) -> Verdict:
-            checkout = free.get()
-            try:
-                return _judge(fault, checkout, sound)
-            finally:
-                free.put(checkout)
-
-        verdicts = []
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            for verdict in pool.map(judged, planted):
-                verdicts.append(verdict)
-                print(f"{verdict.outcome:16}{verdict.seconds:6.0f} s  {verdict.fault}  [{verdict.by}]", flush=True)
-                if asked.out:
-                    with asked.out.open("a") as lines:
-                        lines.write(json.dumps({name: getattr(verdict, name) for name in Verdict.__slots__}) + "\n")
-    missed = [verdict for verdict in verdicts if verdict.outcome == "missed"]
-    caught = sum(verdict.outcome == "caught" for verdict in verdicts)
-    counted = caught + len(missed)
-    share = caught / max(counted, 1)
-    print(f"{len(verdicts)} faults, {counted} change a result, {caught} of these are caught: {share:.1%}")
-    return 1 if missed else 0
+    drawn = dict(enumerate(chosen(ROOT / "disagg_sim", asked.count, asked.seed)))
+    out = asked.out or Path(tempfile.mkstemp(suffix=".jsonl")[1])
+    planted = {number: drawn[number] for number in asked.only or drawn}
+    uncompiled = [number for number, fault in planted.items() if "kernel" in fault.path.parts]
+    if uncompiled and "NUMBA_DISABLE_JIT" not in os.environ:
+        _again(uncompiled, out=out, NUMBA_DISABLE_JIT="1")
+        planted = {number: fault for number, fault in planted.items() if number not in uncompiled}
+    if asked.imported:
+        _import_with(*planted.values())
+    os.chdir(ROOT)
+    places = [f"disagg_sim/{fault.path}" for fault in planted.values()]
+    files = sorted(place for place in Path("tests").rglob("test_*.py") if not {*place.parts} & LEFT_OUT)
+    if asked.near:
+        files = sorted({place for fault in planted.values() for place in nearest_files(fault, files)})
+    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not long and not rare"]
+    if planted:
+        planter = Planter(planted, asked.near, asked.imported, out)
+        pytest.main([*options, *dict.fromkeys(places), *map(str, files)], plugins=[planter])
+    found = Counter(json.loads(line)["outcome"] for line in out.read_text().splitlines())
+    counted = found["caught"] + found["missed"]
+    print(f"{found.total()} faults, {counted} change a result, {found['caught']} of these are caught")
+    return 1 if found["missed"] else 0
 
 
-def _checkout(where: Path) -> Path:
-    """A copy of the files that git tracks, with the measured data beside it where there are any."""
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in names:
-        (where / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, where / name)
-    lend(where)
-    return where
+def _again(numbers: list[int], *more: str, out: Path, **variables: str) -> None:
+    """Run this again for some faults, in a process of its own."""
+    given = [each for each in sys.argv[1:] if each not in more]
+    command = [sys.executable, __file__, *given, "--out", str(out), *more, "--only", *map(str, numbers)]
+    subprocess.run(command, env={**os.environ, **variables}, check=False)
 
 
-def _judge(fault: Fault, checkout: Path, sound: dict[str, str]) -> Verdict:
-    begun, path = time.monotonic(), checkout / "disagg_sim" / fault.path
-    kept, stamp = path.read_text(), path.stat()
-    path.write_text(fault.planted(kept))
-    try:
-        near, far = _folders(fault, checkout)
-        outcome, by = "caught", _pytest(checkout, near)
-        if not by:
-            found = _results(checkout)
-            changed = [name for name in sound if found.get(name) != sound[name]]
-            by = _pytest(checkout, far) if changed else ""
-            if not by:
-                outcome, by = ("missed", ", ".join(changed)[:200]) if changed else ("changes nothing", "")
-    finally:
-        path.write_text(kept)
-        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    if outcome == "caught" and by != HANGS and _pytest(checkout, [by]):
-        outcome = "unstable"  # the test fails on the sound package, too
-    return Verdict(str(fault), outcome, by, time.monotonic() - begun)
+def _import_with(fault: Fault) -> None:
+    """Let the import of a module find a fault in it."""
+    path, read = str(ROOT / "disagg_sim" / fault.path), SourceFileLoader.get_code
+
+    def get_code(loader: Any, name: str) -> Any:
+        if loader.path != path:
+            return read(loader, name)
+        return compile(fault.planted(Path(path).read_text()), path, "exec", dont_inherit=True)
+
+    SourceFileLoader.get_code = get_code
 
 
-def _folders(fault: Fault, checkout: Path) -> tuple[list[str], list[str]]:
-    """Tests nearest to a fault, and all others."""
-    tests = checkout / "tests"
-    of_a_technique = fault.path.parts[:2] if fault.path.parts[0] == "techniques" else ()
-    near = [*filter(None, ["/".join(of_a_technique)]), *NEAREST[room_of(fault.path)]]
-    near = [name for name in near if (tests / name).exists()]
-    names = {place.name for place in tests.iterdir() if place.is_dir() or place.name.startswith("test_")}
-    far = sorted(names - {*near, *LEFT_OUT, "__pycache__", "baselines"})
-    return [*(f"tests/{name}" for name in near), f"disagg_sim/{fault.path}"], [f"tests/{name}" for name in far]
-
-
-def _pytest(checkout: Path, places: list[str]) -> str:
-    """The first test that fails in some files or folders; empty where none does."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *places]
-    done = _run(command, checkout)
-    if done is None:
-        return HANGS
-    if done.returncode in (0, 5):  # 5: no test there
-        return ""
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0].split()[1] if lines else places[0]
-
-
-def _results(checkout: Path) -> dict[str, str]:
-    """Digests of results by name; a result that cannot be computed is missing."""
-    command = [sys.executable, str(Path(__file__).parent / "results.py")]
-    done = _run(command, checkout)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")] if done else []
-    return dict(json.loads(lines[-1])) if lines else {}
-
-
-def _run(command: list[str], checkout: Path) -> subprocess.CompletedProcess[str] | None:
-    """Run a command on the package of a checkout; None where it hangs."""
-    env = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
-    with suppress(subprocess.TimeoutExpired):
-        return subprocess.run(
-            command, cwd=checkout, env=env, capture_output=True, text=True, timeout=HANGS_S, check=False
-        )
+def _changed(fault: Fault) -> tuple[FunctionType, CodeType] | None:
+    """The function that a fault stands in and its code with it; None where it is in none of an imported module."""
+    path = ROOT / "disagg_sim" / fault.path
+    found: Any = import_module(".".join(("disagg_sim", *fault.path.with_suffix("").parts)))
+    code = compile(fault.planted(path.read_text()), str(path), "exec", dont_inherit=True)
+    for name in fault.function.split("."):
+        inside = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name]
+        inside = [each for each in inside if each.co_firstlineno <= fault.line]
+        if not inside or name not in vars(found):
+            return None
+        code, found = inside[-1], vars(found)[name]
+        if isinstance(found, property | cached_property):
+            found = found.fget if isinstance(found, property) else found.func
+        while not isinstance(found, FunctionType) and hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        if isinstance(found, FunctionType):
+            return None if found.__code__ == code else (found, code)
     return None
+
+
+def _in_fork(call: Callable[[], Any], fault: Fault | None = None) -> Any:
+    """What a call returns in a fork of this process, under a fault; None where it fails or hangs."""
+    ours, its = os.pipe()
+    if not (child := os.fork()):
+        resource.setrlimit(resource.RLIMIT_CPU, (HANGS_S, HANGS_S))
+        signal.alarm(10 * HANGS_S)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1), os.dup2(silence, 2)
+        try:
+            if fault is not None and (changed := _changed(fault)):
+                changed[0].__code__ = changed[1]
+            os.write(its, json.dumps(call()).encode())
+        finally:
+            os._exit(0)
+    os.close(its)
+    with os.fdopen(ours) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(said) if said else None
+
+
+def _first_failure(session: pytest.Session, items: list[pytest.Item]) -> str:
+    """The first of some tests that fails; empty where none does."""
+    failed: list[str] = []
+
+    class Listener:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                failed.append(report.nodeid)
+
+    session.config.pluginmanager.register(Listener())
+    for item, after in pairwise([*items, None]):
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+        if failed:
+            break
+    session._setupstate.teardown_exact(None)
+    return failed[0] if failed else ""
+
+
+def _results() -> dict[str, str]:
+    import results  # it imports the package
+
+    return results.digests()
+
+
+def _ordered(fault: Fault, items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item], list[pytest.Item]]:
+    """Tests nearest to a fault, the nearest first; those of its room; all others."""
+    of_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(item.nodeid.split("::")[0], []).append(item)
+    own, tests = f"disagg_sim/{fault.path}", [Path(name) for name in of_file if name.startswith("tests/")]
+    nearest = dict.fromkeys([own, *map(str, nearest_files(fault, tests))])
+    folders = [Path("tests", name) for name in OF_ROOM[room_of(fault.path)]]
+    if fault.path.parts[0] == "techniques":
+        folders.insert(0, Path("tests", *fault.path.parts[:2]))
+    beside = {str(place): None for name in folders for place in tests if place.is_relative_to(name)}
+    steps = nearest, beside.keys() - nearest.keys(), set(map(str, tests)) - beside.keys() - nearest.keys()
+    ordered = [list(steps[0]), [name for name in beside if name in steps[1]], sorted(steps[2])]
+    first, then, last = ([item for name in step for item in of_file.get(name, [])] for step in ordered)
+    return first, then, last
+
+
+def nearest_files(fault: Fault, files: list[Path]) -> list[Path]:
+    """The files of tests that most likely catch a fault, the nearest first; then the baselines of its room."""
+    worth = {place: _nearness(fault, place) for place in files}
+    ranked = sorted((place for place in files if worth[place]), key=lambda place: -worth[place])
+    broad = Path("tests", OF_ROOM["kernel" if "kernel" in fault.path.parts else room_of(fault.path)][0])
+    return list(dict.fromkeys([*ranked[:NEAREST], *(place for place in files if place == broad)]))
+
+
+def _nearness(fault: Fault, place: Path) -> int:
+    """How near a file of tests is to a fault, by what it is called, says and imports."""
+    text, module = (ROOT / place).read_text(), fault.path.with_suffix("")
+    package, name = ".".join(("disagg_sim", *module.parts[:-1])), module.name
+    imports = rf"{package}\.{name}\b|from {package} import .*\b{name}\b"
+    words = {word for word in fault.function.split(".") if len(word.strip("_")) > 2}
+    worth = NAMED * (f"_{name.strip('_')}_" in f"{place.stem}_") + IMPORTS * bool(re.search(imports, text))
+    worth += SAYS * sum(bool(re.search(rf"\b{word}\b", text)) for word in words)
+    beside = fault.path.parts[1] if fault.path.parts[0] == "techniques" else fault.path.parts[0]
+    return worth and worth + BESIDE * (beside in place.parts)
 
 
 if __name__ == "__main__":
