@@ -190,9 +190,9 @@ def rows_alike(columns: Sequence[Any], rows: Ints) -> list[Ints]:
     """Rows of a table in groups in which every column has one value, in order of first appearance."""
     group = np.zeros(rows.size, dtype=np.int64)
     for column in columns:
-        code, values = pd.factorize(column)
-        if len(values) + (code < 0).any() > 1:
-            group = np.unique(group * (len(values) + 1) + code[rows] + 1, return_inverse=True)[1]
+        code, values = pd.factorize(column, use_na_sentinel=False)
+        if len(values) > 1:
+            group = np.unique(group * len(values) + code[rows], return_inverse=True)[1]
     group = pd.factorize(group)[0]
     return np.split(rows[np.argsort(group, kind="stable")], np.cumsum(np.bincount(group))[:-1])
 

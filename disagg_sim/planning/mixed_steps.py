@@ -281,7 +281,11 @@ TABULATED, ROWS = 8, 16
 
 
 def _limit(first: Floats, second: Floats, third: Floats) -> Floats:
-    """Find the value at which a series that nears it by the same share at each step ends (Aitken)."""
+    """Find the value at which a series that nears it by the same share at each step ends (Aitken).
+
+    >>> _limit(np.array([0.0]), np.array([1.0]), np.array([1.5])).tolist()
+    [2.0]
+    """
     last = third - second
     share = np.minimum(np.maximum(last / np.maximum(second - first, LEAST), 0.0), SLOWEST)
     return np.asarray(third + last * share / (1.0 - share))

@@ -19,6 +19,7 @@ from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import instance_parts, weight_bytes
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import attention_side
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
@@ -160,6 +161,13 @@ def test_latent_attention_without_a_query_latent_and_with_a_gate():
     assert ops["gate"] == (7.0, 8 * 128, 7168)
     assert "q_b" not in ops
     assert float(block.matmul_params(7168, 4.0)) == 7168 * 576 + (block.spec.matmul_params(7168) - 7168 * 576) / 4
+
+
+def test_a_draft_passes_the_products_of_absorbed_attention_as_another_sequence_does():
+    at = setup("deepseek_r1", "h200_sxm", "fp8")
+    rows = (Tokens(decodes=count, queries=new, context=1000.0) for count, new in ((64.0, 2.0), (128.0, 1.0)))
+    verified, decoded = (attention_side(at, 1.0, tokens, "auto", "decode", core=False).layers for tokens in rows)
+    assert verified == decoded
 
 
 # Experts.

@@ -167,6 +167,8 @@ def test_waiting_tokens_are_counted():
         forming.arrived(0, tokens)
     formed(forming, kept([400, 300, 1500]), [0, 1, 2])
     assert forming.waiting_tokens(kept([])).tolist() == [700]
+    formed(forming, kept([400, 300]), [0, 1])
+    assert forming.waiting_tokens(kept([])).tolist() == [0]
 
 
 def test_kingman_by_hand():

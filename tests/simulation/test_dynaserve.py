@@ -218,6 +218,11 @@ def test_passes_are_played_at_the_pace_of_the_last_ones():
     assert ask(fleet_of(), 100, 110, paces=(1.0, 2.0)) == (100, pytest.approx(0.020), pytest.approx(0.220))
     found = ask(fleet_of(), 100, 110, paces=(1.0, 2.0), rounds=6)
     assert found == (107, pytest.approx(0.020 + 6 * 0.011), pytest.approx(3 * 0.022))
+    paces = [SimpleNamespace(factor=pace) for pace in (1.0, 2.0)]  # learned of each
+    splits = {"_options": SimpleNamespace(predictor="history"), "_search": predictor.Search(6, 0.0, 0.0, False)}
+    splits |= {"_history": SimpleNamespace(look=lambda _, each: paces[each]), "_book": kept_of(fleet := fleet_of())}
+    view = SimpleNamespace(home=locked(fleet.home), now=0.0)
+    assert policy.Splits._split(SimpleNamespace(**splits), view, predictor.SplitRequest(100, 110, 0, 1)) == 107
 
 
 LEARNS = {"predictor": "history"}

@@ -222,6 +222,16 @@ def test_the_estimate_is_that_of_the_next_prompt():
     assert planner._ttft(0.0) == pytest.approx(0.09)
 
 
+@pytest.mark.parametrize(("waiting", "step"), [([0, 1000], 1), ([0, 999], 0), ([99, 99], -1), ([99, 100], 0)])
+def test_queues_count_in_contexts(waiting, step):
+    """Of 1,000 tokens: an instance more where one queue is as long, one less where all are below a tenth."""
+    here = site(Engine(), ROOM, table=TABLE)
+    options = policy_named("dynamo_load", mode="throughput", context_tokens=1000)
+    planner = LoadPlanner(options, here, stepping(here, options.token_budget, options.max_sequences))
+    view = {"prefill": np.arange(2), "waiting_prompt_tokens": np.array(waiting), "shared_prompt_tokens": 0}
+    assert planner._prefill_step(SimpleNamespace(**view)) == step
+
+
 def test_the_load_planner_shrinks_to_its_floor_when_idle():
     result = served(IDLE, policy_named("dynamo_load", least=2), WIDE, table=TABLE)
     assert kinds(result) == ["stop"] * 4

@@ -106,6 +106,7 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
         ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' occurs twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
+        ("when,ContextTokens,GeneratedTokens\n1,1,1\n", "no arrival times in the file; give a rate"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
         ((CSV + "0,1,1\n").encode("utf-16-le"), ":1: not a text file in UTF-8: it holds a byte 0"),
         (CSV.encode() + b"0,1,1\n\xff,1,1\n", ":3: not a text file in UTF-8: invalid start byte (0xff)"),
