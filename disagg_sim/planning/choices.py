@@ -410,6 +410,8 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             mixed=none,
             single=none,
             late=none,
+            longer=none,
+            behind=0.0,
         )
         yield OneByOne(
             at=at,
@@ -417,6 +419,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             work=work,
             steps=steps,
             nodes=nodes.new,
+            pasts=nodes.past,
             weights=nodes.weight,
             parts=work.lengths.prompt_parts,
             host=host_of(at),
@@ -475,7 +478,7 @@ def colocated_of(
     """
     (row, seats), at, lengths = point, grid.setup, work.lengths
     batch, prompts = grid.batch[: seats + 1].astype(float), lengths.prompt_nodes()
-    mixed, single, late = tables[:, :, : seats + 1]
+    mixed, single, late, longer = tables[:, :, : seats + 1]
     steps = MixedSteps(
         ranks=int(mapping.dp_attn),
         budget=budget,
@@ -489,6 +492,8 @@ def colocated_of(
         mixed=mixed,
         single=single,
         late=late,
+        longer=longer,
+        behind=float(prompts.weight @ (prompts.new * (prompts.past + prompts.new / 2.0))) / lengths.mean_new,
     )
     return ColocatedChoice(
         at=at,
@@ -496,6 +501,7 @@ def colocated_of(
         work=work,
         steps=steps,
         nodes=prompts.new,
+        pasts=prompts.past,
         weights=prompts.weight,
         parts=lengths.prompt_parts,
         host=host_of(at),

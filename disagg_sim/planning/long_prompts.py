@@ -33,7 +33,8 @@ class OneByOne(ColocatedChoice):
     def of(cls, shared: ColocatedChoice) -> OneByOne:
         """The same instance with one seat; without a pipeline."""
         held, (time, *_) = shared.steps.own
-        alone = shared.host + np.ceil(shared.nodes / held[0]) * time[0]  # beside no other sequence than its own
+        longer = shared.steps.worth(1.0, shared.nodes, shared.pasts) - shared.nodes
+        alone = shared.host + (np.ceil(shared.nodes / held[0]) + longer / held[0]) * time[0]  # beside its own sequence
         if shared.loads is not None:  # one after the other with what they are of
             alone = alone + shared.loads.link + shared.loads.latency
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}

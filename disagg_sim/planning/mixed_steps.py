@@ -12,6 +12,8 @@ Where a step has room for several prompts of a rank, those that come to it durin
 :math:`r\,T` come on average, spread over the ranks one by one, and the fullest of R ranks has
 :math:`E[\lceil A/R \rceil \mid A \ge 1]` of A, Poisson of that mean. Steps are timed at a few sizes for all batches of
 an instance.
+
+Past 400 lines: what a step takes, and how often each kind runs, follow from each other.
 """
 
 from __future__ import annotations
@@ -74,12 +76,14 @@ class MixedSteps:
     mixed: Floats  # (sizes, batches) time of a step with so many on every rank [s]
     single: Floats  # (sizes, batches) the same with so many on one rank alone [s]
     late: Floats  # (sizes, batches) the same with so many on every rank, the last pieces of their prompts [s]
+    longer: Floats  # (sizes, batches) what a step takes longer for each token more behind those of its prompts [s]
+    behind: float  # tokens of its prompt, cached ones and earlier, behind a prompt token, on average [token]
 
     @property
     def first(self) -> MixedSteps:
         """The steps with one sequence."""
-        columns = {name: getattr(self, name)[..., :1] for name in ("batch", "verified", "step")}
-        return replace(self, **columns, **{name: getattr(self, name)[:, :1] for name in ("mixed", "single", "late")})
+        names = ("batch", "verified", "step", "mixed", "single", "late", "longer")
+        return replace(self, **{name: getattr(self, name)[..., :1] for name in names})
 
     @cached_property
     def room(self) -> Floats:
@@ -117,6 +121,25 @@ class MixedSteps:
         held, tables = self.room + self.verified / self.ranks, (self.single, self.mixed, self.late)
         one, every, late = (_between(self.tokens, each, held) for each in tables)
         return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
+
+    @cached_property
+    def _grown(self) -> Floats:
+        """What a token more behind its prompt tokens adds to a full step, over its time, (batches,). [1/token]"""
+        held = self.room + self.verified / self.ranks
+        return np.asarray(_between(self.tokens, self.longer, held) / _between(self.tokens, self.mixed, held))
+
+    def worth(self, sequences: float, new: Floats, past: Floats | float) -> Floats:
+        r"""Tokens of mean prompts that fill as long a time in full steps as those of some prompts. [token]
+
+        A prompt of N new tokens after C cached ones has C + N/2 behind each, on average, however it is cut. Scores grow
+        with those, so that its steps take longer than the mean step T by its share of
+
+        .. math:: N' = N \left(1 + \frac{T'}{T} \left(C + \frac{N}{2} - \frac{E[N (C + N/2)]}{E[N]}\right)\right)
+
+        whose mean is that of N.
+        """
+        grown = float(np.interp(sequences, self.batch, self._grown))
+        return new * (1.0 + grown * (past + new / 2.0 - self.behind)) if grown else new
 
     def with_prompts(self, sequences: float) -> tuple[float, Callable[[Floats], Floats]]:
         """Prompt tokens of a full step of one rank beside so many sequences, and the time of a step by its own.
@@ -345,7 +368,7 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, last: int) -> Floats:
-    """Time steps with prefill: on every rank, on one rank, and of last pieces, (3, rows, sizes, batches). [s]"""
+    """Time steps, (4, rows, sizes, batches): on every rank, on one, of last pieces [s]; ``longer`` [s/token]."""
     at, lengths = grid.setup, work.lengths
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
@@ -370,12 +393,16 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
         return np.concatenate([alone[:, None], table], axis=1)
 
     every = step(mapping.dp_attn, prompt)
-    if np.all(mapping.dp_attn == 1):
-        return np.stack([every, every, every])
+    one_rank = np.all(mapping.dp_attn == 1)
+    if one_rank and weights.size == 1:
+        return np.stack([every, every, every, np.zeros_like(every)])
     later = step(mapping.dp_attn, 2.0 * prompt) - every  # half a prompt further
+    longer = later / (prompt / 2.0)
+    if one_rank:
+        return np.stack([every, every, every, longer])
     before = np.maximum(1.0 - tokens / prompt, 0.0).reshape(shape)  # share of a prompt before its last piece
     before = np.concatenate([np.zeros((shape[0], 1, shape[2])), before], axis=1)
-    return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before])
+    return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before, longer])
 
 
 def mixed_bytes(

@@ -249,6 +249,7 @@ class ColocatedChoice:
     work: Demand
     steps: MixedSteps
     nodes: Floats  # (lengths,) new tokens of prompts [token]
+    pasts: Floats  # (lengths,) cached ones [token]
     weights: Floats  # (lengths,) probabilities of the lengths [1]
     host: float  # host time of a request before its prefill [s]
     memory: float  # on the fullest GPU with all seats taken [B]
@@ -343,17 +344,19 @@ class ColocatedChoice:
     def _delay_of(self, rate: float, instances: int, found: Occupancy, mixing: Mixing) -> Delay:
         some, own_rate, even = found.mean, rate / instances, self.work.dispersion * evened(instances)
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
-        lengths = self.nodes
         if self.parts is not None:
-            node, load, weights, lengths = *loaded(None, self.parts.weights, own_rate, even), self.parts.isl
+            node, load, weights = loaded(None, self.parts.weights, own_rate, even)
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
             busy, even = self._sent(rate, found, mixing, instances)
-            queue = self.nodes, self.weights, room, step, self.work.dispersion * even, busy
-            laws = prompt_delay(own_rate, *queue, lengths)
+            prompts = self.steps.worth(some, self.nodes, self.pasts)
+            own = prompts if self.parts is None else self.steps.worth(some, self.parts.isl, 0.0)
+            queue = prompts, self.weights, room, step, self.work.dispersion * even, busy
+            laws = prompt_delay(own_rate, *queue, own)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
+        lengths = self.nodes if self.parts is None else self.parts.isl
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
         if self.hold_steps:
             own = self.host + np.ceil(lengths / held)[node] * time + load
@@ -386,7 +389,8 @@ class ColocatedChoice:
             found, mixing = self._state(rate, instances)
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
-            uneven = float(self.weights @ self.nodes**2) / float(self.weights @ self.nodes) ** 2
+            prompts = self.steps.worth(found.mean, self.nodes, self.pasts)
+            uneven = float(self.weights @ prompts**2) / float(self.weights @ prompts) ** 2
             steps = self.work.lengths.gaps / self._accepted
             tables = self.steps.cut[0] * mixing.time, mixing.used
             own, used = (float(np.interp(found.mean, self.batch, each)) for each in tables)

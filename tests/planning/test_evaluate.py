@@ -61,12 +61,12 @@ def test_it_is_what_a_simulation_meets(pools: dict[str, Replicas], rate: float) 
     assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.05)
 
 
-@pytest.mark.parametrize(("phases", "near"), [(("prefill", "decode"), 0.02), (("colocated",), 0.3)])
-def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str, ...], near: float) -> None:
+@pytest.mark.parametrize("phases", [("prefill", "decode"), ("colocated",)])
+def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str, ...]) -> None:
     """Without a queue: half of log-normal prompts have up to 4,096 tokens, 90 % of them 14,497, and 99 % 40,500.
 
-    Eight Gauss nodes that stand for means would have 20,496 tokens at the latter two. A shared step costs as much for
-    any prompt as for the mean one: long prompts at co-located instances are up to 30 % too fast.
+    Eight Gauss nodes that stand for means would have 20,496 tokens at the latter two. In co-located steps each has its
+    own past behind it: with the mean one of all prompt tokens the longest would be 30 % too fast.
     """
     pools = {phase: Replicas(mapping=Sharding(), instances=1, batch=4) for phase in phases}
     asked: dict[str, Any] = {"rate": 0.001, "ttft": "60 s", "tpot": "1 s"}
@@ -76,7 +76,7 @@ def test_percentiles_of_ttft_are_those_of_the_prompts_at_them(phases: tuple[str,
 
     spread = ttft("log_normal_4096_512")
     for share, tokens in (("p50", 4096), ("p90", 14_497), ("p99", 40_500)):
-        assert spread[share] == pytest.approx(ttft(tokens, 512)["p50"], rel=near)
+        assert spread[share] == pytest.approx(ttft(tokens, 512)["p50"], rel=0.03)
 
 
 def test_a_queue_without_end_is_told_as_such() -> None:

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from disagg_sim.arrays import Floats
+from disagg_sim.domain import Sharding
+from disagg_sim.facts.traffic import ConstantLength, LogNormalLength, TrafficCase
+from disagg_sim.planning.evaluate import evaluate
 from disagg_sim.planning.prompt_queue import prompt_delay
+from disagg_sim.planning.prove import prove
+from disagg_sim.simulation.deployment import Replicas
 
 ROOM = 8170.0
 
@@ -59,6 +64,17 @@ def test_times_are_those_of_a_simulation(prompts, weights, rate) -> None:
     for share in (0.5, 0.9):
         place = np.searchsorted(np.cumsum(chances[order]), share * chances.sum())
         assert times[order][place] == pytest.approx(np.quantile(run, share), rel=0.08)
+
+
+def test_long_prompts_wait_and_are_computed_as_simulated() -> None:
+    """Log-normal prompts in steps of 2,048 tokens; the mean past of all behind each would make p99 a third too fast."""
+    pytest.importorskip("numba")
+    work = TrafficCase(isl=LogNormalLength(median=8192, sigma=0.6), osl=ConstantLength(tokens=100))
+    both = {"colocated": Replicas(mapping=Sharding(), instances=1, batch=32, token_budget=2048)}
+    found = evaluate("llama_3_1_8b", "h100_sxm", both, work, rate=1.5, ttft="60 s@p99", tpot="1 s")
+    run = prove(found.given, found.design, adapt=False).planned
+    for share, near in (("p50", 0.05), ("p90", 0.08), ("p99", 0.15)):
+        assert found.ttft[share] == pytest.approx(run.ttft[share], rel=near)
 
 
 def test_prompts_that_come_in_groups_wait_for_each_other() -> None:

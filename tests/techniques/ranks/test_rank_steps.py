@@ -28,6 +28,8 @@ def made(prompt: float) -> MixedSteps:
         mixed=table,
         single=table,
         late=table,
+        longer=np.zeros_like(table),
+        behind=prompt / 2,
     )
 
 
