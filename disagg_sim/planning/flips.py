@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
@@ -268,18 +267,17 @@ def _verified(plan: Plan, found: list[AnswerFlip], now: _Winner) -> AnswerFlip |
     return None
 
 
-@lru_cache(maxsize=8)
-def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
-    """The plan of the same question with one value changed; flips and costs of limits ask for some of them twice."""
+def _asked_at(plan: Plan, axis: str, factor: float, below: float = math.inf) -> Plan:
+    """The plan of the same question with one value changed, if a request may cost less than ``below``."""
     assert plan.ask is not None
     work, law = plan.work, plan.work.lengths
     if axis in ("ttft", "tpot"):
         limit = getattr(work, axis)
-        return plan.ask(others=1, **{axis: replace(limit, seconds=limit.seconds * factor)})
+        return plan.ask(others=1, below=below, **{axis: replace(limit, seconds=limit.seconds * factor)})
     if axis == "nic":
-        return plan.ask(others=1, options=replace(plan.options, max_nic=_reached(plan) * factor))
+        return plan.ask(others=1, below=below, options=replace(plan.options, max_nic=_reached(plan) * factor))
     isl, osl = (factor, 1.0) if axis == "isl" else (1.0, factor)
-    return plan.ask(others=1, lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
+    return plan.ask(others=1, below=below, lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
 
 
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
@@ -292,7 +290,7 @@ def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
     found = []
     own = plan.best.cost / plan.best.rate
     for axis in ("ttft", "tpot"):
-        best = _asked_at(plan, axis, LOOSER).best
+        best = _asked_at(plan, axis, LOOSER, (1.0 - TOLD) * own).best
         if best is not None and best.cost / best.rate <= (1.0 - TOLD) * own:
             value = getattr(plan.work, axis).seconds * LOOSER
             found.append(
@@ -312,12 +310,11 @@ def set_aside(plan: Plan) -> Design | None:
     """
     if plan.best is None or plan.ask is None:
         return None
-    wide = plan
+    wide, own = plan, (1.0 - 1e-9) * plan.best.cost / plan.best.rate
     if plan.options.layouts == Layouts.SUPPORTED:
-        wide = plan.ask(others=1, options=replace(plan.options, layouts=Layouts.LAUNCHABLE.value))
+        wide = plan.ask(others=1, below=own, options=replace(plan.options, layouts=Layouts.LAUNCHABLE.value))
     found = wide.cheapest
-    cheaper = found is not None and found.cost / found.rate < (1.0 - 1e-9) * plan.best.cost / plan.best.rate
-    return found if cheaper else None
+    return found if found is not None and found.cost / found.rate < own else None
 
 
 def _prices(plan: Plan, best: Design) -> Iterator[AnswerFlip]:

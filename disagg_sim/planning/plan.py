@@ -25,6 +25,7 @@ from disagg_sim.planning.candidates import candidates, further_pools, mappings_o
 from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import ANY, PlanOptions, Size, any_systems, systems_of, usable_systems
+from disagg_sim.planning.sizing import may_cost
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.workload.lengths import Lengths, uneven
@@ -105,8 +106,9 @@ def _planned(
     gpus: int | None,
     options: PlanOptions,
     others: int = RUNNERS_UP,
+    below: float = math.inf,
 ) -> Plan:
-    """Plan with up to ``others`` designs beside the best."""
+    """Plan with up to ``others`` designs beside the best; no design where none costs less than ``below``, a request."""
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
@@ -143,6 +145,8 @@ def _planned(
         source=source_of(lengths, work),
         ask=again,
     )
+    if rate is not None and not any(may_cost(case, rate, below * rate) for case in cases):
+        return question
     check = partial(played_if_flattered, question, {})
     found = answer(question, check, others)
     if options.objective != JOULE or found.best is None or others < RUNNERS_UP:  # a look at one change tells no other
@@ -214,9 +218,9 @@ def played_if_flattered(question: Plan, known: dict[int, int], design: Design) -
         return design
 
 
-def _again(model: Any, system: Any, asked: dict[str, Any], *, others: int = RUNNERS_UP, **changed: Any) -> Plan:
+def _again(model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
     """Plan again with some arguments of the question changed, perhaps the lengths."""
-    return _planned(model, system, **(asked | changed), others=others)
+    return _planned(model, system, **(asked | changed))
 
 
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
+from disagg_sim.planning.mixed_steps import ROUNDED
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
@@ -251,6 +252,18 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
         if math.isfinite(cheapest):
             return cheapest
     return math.inf
+
+
+def may_cost(case: Candidates, rate: float, cost: float) -> bool:
+    """Say whether a deployment for a rate [request/s] might cost no more than ``cost``.
+
+    Returns True, too, where not GPUs alone cost, or not those of two pools.
+    """
+    if math.isinf(cost) or case.drawn or case.availability is not None or case.further is not None:
+        return True
+    most = min(math.floor(cost / min(case.costs.values())) + 1, MOST_GPUS)
+    limit = cost * (1.0 + ROUNDED)
+    return any(fewest(case, mode, rate, most) <= limit for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED))
 
 
 def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
