@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.report.words import NOT_REACHED
-from disagg_sim.sweep.fidelity import CaseFidelity
-from disagg_sim.sweep.results import CaseResult
+
+if TYPE_CHECKING:  # a plan needs its texts alone, and sweeps take a tenth of a second to load
+    from disagg_sim.sweep.fidelity import CaseFidelity
+    from disagg_sim.sweep.results import CaseResult
 
 #: Least gain and least probability with which one mode is called the better one. [1]
 LEAST_GAIN, LEAST_PROBABILITY = 1.1, 0.9
