@@ -8,8 +8,9 @@ the user asked, and told only if the answer is another one there, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
@@ -97,13 +98,14 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
     cases = plan.cases
     now = _kind(best)
     rungs = [
-        found
+        (nearest, further)
         for axis, change in _axes(plan, cases, best)
-        for up in (True, False)
-        if (found := _nearest(axis, change, now, best.rate, up=up))
+        for further in (_nearest(axis, change, now, best.rate, up=up) for up in (True, False))
+        for nearest in islice(further, 1)
     ]
     rungs.sort(key=lambda each: abs(math.log(each[0].factor)))
-    found = [flip for each in rungs[:MOST_ASKED] if (flip := _verified(plan, each, now)) is not None]
+    asked = (_verified(plan, chain([nearest], further), now) for nearest, further in rungs[:MOST_ASKED])
+    found = [flip for flip in asked if flip is not None]
     return tuple(sorted([*found, *_prices(plan, best)], key=lambda flip: abs(math.log(flip.factor))))
 
 
@@ -230,36 +232,33 @@ def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
     return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
-def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> list[AnswerFlip]:
+def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Iterator[AnswerFlip]:
     """Rungs with another winner, the nearest first; the last is tried first, and if it has the same, there is none."""
-    found, before = [], 1.0
+    before, nearer, last = 1.0, False, None
     for rung in (LADDER[-1], *LADDER[:-1]):
         factor = rung if up else 1.0 / rung
         cases, value = change(factor)
         if not cases:
             continue
-        other = _winner(cases, rate, now)
-        if other != now:
-            found.append(
-                AnswerFlip(
-                    axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1], split=other[2]
-                )
-            )
-        elif rung == LADDER[-1]:
-            return []
-        elif all(abs(math.log(each.factor)) > abs(math.log(factor)) for each in found):
+        mode, system, split = other = _winner(cases, rate, now)
+        flip = AnswerFlip(axis=axis, factor=factor, before=before, value=value, mode=mode, system=system, split=split)
+        if rung == LADDER[-1]:
+            if other == now:
+                return
+            last = flip
+        elif other != now:
+            yield flip
+            before, nearer = factor, True
+        elif not nearer:
             before = factor
-    order = sorted(found, key=lambda flip: abs(math.log(flip.factor)))
-    return [
-        replace(flip, before=last)
-        for flip, last in zip(order, [before, *(each.factor for each in order)], strict=False)
-    ]
+    if last is not None:
+        yield replace(last, before=before)
 
 
-def _verified(plan: Plan, found: list[AnswerFlip], now: _Winner) -> AnswerFlip | None:
+def _verified(plan: Plan, found: Iterable[AnswerFlip], now: _Winner) -> AnswerFlip | None:
     """The nearest of some rungs at which the question, asked again, has another answer; None where none has."""
     before = 0.0
-    for flip in found[:RUNGS]:
+    for flip in islice(found, RUNGS):
         other = _kind(_asked_at(plan, flip.axis, flip.factor).best)
         if other != now:
             return replace(flip, mode=other[0], system=other[1], split=other[2], before=before or flip.before)
