@@ -5,7 +5,6 @@ A command is imported when it is called, so that help and usage errors load none
 
 from __future__ import annotations
 
-import atexit
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING
@@ -162,13 +161,13 @@ def _answer(module: str, command: str, function: str, asked: Any) -> None:
 def _imported(module: str, command: str) -> Any:
     """Import a command's module; wake the garbage collector if it rests, which from then on leaves alone what there is.
 
-    Modules stay until the end. Looking all of them over, again and again, would take a fifth of the time of a plan.
+    Modules stay until the end. Looking all of them over, again and again, would take a fifth of the time of a plan, and
+    as the process ends an eighth.
     """
     beside = module.removeprefix(BESIDE)
     found = import_module(f"disagg_sim.cli.{module}") if beside == module else import_lab(f"cli.{beside}", command)
     if not gc.isenabled():
         gc.freeze()
-        atexit.register(gc.unfreeze)  # compiled modules look at what is left at the end
         gc.enable()
     return found
 
