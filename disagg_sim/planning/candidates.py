@@ -11,14 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.choices import (
-    Grids,
-    colocated_choices,
-    decode_choices,
-    grids_of,
-    prefill_choices,
-    staged_choices,
-)
+from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, prefill_choices, staged_choices
 from disagg_sim.planning.design import Availability
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
@@ -124,21 +117,6 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
     return Sharding.joined([decode, shared[shared.pcp > 1]]), decode
 
 
-def candidates(
-    setups: tuple[Setup, Setup],
-    work: Demand,
-    mappings: tuple[Sharding, Sharding],
-    costs: Mapping[str, float],
-    max_nic: float | None,
-    further: FurtherPools | None = None,
-) -> Candidates:
-    """Score the grids of both phases and keep the choices that are worth sizing.
-
-    Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
-    """
-    return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic, further)
-
-
 def further_pools(
     setups: tuple[Setup, Setup], lengths: Lengths, gpus: int | None, options: PlanOptions
 ) -> FurtherPools | None:
@@ -194,7 +172,10 @@ def candidates_of(
     max_nic: float | None,
     further: FurtherPools | None = None,
 ) -> Candidates:
-    """Make the candidates of grids that are scored already."""
+    """Keep the choices of scored grids that are worth sizing.
+
+    Takes ``setups`` (of decode and of prefill) and ``max_nic`` [B/s].
+    """
     at, prefill_at = setups
     work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
     encode = None if further is None else further.encode

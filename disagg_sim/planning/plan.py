@@ -21,7 +21,8 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
-from disagg_sim.planning.candidates import candidates, further_pools, mappings_of
+from disagg_sim.planning.candidates import Candidates, candidates_of, further_pools, mappings_of, under_limits
+from disagg_sim.planning.choices import grids_of
 from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import ANY, PlanOptions, Size, any_systems, systems_of, usable_systems
@@ -107,10 +108,41 @@ def _planned(
     options: PlanOptions,
     others: int = RUNNERS_UP,
     below: float = math.inf,
+    scored: Plan | None = None,
 ) -> Plan:
-    """Plan with up to ``others`` designs beside the best; no design where none costs less than ``below``, a request."""
+    """Plan with up to ``others`` designs beside the best; no design where none costs less than ``below``, a request.
+
+    Takes ``scored`` (plan of the same question under other limits, whose grids are taken; None = grids are scored).
+    """
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
+    if scored is None:
+        cases, left_out = _cases(model, system, work, gpus, options)
+    else:
+        cases, left_out = [under_limits(each, work, options.max_nic) for each in scored.cases], list(scored.left_out)
+    asked = {"lengths": lengths, "ttft": ttft, "tpot": tpot, "rate": rate, "gpus": gpus, "options": options}
+    question = Plan(
+        size=size, options=options, cases=tuple(cases), left_out=tuple(left_out), source=source_of(lengths, work)
+    )
+    question = replace(question, ask=partial(_again, question, model, system, asked))
+    if rate is not None and not any(may_cost(case, rate, below * rate) for case in cases):
+        return question
+    check = partial(played_if_flattered, question, {})
+    found = answer(question, check, others)
+    if options.objective != JOULE or found.best is None or others < RUNNERS_UP:  # a look at one change tells no other
+        return found
+    plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
+    return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
+
+
+def _cases(
+    model: str | Path | ModelSpec,
+    system: str | SystemSpec | Sequence[str | SystemSpec],
+    work: Demand,
+    gpus: int | None,
+    options: PlanOptions,
+) -> tuple[list[Candidates], list[str]]:
+    """Make the candidates of all systems that can be planned for, and say why others cannot."""
     setups, left_out = usable_systems(model, systems_of(system), options)
     if str(system).strip() == ANY:
         untimed = ", ".join(each.name for each in any_systems()[1])
@@ -127,7 +159,8 @@ def _planned(
                     raise
                 unpriced.append(decode.system.name)
                 break
-            each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic, further)
+            grids = grids_of(*pair, mappings_of(pair, options), work)
+            each = candidates_of(pair, work, grids, costs, options.max_nic, further)
             each = replace(each, prices=options.prices)
             cases.append(replace(each, drawn=options.objective == JOULE, availability=availability_of(options)))
     if unpriced:
@@ -135,24 +168,7 @@ def _planned(
         left_out.append(f"no {what} is known of {', '.join(unpriced)}")
     if not cases:
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
-    asked = {"lengths": lengths, "ttft": ttft, "tpot": tpot, "rate": rate, "gpus": gpus, "options": options}
-    again = partial(_again, model, system, asked)
-    question = Plan(
-        size=size,
-        options=options,
-        cases=tuple(cases),
-        left_out=tuple(left_out),
-        source=source_of(lengths, work),
-        ask=again,
-    )
-    if rate is not None and not any(may_cost(case, rate, below * rate) for case in cases):
-        return question
-    check = partial(played_if_flattered, question, {})
-    found = answer(question, check, others)
-    if options.objective != JOULE or found.best is None or others < RUNNERS_UP:  # a look at one change tells no other
-        return found
-    plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
-    return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
+    return cases, left_out
 
 
 def costs_of(setups: Sequence[Setup], options: PlanOptions) -> dict[str, float]:
@@ -218,9 +234,11 @@ def played_if_flattered(question: Plan, known: dict[int, int], design: Design) -
         return design
 
 
-def _again(model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
+def _again(question: Plan, model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
     """Plan again with some arguments of the question changed, perhaps the lengths."""
-    return _planned(model, system, **(asked | changed))
+    limits = changed.keys() <= {"ttft", "tpot", "others", "below"}  # which choose no grids of alike requests
+    scored = question if limits and question.work.lengths.constant else None
+    return _planned(model, system, **(asked | changed), scored=scored)
 
 
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:
