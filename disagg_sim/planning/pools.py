@@ -169,6 +169,8 @@ class PrefillChoice(QuickBound):
         if rate / instances > self.link_rate or self.work.overloads(self.utilisation(sized, instances)):
             return False
         limit = self.work.ttft
+        if math.isinf(limit.seconds) and self.loads is None and self.encode is None:
+            return True  # below full load every wait ends
         return self.delay(sized, instances).late(limit.seconds) <= 1.0 - limit.share
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
