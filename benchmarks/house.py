@@ -139,9 +139,14 @@ def traces() -> Names:
     from disagg_sim.physics.passes.decode import decode_step
 
     at, asked = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), ds.lengths(2048, 256)
+    part, one = (ds.Replicas(mapping=ds.Sharding(), instances=1),), {"input_tokens": [1000], "output_tokens": [20]}
+    two = ds.ServedDeployment(name="two", gpus=2, prefill=part, decode=part, setup=at)
     return {
         "decode step": traced(lambda: decode_step(at, ds.Sharding(), batch=8, context=2048.0)),
         "plan": traced(lambda: ds.plan("llama_3_1_8b", "h100_sxm", asked, rate=40)),
+        "simulated request, beside compiled files": traced(
+            lambda: ds.simulate(two, ds.Trace(arrival=[0.0], **one), "disaggregated").summary()
+        ),
     }
 
 

@@ -33,9 +33,8 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.simulation.policies.registry import policies
-from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, fit_mmpp
 from disagg_sim.workload.scaling import REQUESTS
 from disagg_sim.workload.trace import Trace

@@ -46,7 +46,7 @@ from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.run_result import RunResult
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'

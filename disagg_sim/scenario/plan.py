@@ -13,10 +13,9 @@ from disagg_sim.facts import load
 from disagg_sim.physics.setup import Setup
 from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
-from disagg_sim.simulation.deployment import PARTS, ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, ServedDeployment, shares_of
 from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.simulation.instance_variants import bare
-from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import NONE
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.store import Key

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from disagg_sim.atomic import no_link, write_csv, write_text, written
@@ -33,15 +32,13 @@ from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compi
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
-from disagg_sim.simulation.records import EncodeUse, Requests, frame_of
+from disagg_sim.simulation.records import EncodeUse, Requests, RunResult, frame_of
 from disagg_sim.simulation.run import run as simulate
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.store import PIECES, BlockState, Key, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
-from disagg_sim.workload.stream import TraceStream, in_memory
-from disagg_sim.workload.trace import Trace
+from disagg_sim.workload.stream import in_memory
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
@@ -187,12 +184,16 @@ def _simulated(run: Run, scale: float, *, folder: Path | None = None) -> RunResu
     options = replace(
         scenario.run, sample_s=max(period, least), admission=run.choice.admission or scenario.run.admission
     )
-    if folder is None and options.records == STREAM:  # a search looks at the summaries alone
-        options = replace(options, records=NONE)
-    sink = PieceFiles(folder, replayed) if folder is not None and options.records == STREAM else None
+
+    def kept(piece: Requests) -> None:
+        """Keep requests in a file of their own; of a search the summaries are all that is looked at."""
+        if folder is not None and options.records == STREAM:
+            with written(folder / f"{int(piece.request[0]):010d}.parquet") as handle:
+                write_parquet(with_class(frame_of(piece), replayed), handle.name, {})
+
     policy, seed = run.choice.policy, scenario.seed
     result = simulate(
-        replayed, run.deployment, policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=options, sink=sink
+        replayed, run.deployment, policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=options, sink=kept
     )
     if options.records != FULL:
         gc.collect()  # what a run leaves behind refers to itself, and Python frees it late
@@ -326,7 +327,7 @@ def _by_class(store: Store, run: Run, scale: float) -> pd.DataFrame | None:
 def _by_model(store: Store, run: Run, scale: float) -> pd.DataFrame | None:
     """What the requests of each model got in a run of several."""
     gpus, scenario = json.loads(store.note(run.key(RUNS)))["gpus_by_model"], run.scenario
-    if not gpus:
+    if not gpus or scenario.run.records == NONE:
         return None
     limits = limits_of(run.source.at_rate(scenario.seed, scale), scenario.slo, scenario.run.classes)
     return by_model(store.read(run.key(REQUESTS)), limits, gpus)
@@ -335,7 +336,8 @@ def _by_model(store: Store, run: Run, scale: float) -> pd.DataFrame | None:
 def _by_tier(store: Store, run: Run, _: float) -> pd.DataFrame | None:
     """Where the prompts of a run were found."""
     tiers = run.scenario.run.tiers
-    return tier_use(store.read(run.key(REQUESTS)), tiers) if tiers else None
+    kept = tiers and run.scenario.run.records != NONE
+    return tier_use(store.read(run.key(REQUESTS)), tiers) if kept else None
 
 
 def _records(store: Store, key: Key) -> list[dict[str, Any]]:
@@ -448,22 +450,6 @@ def timed(rows: list[dict[str, Any]], key: Key, timings: Timings) -> list[dict[s
     told = timings.get((str(key.relative), key.digest), [])
     unknown = dict.fromkeys(MEASURED, math.nan)
     return [row | (told[at] if len(told) == len(rows) else unknown) for at, row in enumerate(rows)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PieceFiles:
-    """Keeps the requests of a run in a directory, in a file a piece."""
-
-    folder: Path
-    trace: Trace | TraceStream
-
-    def __call__(self, piece: Requests) -> None:
-        """See ``simulation.pieces.Sink``."""
-        frame, classes = frame_of(piece), self.trace.classes
-        if classes is not None:
-            frame["class"] = np.array(classes.names)[classes.number[piece.request]]
-        with written(self.folder / f"{int(piece.request[0]):010d}.parquet") as handle:
-            write_parquet(frame, handle.name, {})
 
 
 @contextmanager

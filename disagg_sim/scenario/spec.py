@@ -43,13 +43,11 @@ from disagg_sim.scenario.options import KnownPolicies, read_failures, read_optio
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
-from disagg_sim.simulation.deployment import PARTS, ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, ServedDeployment, shares_of
 from disagg_sim.simulation.feasibility import require_fit
-from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import FULL, options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.run import require_windows
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefix.play_tiers import below
@@ -330,10 +328,13 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
         unchanged["techniques"] = techniques_of(dict(checked))
         slo, classes = checked.slo
         unchanged["run"] = replace(checked.run, admission=checked.admission, classes=classes)
+        traces = replacing(trace, checked.trace) if trace else checked.trace
+        if unchanged["run"].whole or any(each.encode is not None for each in checked.deployments):
+            traces = tuple(replace(each, window=0) for each in traces)
         scenario = Scenario(
             source=str(path),
             slo=slo,
-            traces=replacing(trace, checked.trace) if trace else checked.trace,
+            traces=traces,
             policy_files=checked.policy_file,
             sampled=isinstance(document.get("run"), Mapping) and "sample_s" in document["run"],
             **unchanged,
@@ -354,7 +355,6 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     if many := list(faults_of_call("", require_few, "deployments x rates x policies", *sizes)):
         return (yield from many)
     for source in scenario.traces:
-        yield from faults_of_call("trace", require_windows, source.load(scenario.seed), scenario.run)
         if scenario.run.classes:
             yield from faults_of_call(
                 "slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes

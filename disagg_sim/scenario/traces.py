@@ -97,7 +97,7 @@ class TraceSource:
     shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
     classes: tuple[tuple[str, float], ...] = ()  # classes of requests and their shares [1]; none = those of the file
     models: ModelShares = ()  # models that requests ask for, or classes and theirs; none = those of the file
-    window: int = 0  # most requests of a file or a synthetic trace that are held at a time; 0 = all [request]
+    window: int = 0  # most requests that are held at a time where a run allows it; 0 = all [request]
 
     def load(self, seed: int) -> Trace | TraceStream:
         """The trace at its own rate; a file is read once for each of its versions."""
@@ -277,30 +277,29 @@ class _SessionKeys(_Process, _Rates):
 
 
 #: Keys that a source has under the same name, whatever it is of.
-_SAME = ("kind", "requests", "window")
-#: Keys of a file that are of no use where it is read in windows.
-_WHOLE = ("kind", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", "sessions", "rate_per_s")
+_SAME = ("kind", "requests")
+#: Keys of a trace that need all its requests at once, whatever the window.
+_OF_ALL = {"classes", "models"}
+_OF_FILES = {"kind", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", "sessions", "rate_per_s"}
 
 
 def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
-    _require_whole(keys, _WHOLE)
     part = keys.from_s is not None or keys.to_s is not None
     found = TraceSource(
         name=keys.name or plain_name(_stem(keys.path)),
         path=_path_of(info.context.folder / keys.path),
         rate=keys.rate_per_s,
         **{name: getattr(keys, name) for name in (*_SAME, "columns", "time_unit", "spread", "sessions")},
+        window=_window(keys, _OF_ALL | _OF_FILES),
         span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
         start=keys.start_s,
     )
     return _read(found, keys, info)
 
 
-def _require_whole(keys: _Common, names: tuple[str, ...] = ()) -> None:
-    """``ValueError`` where a window is given, and a key that needs all requests of a trace."""
-    given = [name for name in (*names, "classes", "models") if name in keys.model_fields_set]
-    if keys.window and given:
-        raise ValueError(f"'window' {keys.window} with '{given[0]}', which needs all requests; allowed: window 0")
+def _window(keys: _Common, whole: set[str]) -> int:
+    """Most requests that are held at a time; 0, all of them, where a key is given that needs these. [request]"""
+    return 0 if whole & keys.model_fields_set or keys.scale_by != TIME else keys.window
 
 
 def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
@@ -316,8 +315,8 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
         rate=keys.rate_per_s,
         synthetic=drawn,
         **{name: getattr(keys, name) for name in _SAME},
+        window=_window(keys, _OF_ALL),
     )
-    _require_whole(keys)
     return _read(found, keys, info)
 
 

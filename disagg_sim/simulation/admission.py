@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.options import MOST, Checked, option
 from disagg_sim.simulation.policy import Admission
+from disagg_sim.simulation.records import RequestLimits
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
 

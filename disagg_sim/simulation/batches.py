@@ -10,8 +10,7 @@ from itertools import chain, islice
 from disagg_sim.simulation.engine import NORMAL
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policy import BatchForming
-from disagg_sim.simulation.state import ClusterState
-from disagg_sim.simulation.view import Waiting
+from disagg_sim.simulation.view import ClusterState, Waiting
 from disagg_sim.simulation.wishes import Batch, Role, State
 
 MANUAL, READY, DECODE = Mode.MANUAL, State.READY, Role.DECODE  # an enum's members are slow to look up

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, check_kinds, nearest
-from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.records import Outcome, RequestLimits, Requests, quantile, requests_of, rows_of, totals_of
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
@@ -69,15 +68,6 @@ class ServiceClass:
             raise InputError(f"of {self.of!r} is unknown; allowed: {CLASS}, {MODEL}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """Limits and priority of every request, shape (requests,)."""
-
-    ttft: Floats  # [s]
-    tpot: Floats  # [s]
-    priority: Ints  # [1]
-
-
 def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceClass]) -> RequestLimits:
     """Look up the limits of every request; ``slo`` holds where neither class nor model is among ``classes``. [s]"""
     size = 1 if isinstance(trace, TraceStream) else len(trace)  # which every request of a stream shares
@@ -108,8 +98,8 @@ def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
     return next((each.slo for each in classes if each.of == MODEL and each.name == model), slo)
 
 
-def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
-    """Add the class of each request to the rows of ``RunResult.frame()``, where its trace has classes.
+def with_class(requests: pd.DataFrame, trace: Trace | TraceStream) -> pd.DataFrame:
+    """Add the class of each request to rows of ``RunResult.frame()``, where its trace has classes.
 
     Returns the table with a last column ``class``, or unchanged.
 
@@ -121,7 +111,7 @@ def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     """
     if trace.classes is None:
         return requests
-    return requests.assign(**{"class": np.array(trace.classes.names)[trace.classes.number]})
+    return requests.assign(**{"class": np.array(trace.classes.names)[trace.classes.number[requests["request"]]]})
 
 
 def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> pd.DataFrame:
@@ -132,13 +122,12 @@ def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[S
     """
     if trace.classes is None:
         raise InputError(f"trace {trace.name} has no classes; allowed: a column 'class', or with_classes")
-    limits = limits_of(trace, slo, classes)
-    got, rows = _Got(requests, limits), []
+    limits, got, rows = limits_of(trace, slo, classes), requests_of(requests), []
     for number, name in enumerate(trace.classes.names):
         own = trace.classes.number == number
         if own.any():
             priority = int(limits.priority[int(np.argmax(own))])
-            rows.append({"class": name, "priority": priority, **got.row(own)})
+            rows.append({"class": name, "priority": priority, **_got(got, own, limits)[0]})
     return pd.DataFrame(rows, columns=list(CLASS_COLUMNS))
 
 
@@ -147,58 +136,37 @@ def by_model(requests: pd.DataFrame, limits: RequestLimits, gpus: Mapping[str, f
 
     Returns a row a model and one of ``ALL``, columns ``MODEL_COLUMNS``; rates over the time of the whole run, those a
     GPU over the GPUs of the model, or over all; times in s, shares [1].
-
-    >>> rows = pd.DataFrame({"arrival_s": [0.0, 1.0], "first_token_s": [3.0, 4.0], "finish_s": [5.0, 10.0]})
-    >>> rows = rows.assign(output_tokens=[20, 100], status="completed", model=["small", "large"])
-    >>> limits = RequestLimits(ttft=np.full(2, 9.0), tpot=np.full(2, 9.0), priority=np.zeros(2))
-    >>> found = by_model(rows, limits, {"small": 1, "large": 4})
-    >>> found[["model", "throughput_tokens_per_s_per_gpu"]].values.tolist()
-    [['small', 2.0], ['large', 2.5], ['all', 2.4]]
     """
-    got, rows = _Got(requests, limits), []
+    got, rows = requests_of(requests), []
     for name, held in {**gpus, ALL: sum(gpus.values())}.items():
         own = (requests["model"] == name).to_numpy() if name != ALL else np.ones(len(requests), dtype=np.bool_)
-        row = got.row(own)
-        row |= {"model": name, "gpus": held, "throughput_tokens_per_s": got.tokens_per_s(own & got.done)}
+        row, served = _got(got, own, limits)
+        row |= {"model": name, "gpus": held, "throughput_tokens_per_s": served}
         for rate in ("throughput_tokens_per_s", "goodput_tokens_per_s"):
             row[f"{rate}_per_gpu"] = row[rate] / held
         rows.append(row)
     return pd.DataFrame(rows, columns=list(MODEL_COLUMNS))
 
 
-class _Got:
-    """What requests got, to be told of some of them."""
+def _got(requests: Requests, own: Mask, limits: RequestLimits) -> tuple[dict[str, Any], float]:
+    """``GROUP_COLUMNS`` of some requests, and their output over the time of the run [token/s].
 
-    def __init__(self, requests: pd.DataFrame, limits: RequestLimits) -> None:
-        self._limits = limits
-        self._ttft = (requests["first_token_s"] - requests["arrival_s"]).to_numpy()
-        gaps = np.maximum(requests["output_tokens"].to_numpy() - 1, 1)
-        self._tpot = (requests["finish_s"] - requests["first_token_s"]).to_numpy() / gaps
-        self.done = (requests["status"] == Outcome.COMPLETED.name.lower()).to_numpy()
-        self._rejected = (requests["status"] == Outcome.REJECTED.name.lower()).to_numpy()
-        self._inside = self.done & (self._ttft <= limits.ttft) & (self._tpot <= limits.tpot)
-        self._span = float(requests["finish_s"].max() - requests["arrival_s"].min())
-        self._tokens = requests["output_tokens"].to_numpy()
-
-    def tokens_per_s(self, own: NDArray[np.bool_]) -> float:
-        """Output tokens of some requests over the time of the run. [token/s]"""
-        return float(self._tokens[own].sum()) / self._span if self._span > 0 else np.nan
-
-    def row(self, own: NDArray[np.bool_]) -> dict[str, Any]:
-        """``GROUP_COLUMNS`` of some requests; limits that differ among them are NaN."""
-        served, good, span = own & self.done, own & self._inside, self._span
-        return {
-            "requests": int(own.sum()),
-            "completed": int(served.sum()),
-            "rejected": int((own & self._rejected).sum()),
-            "slo_attainment": float(good.sum() / own.sum()),
-            "goodput_requests_per_s": float(good.sum()) / span if span > 0 else np.nan,
-            "goodput_tokens_per_s": self.tokens_per_s(good),
-            **{f"ttft_{key}_s": _quantile(self._ttft[served], share) for key, share in SHARES.items()},
-            **{f"tpot_{key}_s": _quantile(self._tpot[served], share) for key, share in SHARES.items()},
-            "slo_ttft_s": _only(self._limits.ttft[own]),
-            "slo_tpot_s": _only(self._limits.tpot[own]),
-        }
+    Limits that differ among them are NaN.
+    """
+    span = float(np.fmax.reduce(requests.finish_s) - np.fmin.reduce(requests.arrival_s))
+    found, most = totals_of(rows_of(requests, own), some := rows_of(limits, own)), int(own.sum())
+    row: dict[str, Any] = {
+        "requests": most,
+        "completed": int(found.ended[Outcome.COMPLETED]),
+        "rejected": int(found.ended[Outcome.REJECTED]),
+        "slo_attainment": found.inside / most,
+        "goodput_requests_per_s": found.inside / span if span > 0 else np.nan,
+        "goodput_tokens_per_s": found.inside_tokens / span if span > 0 else np.nan,
+        **{f"ttft_{key}_s": quantile(found.ttft, share) for key, share in SHARES.items()},
+        **{f"tpot_{key}_s": quantile(found.tpot, share) for key, share in SHARES.items()},
+        **{f"slo_{name}_s": _only(getattr(some, name)) for name in ("ttft", "tpot")},
+    }
+    return row, found.output_tokens / span if span > 0 else np.nan
 
 
 def _only(values: Floats) -> float:
@@ -208,7 +176,3 @@ def _only(values: Floats) -> float:
 
 #: Percentiles of a class. [1]
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-
-
-def _quantile(values: Floats, share: float) -> float:
-    return float(np.quantile(values, share)) if values.size else np.nan

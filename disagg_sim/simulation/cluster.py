@@ -17,17 +17,14 @@ from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Placing, Ranked, Route, RoutingQueue
 from disagg_sim.simulation.kernel.compiled import COMPILES
 from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
-from disagg_sim.simulation.kernel.ranking import ranking
-from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.kernel.ranking import Chooser, Choosing, Placing, Ranked, Route, RoutingQueue, ranking
 from disagg_sim.simulation.options import MOST_IDLE_LOOKS, MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import PUSHED, Lengths, Transfers, Work
-from disagg_sim.simulation.view import ClusterView, Waiting
+from disagg_sim.simulation.view import ClusterState, ClusterView, Waiting
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish, leg_faults
 from disagg_sim.techniques.availability.play import Failures
 from disagg_sim.techniques.availability.play_recovery import ActiveLeg, Recovery
@@ -59,13 +56,12 @@ class Cluster:
         parts: Parts,
         *,
         state: ClusterState,
-        link: KvLink,
         clients: Clients,
         transfer: str,
         first_token: str,
         failures: Failures | None = None,
     ) -> None:
-        self.parts, self.state, self.view, self.link = parts, state, state.view, link
+        self.parts, self.state, self.view = parts, state, state.view
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
         self.prefix, self.prompts, self._totals = state.prefix, state.prompts, state.totals
         self.tiers = state.prefix if isinstance(state.prefix, Tiers) else None
@@ -90,7 +86,7 @@ class Cluster:
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
         self._notify_all = clients.hears or parts.listener is not None or failures is not None
         self._emits_late = first_token == "decode"
-        self.transfers = Transfers(transfer, state, link, self)
+        self.transfers = Transfers(transfer, state, self)
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
         self.recovery = Recovery(self, failures.migration_limit if failures is not None else 0)
         roster.joined, roster.serves = self._instances_changed, self._serves
@@ -166,8 +162,8 @@ class Cluster:
         return (
             self.view.arrived < self._due
             or (
-                (self.link.in_flight > 0 or self.transfers.waiting > 0)
-                and (self.outages is None or self.link.moves or not self.outages.links_lost(self))
+                (self.fleet.wires.in_flight > 0 or self.transfers.waiting > 0)
+                and (self.outages is None or self.fleet.wires.moves or not self.outages.links_lost(self))
             )
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)

@@ -16,9 +16,8 @@ from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.simulation.classes import ServiceClass, slo_of
-from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import PARTS, ModelShare, Replicas, ServedDeployment, shares_of
 from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
-from disagg_sim.simulation.models import ModelShare, shares_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.techniques.split.physics import split_bytes, split_step
 from disagg_sim.techniques.split.search import check_split

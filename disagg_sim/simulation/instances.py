@@ -1,8 +1,11 @@
-"""Manage the instances of a run: roles, start, stop, and the wishes that change them."""
+"""Manage the instances of a run: roles, start, stop, the wishes that change them, and the GPUs that they hold.
+
+Past 400 lines: every change of an instance, from the wish for it to its end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import NoReturn
 
@@ -12,13 +15,12 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Mask
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import PolicyError, quoted
+from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
-from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
-from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.site import ExpectedTraffic, Site, StepLimits, decode_slots, prefill_rate
@@ -73,22 +75,58 @@ def _limits_of(policy: str, steps: StepLimits, mapping: Sharding, role: Role) ->
     return limits
 
 
+class GpuBudget:
+    """GPUs of a deployment, which the instances of one policy hold, or those of several models."""
+
+    def __init__(self, deployment: ServedDeployment) -> None:
+        self._deployment = deployment
+        self._apart = len(deployment.systems) > 1
+        self._rosters: list[Roster] = []
+        self.instances: list[tuple[Roster, int]] = []  # of the whole cluster by number: roster, and number there
+        self.dead: Callable[[str], int] = lambda _: 0  # failed GPUs of a system, or of any, that no instance holds [1]
+
+    def join(self, roster: Roster) -> None:
+        """Count the instances of a roster from now on."""
+        self._rosters.append(roster)
+
+    def enter(self, roster: Roster, instance: int) -> int:
+        """Number an instance of a roster in the whole cluster."""
+        self.instances.append((roster, instance))
+        return len(self.instances) - 1
+
+    def total(self, roster: Roster, mapping: Sharding | None = None) -> int:
+        """GPUs that instances of a roster can hold: all but those of other rosters, and dead ones. [1]
+
+        With a mapping those of its system.
+        """
+        system = self._system(roster, mapping)
+        gpus = (self._deployment.gpus_on(system) if system else self._deployment.gpus) - self.dead(system)
+        return gpus - sum(sum(_gpus_in_use(each, system)) for each in self._rosters if each is not roster)
+
+    def free(self, roster: Roster, mapping: Sharding | None = None) -> int:
+        """Those of ``total`` that its instances do not hold. [1]"""
+        return self.total(roster, mapping) - sum(_gpus_in_use(roster, self._system(roster, mapping)))
+
+    def _system(self, roster: Roster, mapping: Sharding | None) -> str:
+        """Name of the system of a mapping; empty where all GPUs are alike, or all count."""
+        return roster.site.setup_of(mapping).system.name if self._apart and mapping is not None else ""
+
+
+def _gpus_in_use(roster: Roster, system: str) -> Iterator[int]:
+    """GPUs of the instances that have not stopped, of a system or of any. [1]"""
+    for gpus, state, mapping in zip(roster.gpus, roster.state, roster.mapping, strict=True):
+        if state != State.STOPPED and (not system or roster.site.setup_of(mapping).system.name == system):
+            yield gpus
+
+
 class Roster:
     """Who serves what. Wishes are checked here, delayed, applied and logged."""
 
     def __init__(
-        self,
-        policy: str,
-        site: Site,
-        steps: StepLimits,
-        *,
-        engine: Engine,
-        fleet: Fleet,
-        link: KvLink,
-        budget: GpuBudget,
+        self, policy: str, site: Site, steps: StepLimits, *, engine: Engine, fleet: Fleet, budget: GpuBudget
     ) -> None:
         self.policy, self.site, self.steps = policy, site, steps
-        self.engine, self.fleet, self.link, self.budget = engine, fleet, link, budget
+        self.engine, self.fleet, self.budget = engine, fleet, budget
         budget.join(self)
         self.number: list[int] = []  # of each instance in the whole cluster, which may have other models
         self.rows: Sequence[int] = ()  # of the trace, by request, where it has requests for other models
@@ -284,7 +322,7 @@ class Roster:
         kind = self._kinds.setdefault(mapping, len(self._kinds))
         if kind not in self._links:
             self._links[kind] = self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s
-        self.link.join(*self._links[kind], int(mapping.gpus))
+        self.fleet.wires.join(*self._links[kind], int(mapping.gpus))
         self.number.append(self.budget.enter(self, instance))
         self.mapping.append(mapping)
         self.kind.append(kind)

@@ -1,4 +1,4 @@
-"""State the network between instances: transfers share bandwidth or queue, and may start early.
+"""State the network between instances, whose transfers share its bandwidth and may start early.
 
 Physics page, section 8: a cache leaves over the GPUs that hold distinct parts of it, each with a link of
 its own, and arrives over those of the receiver.
@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, path_bandwidth, path_of, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.kernel.layout import DOWN, IN, OUT, UP
 
-if TYPE_CHECKING:  # plans state links, and need no simulator
-    from disagg_sim.simulation.engine import Engine
-    from disagg_sim.simulation.kernel.fleet import Fleet
-
-#: How concurrent transfers share a link: equally, or one after the other.
-SHARING = ("fair", "fifo")
 #: When a cache whose next instance is known leaves: after its segment, chunk by chunk, or layer by layer.
 PUSHES = ("whole", "chunk", "layer")
 
@@ -51,7 +44,6 @@ class LinkSpec:
     bandwidth: float | None = None
     latency_s: float | None = None  # before the first byte; None: as the profile says [s]
     descriptor_s: float | None = None  # then, of each block of each tensor; None: as the profile says [s]
-    sharing: str = "fair"  # of ``SHARING``
     push: str = "chunk"  # of ``PUSHES``
     chunk_tokens: int = 2048  # of a push chunk by chunk [token]
     spine_oversubscription: float | None = None  # NICs of a leaf over its uplinks; None: as the system's file says [1]
@@ -59,8 +51,7 @@ class LinkSpec:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_kinds(self)
-        for name, value, allowed in (("sharing", self.sharing, SHARING), ("push", self.push, PUSHES)):
-            check_word(f"link {name}", value, allowed)
+        check_word("link push", self.push, PUSHES)
         if self.bandwidth is not None and not self.bandwidth > 0:
             raise InputError(f"link bandwidth must be above 0 B/s, got {self.bandwidth}")
         if self.latency_s is not None and not 0 <= self.latency_s < math.inf:
@@ -77,7 +68,7 @@ class LinkSpec:
         """The uplinks that a simulated deployment of ``gpus`` shares; None where its NICs are all that counts."""
         system, profile = self._on(at.system), at.profile
         leaf, over = system.leaf_gpus, system.spine_oversubscription or 1.0
-        if leaf is None or over == 1.0 or not leaf < gpus < math.inf or self.sharing != "fair" or self.bandwidth:
+        if leaf is None or over == 1.0 or not leaf < gpus < math.inf or self.bandwidth:
             return None
         return Spine(leaf, leaf * path_bandwidth(system, profile, "spine"))
 
@@ -122,75 +113,3 @@ class LinkSpec:
 def instance_bandwidth(at: Setup, mapping: Sharding, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
     return float(unique_gpus(at.model, mapping)) * per_gpu
-
-
-class KvLink:
-    """Links between the instances of a fleet, whose kernel moves what is on its way (``kernel.links``).
-
-    Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; with a
-    spine those between leaves share its uplinks, too.
-    """
-
-    def __init__(
-        self, engine: Engine, fleet: Fleet, *, sharing: str, latency_s: float, spine: Spine | None = None
-    ) -> None:
-        self.engine, self.fleet, self.sharing, self.latency_s, self.spine = engine, fleet, sharing, latency_s, spine
-        self._wires = fleet.wires
-        self._wires.row["queues"] = sharing == "fifo"
-        self._gpus = 0  # of the instances so far, which stand side by side in the order of their starts [1]
-        self._leaf: list[int] = []  # of the first GPU of each instance
-        self._leaves: dict[int, int] = {}  # numbers of those that have an instance, one after the other
-        self.bandwidth: list[float] = []  # of instances, one way, at present [B/s]
-        self.whole: list[float] = []  # the same where nothing has failed [B/s]
-
-    @property
-    def in_flight(self) -> int:
-        """Transfers. [1]"""
-        return self._wires.in_flight
-
-    @property
-    def moves(self) -> bool:
-        """Whether a transfer will end, or rates are to be shared anew."""
-        return self._wires.moves
-
-    def join(self, bandwidth: float, latency_s: float | None = None, gpus: int = 1) -> None:
-        """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]
-
-        With a spine it stands behind those before it, on ``gpus`` GPUs, and counts at the leaf of the first.
-        """
-        leaf = 0
-        if self.spine is not None:
-            place = self._gpus // self.spine.leaf_gpus
-            leaf = self._leaves.setdefault(place, len(self._leaves))
-            self._gpus += gpus
-        self._leaf.append(leaf)
-        self.bandwidth.append(bandwidth)
-        self.whole.append(bandwidth)
-        self._wires.join(bandwidth, self.latency_s if latency_s is None else latency_s, leaf)
-        if self.spine is not None:
-            self._wires.share_uplinks(len(self._leaves), self.spine.uplink)
-
-    def limit(self, instance: int, share: float) -> None:
-        """The link of an instance has a share of its bandwidth from now on [1]; at 0 what is on its way waits."""
-        self.bandwidth[instance] = share * self.whole[instance]
-        self.fleet.limit_link(instance, self.bandwidth[instance], self.engine.now)
-
-    def hidden_bytes(
-        self, sender: int, receiver: int, total: float, pieces: int, window_s: float, post_s: float = 0.0
-    ) -> float:
-        """Bytes of a push in ``pieces`` that have arrived when the last piece becomes ready. [B]
-
-        Pieces become ready evenly over ``window_s``, the time from the start to the end of the segment that
-        makes them, and leave at the rate that the link would give one more transfer now, each after its share of
-        ``post_s``, the time that all descriptors take.
-        """
-        bandwidth, leaf, count = self.bandwidth, self._leaf, self._wires.count.item
-        if pieces <= 1 or not (bandwidth[sender] and bandwidth[receiver]):
-            return 0.0
-        before = (pieces - 1) / pieces
-        out, into = count(4 * sender + OUT) + 1, count(4 * receiver + IN) + 1
-        rate = min(bandwidth[sender] / out, bandwidth[receiver] / into)
-        if self.spine is not None and leaf[sender] != leaf[receiver]:
-            beside = max(count(4 * leaf[sender] + UP), count(4 * leaf[receiver] + DOWN))
-            rate = min(rate, self.spine.uplink / (beside + 1))
-        return min(before * total, before * window_s * total / (total / rate + post_s))

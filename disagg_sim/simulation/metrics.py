@@ -25,9 +25,7 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
-from disagg_sim.simulation.classes import RequestLimits
-from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run_result import RunResult, totals_of
+from disagg_sim.simulation.records import Outcome, RequestLimits, RunResult, quantile, totals_of
 from disagg_sim.units import HOUR
 
 NAN = float("nan")
@@ -111,7 +109,7 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
 def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: RequestLimits | None = None) -> Summary:
     """Summarise a run: latencies [s], attainment [1], goodput and use of the GPUs; NaN for what a run does not have."""
     if result.totals is None:
-        found = totals_of(result.requests, slo, limits)
+        found = totals_of(result.requests, limits or slo)
     elif result.judged_by == slo:
         found = result.totals
     else:
@@ -133,12 +131,12 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
         slo_attainment=found.inside / total if total else NAN,
         goodput_requests_per_s=_ratio(found.inside, duration) if found.inside else 0.0,
         goodput_tokens_per_s=_ratio(found.inside_tokens, duration) if found.inside else 0.0,
-        ttft_p50_s=found.ttft.percentile(0.5),
-        ttft_p90_s=found.ttft.percentile(0.9),
-        ttft_p99_s=found.ttft.percentile(0.99),
-        tpot_p50_s=found.tpot.percentile(0.5),
-        tpot_p90_s=found.tpot.percentile(0.9),
-        tpot_p99_s=found.tpot.percentile(0.99),
+        ttft_p50_s=quantile(found.ttft, 0.5),
+        ttft_p90_s=quantile(found.ttft, 0.9),
+        ttft_p99_s=quantile(found.ttft, 0.99),
+        tpot_p50_s=quantile(found.tpot, 0.5),
+        tpot_p90_s=quantile(found.tpot, 0.9),
+        tpot_p99_s=quantile(found.tpot, 0.99),
         itl_p99_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.99),
         gpu_hours=held / HOUR,
         utilisation=_ratio(busy, held),

@@ -135,10 +135,6 @@ class RunOptions:
             raise InputError(f"link push {self.link.push!r} with transfer 'chunks'; allowed: 'chunk'")
         if self.preemption == "swap" and self.prefix_cache:
             raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute', or prefix_cache_tokens")
-        if self.gap_limit_s < math.inf and self.records != FULL:
-            raise InputError(f"records {self.records!r} with gap_limit_s {self.gap_limit_s:g} s; allowed: {FULL!r}")
-        if self.tiers and self.records != FULL:
-            raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.reuse is not None:
             if self.prefix_cache or self.prefix_cache_tokens:
                 raise InputError("reuse states what caches find; allowed: without prefix_cache and prefix_cache_tokens")
@@ -148,6 +144,12 @@ class RunOptions:
                 f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache or "
                 "prefix_cache_tokens"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether a run needs all requests at once: all records, classes, closed loops, caches, failures."""
+        caches = self.prefix_cache or self.prefix_cache_tokens or self.reuse
+        return bool(self.records == FULL or self.classes or self.concurrency or caches or self.failures)
 
     def last_arrival(self, trace: Trace | TraceStream) -> float:
         """Time at which the last request comes, or the run is cut; 0 in a closed loop. [s]"""

@@ -17,17 +17,15 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.classes import by_class, by_model, limits_of, with_class
-from disagg_sim.simulation.deployment import ServedDeployment, served
+from disagg_sim.simulation.deployment import ServedDeployment, served, shares_of
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.metrics import Summary, summary, tier_use
-from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
-from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.scaling import TIME, at_rate
@@ -183,7 +181,7 @@ class SimulationResult(Shown):
 
     def frame(self) -> pd.DataFrame:
         """A row a request; columns of ``records.Requests``, times in s; ``class`` where the trace has classes."""
-        return self.records.frame() if self.trace.classes is None else with_class(self.records.frame(), self.trace)
+        return with_class(self.records.frame(), self.trace)
 
     def samples(self) -> pd.DataFrame:
         """The state over time; columns of ``records.Samples``."""

@@ -32,10 +32,9 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.physics.kv_transfer import descriptors
-from disagg_sim.simulation.kernel.auto_routing import Caches
 from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, MOVES, RESERVE, WAITS, Mode, SegmentStatus
-from disagg_sim.simulation.kv_link import KvLink
-from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.kernel.ranking import Caches
+from disagg_sim.simulation.view import ClusterState
 from disagg_sim.simulation.wishes import Leg, State
 
 #: How a cache gets to the next instance.
@@ -111,8 +110,8 @@ class Owner(Protocol):
 class Transfers:
     """All requests on their way from one instance to another."""
 
-    def __init__(self, way: str, state: ClusterState, link: KvLink, owner: Owner) -> None:
-        self.way, self.state, self.link, self.owner = way, state, link, owner
+    def __init__(self, way: str, state: ClusterState, owner: Owner) -> None:
+        self.way, self.state, self.owner = way, state, owner
         self.engine, self.fleet, self.roster, self.prompts = state.engine, state.fleet, state.roster, state.prompts
         self._ahead: dict[int, Handed] = {}  # by request: pushes whose sender is at work
         self._moving: dict[int, Handed] = {}  # by number of the transfer: caches on their way
@@ -400,7 +399,7 @@ class Transfers:
         if handed.reserved_s < handed.asked_s:
             pieces = self._site.link.pieces(tokens, len(self._model.layers))
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
-            hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
+            hidden = self.fleet.wires.hidden_bytes(origin, target, size, pieces, window, post)
             post *= 1.0 - hidden / size
         handed.hidden = hidden
         self._move(handed, tokens, size - hidden, post)
@@ -441,7 +440,7 @@ class Transfers:
         elif not handed.gone:
             waited = max(handed.reserved_s - handed.asked_s, 0.0)
             exposed = now - handed.ended_s - waited
-            rate = min(self.link.whole[origin], self.link.whole[target])
+            rate = min(self.fleet.wires.whole[origin], self.fleet.wires.whole[target])
             self.fleet.arrived(
                 handed.held, handed.tokens, exposed, exposed + handed.hidden / rate + handed.took_s, waited
             )

@@ -30,7 +30,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, above_zero, check_word
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks
-from disagg_sim.workload.stream import TraceStream
+from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import MOST_REQUESTS, Trace, joined, too_many
 
 #: How the request rate is scaled: by dividing time stamps, or by fewer or more requests.
@@ -46,14 +46,15 @@ LARGEST_UNIT = 0.05
 def at_rate(trace: Trace, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S) -> Trace: ...
 @overload
 def at_rate(
-    trace: TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
-) -> TraceStream: ...
+    trace: Trace | TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
+) -> Trace | TraceStream: ...
 def at_rate(
     trace: Trace | TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
 ) -> Trace | TraceStream:
     """Scale the request rate of a trace by ``rate`` [1].
 
-    By ``"time"``: the same requests, time stamps divided by it; by ``"requests"``: thinned below 1, superposed above.
+    By ``"time"``: the same requests, time stamps divided by it; by ``"requests"``: thinned below 1, superposed above,
+    all held in memory.
     """
     factor = above_zero("rate", rate)
     if not math.isfinite(factor):
@@ -65,11 +66,7 @@ def at_rate(
         return trace.scaled(factor)
     if factor == 1:
         return trace
-    if isinstance(trace, TraceStream):
-        raise InputError(
-            f"trace {trace.name} comes in windows, with scale_by {by!r}; allowed: {TIME!r}, or a trace that is held "
-            "whole (window 0)"
-        )
+    trace = in_memory(trace)
     copies = math.floor(factor)
     if copies and not math.isfinite(trace.period):
         raise InputError(f"trace {trace.name} of a single request has no rate that copies of it could raise")

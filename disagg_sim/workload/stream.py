@@ -55,8 +55,8 @@ class Count(NamedTuple):
 class TraceStream:
     """Requests in the order of their arrival, of which a window at a time is held.
 
-    Runs with ``records`` ``stream`` or ``none`` take it in place of a ``Trace`` of the same requests, with the same
-    results. It knows no sessions, classes, models or prefix blocks.
+    Runs take it in place of a ``Trace`` of the same requests, with the same results; those that need all requests at
+    once hold all of it. It knows no sessions, classes, models or prefix blocks.
     """
 
     sessions: ClassVar[None] = None

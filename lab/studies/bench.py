@@ -17,9 +17,9 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
 from lab.studies.keeping import Keeping, kept

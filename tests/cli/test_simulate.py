@@ -20,7 +20,7 @@ from disagg_sim.report.lines import not_completed
 from disagg_sim.scenario import run as scenario_run
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
-from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.fixed import Disaggregated
 from disagg_sim.simulation.policy import POLICIES, register
 from disagg_sim.simulation.wishes import Flip, Role
 
@@ -288,7 +288,7 @@ def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path
 OWN = """
 import sys
 from dataclasses import dataclass
-from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policies.fixed import Vllm
 from disagg_sim.simulation.policy import register
 from disagg_sim.simulation.wishes import Leg
 {top}

@@ -298,7 +298,7 @@ def test_shipped_scenarios_are_sound():
 
 MINE = """
 from dataclasses import dataclass
-from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policies.fixed import Vllm
 from disagg_sim.simulation.policy import register
 
 @register("small_chunks")

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, Samples
-from disagg_sim.simulation.run_result import RunResult
+from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, RunResult, Samples
 
 LETTERS = {"c": Outcome.COMPLETED, "r": Outcome.REJECTED, "f": Outcome.FAILED, "u": Outcome.UNFINISHED}
 

@@ -56,20 +56,17 @@ class Transfer:
 
 
 class Network:
-    """Transfers share what leaves their sender and what enters their receiver, or follow each other."""
+    """Transfers share what leaves their sender and what enters their receiver."""
 
     def __init__(self, link: LinkSpec, bandwidths: list[float], cache: Cache) -> None:
         self.link, self.bandwidths, self.cache = link, bandwidths, cache
         self.going: list[Transfer] = []
         self.tied = False  # equal caches of different senders ended at one instant: no rule says which is first
-        self.free_out = [0.0] * len(bandwidths)
-        self.free_in = [0.0] * len(bandwidths)
 
     def rate(self, sender: int, receiver: int, more: int = 0) -> float:
-        """Of one transfer, with ``more`` of them than there are; those that follow each other have all of the link."""
-        going = [] if self.link.sharing == "fifo" else self.going
-        out = max(sum(each.origin == sender for each in going) + more, 1)
-        come = max(sum(each.receiver == receiver for each in going) + more, 1)
+        """Of one transfer, with ``more`` of them than there are."""
+        out = max(sum(each.origin == sender for each in self.going) + more, 1)
+        come = max(sum(each.receiver == receiver for each in self.going) + more, 1)
         return min(self.bandwidths[sender] / out, self.bandwidths[receiver] / come)
 
     def send(self, transfer: Transfer, tokens: int, window: float | None, now: float) -> None:
@@ -87,17 +84,11 @@ class Network:
             transfer.hidden = size * early * min(window / whole, 1.0)
         transfer.left = size - transfer.hidden
         transfer.since = now + self.link.latency_s + post * (transfer.left / size)
-        if self.link.sharing == "fifo":
-            begin = max(transfer.since, self.free_out[sender], self.free_in[receiver])
-            transfer.end = begin + transfer.left / min(self.bandwidths[sender], self.bandwidths[receiver])
-            self.free_out[sender] = self.free_in[receiver] = transfer.end
         self.going.append(transfer)
         self.share(now)
 
     def share(self, now: float) -> None:
         """Bring all transfers to the present, and to the rates that they have from now on."""
-        if self.link.sharing == "fifo":
-            return
         for each in self.going:
             if now > each.since:
                 each.left, each.since = max(0.0, each.left - each.rate * (now - each.since)), now

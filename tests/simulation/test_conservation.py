@@ -31,9 +31,9 @@ REQUESTS = st.lists(
 ).map(sorted)
 
 
-def options_of(transfer, push, sharing, **others):
+def options_of(transfer, push, **others):
     """Chunks that take their own blocks leave as chunks."""
-    link = LinkSpec(sharing=sharing, push="chunk" if transfer == "chunks" else push, chunk_tokens=100)
+    link = LinkSpec(push="chunk" if transfer == "chunks" else push, chunk_tokens=100)
     return RunOptions(transfer=transfer, link=link, **others)
 
 
@@ -43,7 +43,6 @@ OPTIONS = st.builds(
     flip_s=st.sampled_from([0.0, 0.3]),
     start_up_s=st.sampled_from([0.0, 0.5]),
     sample_s=st.just(0.5),
-    sharing=st.sampled_from(["fair", "fifo"]),
     push=st.sampled_from(["whole", "chunk"]),
     transfer=st.sampled_from(["policy", *WAYS]),
     first_token=st.sampled_from(FIRST_TOKENS),

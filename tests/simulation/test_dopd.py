@@ -13,8 +13,7 @@ from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.policies.dopd.batches import LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import Profile, matching_prefill
+from disagg_sim.simulation.policies.dopd.sizes import LengthAware, Profile, kingman_wait, matching_prefill
 from disagg_sim.simulation.policies.loads import least_uncached
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named

@@ -49,11 +49,10 @@ FAILURES = st.builds(
     gpu_mtbf_s=st.sampled_from([math.inf, 20.0]),
     migration_limit=st.sampled_from([0, 1, 100]),
 )
-FAIR = OPTIONS.map(lambda options: replace(options, link=replace(options.link, sharing="fair")))
 
 
 @settings(max_examples=120)
-@given(name=st.sampled_from(sorted(policies())), requests=REQUESTS, options=FAIR, failures=FAILURES)
+@given(name=st.sampled_from(sorted(policies())), requests=REQUESTS, options=OPTIONS, failures=FAILURES)
 def test_every_request_ends_once_whatever_fails(name, requests, options, failures):
     result = served(requests, name, EVERYTHING, table=TABLE, blocks=BLOCKS, options=replace(options, failures=failures))
     r = result.requests

@@ -1,4 +1,4 @@
-"""The network between instances: sharing, queueing, pushing."""
+"""The network between instances: sharing, pushing."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from disagg_sim.simulation.kernel.entry import ARRIVES
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_link import KvLink, LinkSpec, Spine, instance_bandwidth
+from disagg_sim.simulation.kv_link import LinkSpec, Spine, instance_bandwidth
 from disagg_sim.simulation.site import Site
 
 
@@ -46,12 +46,11 @@ def served_site(at, link):
 class Moved:
     """Transfers on links of stated bandwidths, and when each has arrived."""
 
-    def __init__(self, bandwidths, sharing="fair", latency_s=0.0, spine=None):
+    def __init__(self, bandwidths, latency_s=0.0, spine=None):
         self.engine = Engine()
-        self.fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1)] * len(bandwidths))
-        self.link = KvLink(self.engine, self.fleet, sharing=sharing, latency_s=latency_s, spine=spine)
+        self.fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1)] * len(bandwidths), spine=spine)
         for bandwidth in bandwidths:
-            self.link.join(bandwidth)
+            self.fleet.wires.join(bandwidth, latency_s)
         self.sent, self.ends = {}, {}
         self.engine.attach(self)
 
@@ -69,28 +68,27 @@ class Moved:
         for index, (time, *sent) in enumerate(sends):
             self.engine.at(time, NORMAL, self.send, index, *sent)
         self.engine.run()
-        assert self.link.in_flight == 0
+        assert self.fleet.wires.in_flight == 0
         return [self.ends[index] for index in range(len(sends))]
 
 
-def finished(sends, bandwidths, sharing="fair", latency_s=0.0):
+def finished(sends, bandwidths, latency_s=0.0):
     """Times at which transfers (time, sender, receiver, size) end, by their index."""
-    return Moved(bandwidths, sharing, latency_s).all(sends)
+    return Moved(bandwidths, latency_s).all(sends)
 
 
 @pytest.mark.parametrize(
-    ("sends", "sharing", "ends"),
+    ("sends", "ends"),
     [
-        ([(1.0, 0, 4, 60.0)], "fair", [13.0]),  # over the narrower end
-        ([(0.0, 0, 1, 40.0), (2.0, 0, 2, 40.0)], "fair", [6.0, 8.0]),  # from 2 s on 20 of 40 B at 5 B/s each
-        ([(0.0, 0, 2, 40.0), (0.0, 1, 2, 40.0)], "fair", [8.0, 8.0]),  # into one receiver
-        ([(0.0, 0, 1, 40.0), (0.0, 2, 3, 40.0)], "fair", [4.0, 4.0]),  # between other instances
-        ([(0.0, 0, 1, 40.0), (1.0, 0, 2, 40.0)], "fifo", [4.0, 8.0]),
+        ([(1.0, 0, 4, 60.0)], [13.0]),  # over the narrower end
+        ([(0.0, 0, 1, 40.0), (2.0, 0, 2, 40.0)], [6.0, 8.0]),  # from 2 s on 20 of 40 B at 5 B/s each
+        ([(0.0, 0, 2, 40.0), (0.0, 1, 2, 40.0)], [8.0, 8.0]),  # into one receiver
+        ([(0.0, 0, 1, 40.0), (0.0, 2, 3, 40.0)], [4.0, 4.0]),  # between other instances
     ],
 )
-def test_transfers_by_hand(sends, sharing, ends):
+def test_transfers_by_hand(sends, ends):
     """Links of 10 B/s, the last of 5 B/s."""
-    assert finished(sends, [10.0, 10.0, 10.0, 10.0, 5.0], sharing) == pytest.approx(ends)
+    assert finished(sends, [10.0, 10.0, 10.0, 10.0, 5.0]) == pytest.approx(ends)
 
 
 def test_a_transfer_alone_takes_its_latency_and_its_bytes():
@@ -107,7 +105,7 @@ def test_a_link_that_comes_back_goes_on_where_it_was():
     """20 of 40 B are there at t = 2; nothing moves until t = 5; then half the bandwidth takes 4 s."""
     moved = Moved([10.0] * 2)
     for time, share in ((2.0, 0.0), (5.0, 0.5)):
-        moved.engine.at(time, NORMAL, moved.link.limit, 0, share)
+        moved.engine.at(time, NORMAL, moved.fleet.limit_link, 0, share, time)
     assert moved.all([(0.0, 0, 1, 40.0)]) == [9.0]
 
 
@@ -116,23 +114,24 @@ SENDS = st.lists(
 )
 
 
-@given(SENDS, st.sampled_from(["fair", "fifo"]))
-def test_every_transfer_ends_once_and_none_beats_an_empty_link(wanted, sharing):
+@given(SENDS)
+def test_every_transfer_ends_once_and_none_beats_an_empty_link(wanted):
     sends = [(time, sender, receiver, size) for time, (sender, receiver), size in wanted]
-    for (time, _, _, size), end in zip(sends, finished(sends, [10.0] * 3, sharing), strict=True):
+    for (time, _, _, size), end in zip(sends, finished(sends, [10.0] * 3), strict=True):
         assert end >= time + size / 10.0 - 1e-9
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(1, 100)), min_size=1, max_size=8))
 def test_sharing_keeps_a_link_as_busy_as_a_queue_does(wanted):
-    """Between one pair of instances the last byte arrives at the same time, whatever the order."""
-    sends = [(time, 0, 1, size) for time, size in wanted]
-    fair, fifo = finished(sends, [10.0] * 2), finished(sends, [10.0] * 2, "fifo")
-    assert max(fair) == pytest.approx(max(fifo), rel=1e-9)
+    """Between one pair of instances the last byte arrives when it would if transfers went one after the other."""
+    end = 0.0
+    for time, size in sorted(wanted):
+        end = max(end, time) + size / 10.0
+    assert max(finished([(time, 0, 1, size) for time, size in wanted], [10.0] * 2)) == pytest.approx(end, rel=1e-9)
 
 
 def test_a_push_in_pieces_exposes_its_last_piece_on_a_fast_link():
-    link = Moved([10.0] * 2).link
+    link = Moved([10.0] * 2).fleet.wires
     assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=100.0) == 60.0
     assert link.hidden_bytes(0, 1, 80.0, pieces=1, window_s=100.0) == 0.0
     slow = link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0)
@@ -188,14 +187,14 @@ def test_a_link_of_ones_own_costs_what_is_stated():
 
 def test_descriptors_are_hidden_with_their_pieces():
     """4 pieces a second apart: each takes 2 s on the wire and 2 s to post, so that 3 s hide three quarters of one."""
-    link = Moved([10.0] * 2).link
+    link = Moved([10.0] * 2).fleet.wires
     assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0, post_s=8.0) == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sharing": "fiar"}, "did you mean 'fair'"),
+        ({"push": "chunks"}, "did you mean 'chunk'"),
         ({"bandwidth": 0.0}, "above 0 B/s"),
         ({"chunk_tokens": 0}, "from 1"),
         ({"spine_oversubscription": 0.5}, "spine_oversubscription 0.5 is out of range"),
@@ -236,9 +235,7 @@ def test_a_deployment_larger_than_a_leaf_shares_its_spine():
     plain = setup("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
     at = plain.changed(system=replace(plain.system, leaf_gpus=32, spine_oversubscription=4.0))
     assert LinkSpec().spine(plain, 64) is LinkSpec().spine(at, 32) is None
-    assert LinkSpec(sharing="fifo").spine(at, 64) is None
     spine = LinkSpec().spine(at, 64)
     assert spine == (32, pytest.approx(32 * 50e9 / 4))
     assert LinkSpec().wire(at, 64, shared_spine=True).bandwidth == 50e9
     assert LinkSpec().wire(at, 64).bandwidth == 12.5e9
-    assert LinkSpec(sharing="fifo").wire(at, 64, shared_spine=True).bandwidth == 12.5e9

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +15,11 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import MEASURED, summary
 from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
+from disagg_sim.simulation.records import RELATIVE_ERROR, Sketch, Totals, added, frame_of
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RELATIVE_ERROR, Sketch, Totals, added
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
-from disagg_sim.workload.request_columns import Sessions
+from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
 
 SLO = ds.Slo(ttft=0.5, tpot=0.02)
 AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
@@ -39,6 +40,14 @@ def sessions(n: int = 400) -> Sessions:
     return Sessions(session=np.arange(n) // 2 % 100, think_s=np.full(n, 0.5))
 
 
+def prompts(n: int = 400) -> PrefixBlocks:
+    """Blocks of prompts that begin as some others do."""
+    blocks = requests(n).input_tokens // 512
+    ids = np.concatenate([40 * (number % 30) + np.arange(count) for number, count in enumerate(blocks)])
+    return PrefixBlocks(offsets=np.append(0, np.cumsum(blocks)), ids=ids, block_tokens=512)
+
+
+KEPT = {"gap_limit_s": 0.02, "prefix_cache_tokens": 4096, "tiers": ("dram",)}
 LOST = tuple(FailureEvent(at_s=at, kind="instance", number=each) for at, each in ((3.0, 0), (6.0, 3), (9.0, 1)))
 FAILING = {"failures": Failures(restart_s=4.0, migration_limit=2, events=LOST)}
 CASES = {
@@ -49,6 +58,7 @@ CASES = {
     "batches of a policy": ("dopd", {}, {}, {}),
     "numbers of segments kept": ("dynaserve", {}, {}, {}),
     "cut short": ("disaggregated", {"until_s": 12.0, "transfer": "buffer"}, {}, {}),
+    "late gaps, tiers": ("vllm", KEPT, {}, {"prefix": prompts()}),
 }
 
 
@@ -65,9 +75,8 @@ def test_a_run_in_pieces_is_the_same_run(monkeypatch, case):
     )
     assert len(left) > 3
     assert not len(streamed.requests.request)
-    for each in fields(whole.requests):
-        found = np.concatenate([getattr(piece, each.name) for piece in left])
-        np.testing.assert_array_equal(found, getattr(whole.requests, each.name), err_msg=each.name)
+    found = pd.concat([frame_of(piece) for piece in left], ignore_index=True)
+    pd.testing.assert_frame_equal(found, whole.frame(), check_exact=True)
     for part in ("samples", "instances"):
         for each in fields(getattr(whole, part)):
             a, b = (getattr(getattr(result, part), each.name) for result in (whole, streamed))
@@ -87,8 +96,10 @@ def vars_of(row: object) -> dict[str, float]:
 def test_the_kernel_forgets(monkeypatch):
     """400 requests of two segments each: those that are left at the end are those that came after the last piece."""
     monkeypatch.setattr(pieces, "PIECE", 30)
-    kept = []
-    monkeypatch.setattr(pieces.Pieces, "close", lambda self: kept.append(len(self._cluster.fleet.segments)))
+    kept, close = [], pieces.Pieces.close
+    monkeypatch.setattr(
+        pieces.Pieces, "close", lambda self: kept.append(len(self._cluster.fleet.segments)) or close(self)
+    )
     run(requests(), parts(), "disaggregated", at=AT, slo=SLO, options=RunOptions(sample_s=0.5, records="none"))
     assert kept[0] < 100
 
@@ -106,7 +117,8 @@ def test_the_kernel_places_requests_as_the_policy_does(monkeypatch, policy):
     monkeypatch.setattr(GlobalScheduler, "chooser", lambda *_: None)
     asked = run(trace, parts(), policy, at=AT, slo=SLO, options=options)
     assert fed.decisions == asked.decisions
-    for part in ("requests", "samples", "instances"):
+    pd.testing.assert_frame_equal(fed.frame(), asked.frame(), check_exact=True)
+    for part in ("samples", "instances"):
         for each in fields(getattr(fed, part)):
             a, b = (getattr(getattr(result, part), each.name) for result in (fed, asked))
             np.testing.assert_array_equal(a, b, err_msg=each.name)
@@ -119,8 +131,6 @@ def test_a_window_beyond_what_is_kept_is_refused(monkeypatch):
     result = run(requests(), parts(), "vllm", at=AT, slo=SLO, options=RunOptions(**own))
     with pytest.raises(InputError, match="records of the requests are gone; allowed: the limits of the run"):
         summary(result, ds.Slo(ttft=1.0, tpot=1.0))
-    with pytest.raises(InputError, match="records 'stream' without a sink"):
-        run(requests(), parts(), "vllm", at=AT, slo=SLO, options=RunOptions(records="stream"))
 
 
 @given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=50), st.integers(0, 50), st.floats(0.0, 1.0))

@@ -13,12 +13,11 @@ from sites import served as slowly_linked
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.policies import forecast
-from disagg_sim.simulation.policies.dopd.batches import greedy
+from disagg_sim.simulation.policies.dopd.sizes import greedy
 from disagg_sim.simulation.policies.dynamo import load
 from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, Planner2025, stepping
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
-from disagg_sim.simulation.policies.pools import Sizes, within
+from disagg_sim.simulation.policies.pools import LEAST, Arima, Arma, Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
@@ -43,13 +42,13 @@ def served(requests, policy, served_by, **more):
 
 def test_an_arma_forecast_by_hand():
     """Mean 10, x = 12, 14: e1 = 2 (no past), e2 = 4 - (0.5*2 + 0.25*2) = 2.5; next 10 + 0.5*4 + 0.25*2.5."""
-    assert forecast.Arma(10.0, (0.5,), (0.25,)).forecast([10.0, 12.0, 14.0]) == pytest.approx(12.625)
+    assert Arma(10.0, (0.5,), (0.25,)).forecast([10.0, 12.0, 14.0]) == pytest.approx(12.625)
 
 
 def test_arima_stands_on_the_last_value_until_it_has_points_enough():
-    arima = forecast.Arima()
+    arima = Arima()
     assert np.isnan(arima.next())
-    for k in range(forecast.LEAST - 1):
+    for k in range(LEAST - 1):
         arima.observe(100.0 + k)
         assert arima.next() == 100.0 + k
     assert arima.fits == 0
@@ -60,7 +59,7 @@ def test_arima_learns_a_process_and_is_fitted_anew_only_after_two_bad_forecasts(
     series = [100.0]
     for _ in range(60):
         series.append(100 + 0.8 * (series[-1] - 100) + rng.normal(0, 2))
-    arima, errors, naive = forecast.Arima(), [], []
+    arima, errors, naive = Arima(), [], []
     for value in series:
         if arima.fits:
             errors.append(value - arima.next())
@@ -75,7 +74,7 @@ def test_arima_learns_a_process_and_is_fitted_anew_only_after_two_bad_forecasts(
 
 
 def test_arima_bears_constant_series_and_gaps():
-    arima = forecast.Arima()
+    arima = Arima()
     for value in [5.0] * 20 + [float("nan")] * 3:
         arima.observe(value)
     assert arima.next() == 5.0
@@ -83,7 +82,7 @@ def test_arima_bears_constant_series_and_gaps():
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=80))
 def test_a_forecast_is_always_a_number_from_zero(series):
-    arima = forecast.Arima()
+    arima = Arima()
     for value in series:
         arima.observe(value)
         assert 0.0 <= arima.next() < np.inf

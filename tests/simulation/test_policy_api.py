@@ -10,8 +10,8 @@ POLICIES = Path(disagg_sim.__file__).parent / "simulation" / "policies"
 #: What docs/policies.md gives a policy, and of the kernel columns, constants and functions that only read.
 API = {"policy", "wishes", "view", "site", "options", "faults", "instances", "instance_variants", "clients"}
 READ = {
-    **dict.fromkeys(("addresses", "auto_routing", "compiled", "layout", "ranking")),
-    "progress": {"uncounted"},
+    **dict.fromkeys(("addresses", "compiled", "layout", "ranking")),
+    "ranks": {"uncounted"},
     "runs": {"steps_time"},
     "step_table": {"StepTable"},
     "times": {"aware_prefill", "step_time"},

@@ -14,8 +14,8 @@ from sites import SIMPLE, deployment, served
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.policies.fixed import Vllm
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policies.vllm import Vllm
 from disagg_sim.simulation.policy import Parts, register, require_policy
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Role, SetLimits, Start, Stop
@@ -126,7 +126,7 @@ def test_ctrl_c_while_a_policy_thinks_is_no_fault_of_it():
 
 
 def test_a_bug_of_this_package_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("disagg_sim.simulation.policies.vllm.Vllm.build", fails_in_build)
+    monkeypatch.setattr("disagg_sim.simulation.policies.fixed.Vllm.build", fails_in_build)
     with pytest.raises(KeyError):
         served(REQUESTS, Vllm(), TWO, table=SIMPLE)
 

@@ -14,7 +14,8 @@ from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation import cluster, serve
+from disagg_sim.simulation import cluster
+from disagg_sim.simulation import run as whole_run
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.physical_site import kv_blocks, tables_of
 from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
@@ -86,7 +87,7 @@ def test_a_pause_of_years_costs_nothing_where_nobody_looks(options):
 
 def test_a_run_that_outlasts_its_trace_thins_its_samples(monkeypatch):
     """Of every full lot each second sample stays; the times stay even."""
-    monkeypatch.setattr(serve, "MOST_SAMPLES", 8)
+    monkeypatch.setattr(whole_run, "MOST_SAMPLES", 8)
     result = served([(0.0, 100, 400)], policy_named("vllm"), ONE, table=SIMPLE, options=RunOptions(sample_s=0.1))
     times = result.samples.time_s
     assert 4 <= times.size <= 9

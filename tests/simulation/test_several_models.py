@@ -1,9 +1,10 @@
 """Several models in one cluster: each is served by its own instances, on one clock."""
 
 import functools
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import disagg_sim as ds
@@ -62,13 +63,12 @@ def test_two_models_in_one_cluster_are_two_clusters(policy):
         rows = np.flatnonzero(trace.models.number == place)
         alone = ds.simulate(pool([model]), replace(trace.take(rows), models=None), policy).records
         ours = np.flatnonzero(both.models.instance == place)
-        for field in fields(alone.requests):
-            own, other = getattr(both.requests, field.name)[rows], getattr(alone.requests, field.name)
-            if field.name == "request":
-                other = rows
-            if field.name.endswith("_instance"):
-                other = ours[other]
-            assert np.array_equal(own, other, equal_nan=True), field.name
+        one, several = alone.frame(), both.frame().drop(columns="model").iloc[rows].reset_index(drop=True)
+        own = {
+            "request": rows,
+            **{f"{phase}_instance": ours[one[f"{phase}_instance"]] for phase in ("prefill", "decode")},
+        }
+        pd.testing.assert_frame_equal(several, one.assign(**own), check_exact=True)
         for name in ("busy_s", "decode_steps", "decode_tokens", "prefill_tokens", "flops", "flips"):
             assert np.array_equal(getattr(both.instances, name)[ours], getattr(alone.instances, name)), name
         told = [(each.time_s, each.kind, each.instance) for each in both.decisions if each.instance in ours]

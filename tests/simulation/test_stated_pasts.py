@@ -75,7 +75,7 @@ class TestPasts:
         """Of 400 prompts half lie in DRAM, three in ten in SSD: within three standard deviations of a binomial."""
         reuse = stated(share=0.9, tiers=(("dram", 0.5), ("hbm", 0.2), ("ssd", 0.3)))
         found = alone(reuse, ("dram", "ssd"), requests=400, isl=65_536)
-        loads = found.tier_loads
+        loads = found.requests.loads
         dram, ssd = (np.asarray(loads.tokens) > 0).sum(axis=0).tolist()
         for count, share in ((dram, 0.5), (ssd, 0.3)):
             assert abs(count / 400 - share) < 3 * math.sqrt(share * (1 - share) / 400)

@@ -13,8 +13,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.launch.workers import workers_of
 from disagg_sim.simulation.deployment import PARTS, largest_choice
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.instance_variants import placed, setup_of
+from disagg_sim.simulation.instances import GpuBudget
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policies, policy_named

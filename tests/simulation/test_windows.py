@@ -18,10 +18,10 @@ from disagg_sim.simulation import pieces
 from disagg_sim.simulation.admission import PredictedTtft
 from disagg_sim.simulation.clients import WIDTH, RequestWindow, SparseColumn
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
-from disagg_sim.simulation.records import Requests
+from disagg_sim.simulation.records import Requests, RunResult
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
+from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.workload.arrivals import Mmpp
 from disagg_sim.workload.stream import Piece, TraceStream
 
@@ -51,7 +51,7 @@ def served(trace: ds.Trace | TraceStream, policy: str, options: RunOptions = STR
     left: list[Requests] = []
     result = run(trace, parts(), policy, at=AT, slo=SLO, options=options, sink=left.append)
     left.sort(key=lambda piece: int(piece.request[0]))
-    names = [each.name for each in fields(left[0])]
+    names = [each.name for each in fields(left[0]) if getattr(left[0], each.name) is not None]
     return b"".join(np.concatenate([getattr(piece, name) for piece in left]).tobytes() for name in names), result
 
 
@@ -103,6 +103,11 @@ def test_drawn_requests_do_not_depend_on_windows(window, seed, bursts):
     assert (streamed[0], said(streamed[1])) == (whole[0], said(whole[1]))
 
 
+def held(left: pieces.Pieces) -> int:
+    """The first request whose columns are there."""
+    return int(np.flatnonzero(left._cluster.state.coming.tokens)[0])
+
+
 @pytest.mark.parametrize("policy", ["vllm", "arrow"])
 def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
     """Where a request no longer is, its columns read 0: at the end of 5,000 all but the last few."""
@@ -110,12 +115,13 @@ def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
     monkeypatch.setattr(mmap, "PAGESIZE", 64)
     monkeypatch.setattr(SparseColumn, "release", lambda self, before: self.values[:before].fill(0))
     seen, arrow = [], []
-    monkeypatch.setattr(pieces.Pieces, "close", lambda self: seen.append(self._cluster.state.coming))
+    close = pieces.Pieces.close
+    monkeypatch.setattr(pieces.Pieces, "close", lambda self: seen.append(held(self)) or close(self))
     begun = GlobalScheduler.forget_before
     monkeypatch.setattr(GlobalScheduler, "forget_before", lambda self, n: (arrow.append(self), begun(self, n)))
     options = RunOptions(records="none", sample_s=0.5)
     run(windows_of(requests(5000), 100), parts(), policy, at=AT, slo=SLO, options=options)
-    assert np.flatnonzero(seen[0].tokens)[0] > 4000
+    assert seen[0] > 4000
     assert policy == "vllm" or np.flatnonzero(arrow[-1].choices.ends)[0] > 4000
 
 
@@ -130,17 +136,22 @@ def test_columns_give_their_pages_back():
     np.testing.assert_array_equal(longer.values[:2_000_000], column.values)
 
 
-def test_what_has_to_know_all_requests_says_so():
-    stream = windows_of(requests(20), 5)
-    for options, fault in (
-        (RunOptions(), "trace trace comes in windows, with records 'full'; allowed: records 'stream', 'none'"),
-        (replace(STREAM, concurrency=3), "with concurrency; allowed: without concurrency, or a trace that is held"),
-        (replace(STREAM, prefix_cache=True), "with prefix_cache; allowed"),
-    ):
-        with pytest.raises(InputError, match=fault):
-            run(stream, parts(), "vllm", at=AT, slo=SLO, options=options)
-    with pytest.raises(InputError, match="policy 'dynaserve' keeps all that it has seen; allowed: window 0"):
-        run(stream, parts(), "dynaserve", at=AT, slo=SLO, options=replace(STREAM, records="none"))
+LOST = Failures(restart_s=1.0, events=(FailureEvent(at_s=0.5, kind="instance", number=0),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("vllm", RunOptions(sample_s=0.5)),
+        ("vllm", replace(STREAM, concurrency=3)),
+        ("disaggregated", replace(STREAM, failures=LOST)),
+        ("dynaserve", STREAM),
+    ],
+)
+def test_what_needs_all_requests_holds_them(policy, options):
+    trace = requests(20)
+    whole, streamed = served(trace, policy, options), served(windows_of(trace, 5), policy, options)
+    assert (streamed[0], said(streamed[1])) == (whole[0], said(whole[1]))
 
 
 def test_requests_out_of_order_are_refused():

@@ -48,7 +48,7 @@ capacity: {criterion: attainment, share: 0.9}
 POLICY = """
 from dataclasses import dataclass
 
-from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policies.fixed import Vllm
 from disagg_sim.simulation.policy import register
 
 

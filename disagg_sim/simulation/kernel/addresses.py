@@ -82,7 +82,7 @@ def _chosen_of(_: Any, function: Any, home: Any, context: Any, request: Any, tok
     return types.int64(function, home, context, request, tokens, origin, now), made
 
 
-#: Compiled: what a function of a policy chooses (``auto_routing.Chooser``).
+#: Compiled: what a function of a policy chooses (``ranking.Chooser``).
 chosen: Any = intrinsic(_chosen_of)
 
 

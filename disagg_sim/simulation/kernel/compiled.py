@@ -58,14 +58,11 @@ SOURCES = (
     "compiled",
     "layout",
     "addresses",
-    "chunks",
     "entry",
     "handover",
     "links",
     "lockstep",
-    "moving",
     "preemption",
-    "progress",
     "queue",
     "ranks",
     "runs",
@@ -77,7 +74,7 @@ SOURCES = (
     "ranking",
 )
 #: Files of policies whose functions are inlined into entry points of other files.
-OF_POLICIES = ("arrow/account", "arrow/ledger", "dynaserve/book", "dynaserve/plan")
+OF_POLICIES = ("arrow/account", "arrow/ledger", "dynaserve/book", "dynaserve/predictor")
 
 
 #: What a process is told that compiles.

@@ -26,25 +26,27 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     TableRecord,
 )
-from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
+from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
 from disagg_sim.simulation.kernel.lockstep import form, settle
-from disagg_sim.simulation.kernel.moving import (
+from disagg_sim.simulation.kernel.queue import before_of, check_drained, count_departure, release, unlink
+from disagg_sim.simulation.kernel.ranking import first_up_to, least_of, set_key
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_run, due_s, uncounted, wake
+from disagg_sim.simulation.kernel.submission import (
     ASKED_FOR,
     NO_ROOM,
     Moving,
     arrive,
     asked,
     begin,
+    changed,
     hand_over_to,
     noted,
+    place_next,
+    row_of,
     start_next_leg,
+    submitted,
 )
-from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import before_of, check_drained, count_departure, release, unlink
-from disagg_sim.simulation.kernel.ranking import first_up_to, least_of, set_key
-from disagg_sim.simulation.kernel.ranks import choose_rank, count_run
-from disagg_sim.simulation.kernel.submission import changed, place_next, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
@@ -119,7 +121,8 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
             report = _next_report(st, links)
             if report != -1:
                 return report, here.now_s
-        step, end, due, share_s = st.soon[1], next_end(links), next_due(here.feed), links.head[0].share_s
+        end = links.transfers[links.heap[0]].end_s if links.head[0].moving > 0 else math.inf
+        step, due, share_s = st.soon[1], next_due(here.feed), links.head[0].share_s
         now = min(step, end, due, share_s)
         if now > limit or now == math.inf or (now == limit and min(step, end, due) > limit):
             here.soonest_s = now

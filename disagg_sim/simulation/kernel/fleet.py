@@ -19,9 +19,16 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, addresses_of
-from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
-from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, forget, given, let_idle, settle_emitted
-from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
+from disagg_sim.simulation.kernel.instance_spec import (
+    HELD_AT_WORK,
+    Arrays,
+    Columns,
+    InstanceSpec,
+    forget,
+    given,
+    let_idle,
+    settle_emitted,
+)
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
@@ -33,12 +40,12 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.links import Wires
-from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
-from disagg_sim.simulation.kernel.ranking import least_tree
+from disagg_sim.simulation.kernel.ranking import RoutingQueue, least_tree
 from disagg_sim.simulation.kernel.runs import itl_bin
 from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, distinct_blocks
 from disagg_sim.simulation.kernel.step_table import pack_tables
-from disagg_sim.simulation.kernel.submission import LATE
+from disagg_sim.simulation.kernel.submission import LATE, NO_ROOM, Moving
+from disagg_sim.simulation.kv_link import Spine
 
 #: Python version of ``itl_bin``.
 gap_bin: Callable[[float], int] = getattr(itl_bin, "py_func", itl_bin)
@@ -63,6 +70,7 @@ class Fleet:
         priority: Ints | None = None,
         stream: int = 0,
         gap_limit_s: float = np.inf,
+        spine: Spine | None = None,
     ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
@@ -76,8 +84,8 @@ class Fleet:
         self._world["pending_head"] = -1
         self._world["soonest_s"] = -np.inf
         self._world["step_by_step"], self._world["stream"] = step_by_step, stream
-        self._world["gap_limit_s"] = gap_limit_s
-        self.wires = Wires()
+        self._world["gap_limit_s"] = self.gap_limit_s = gap_limit_s
+        self.wires = Wires(spine)
         self.home: Ints = np.zeros((len(FleetState._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
@@ -187,9 +195,9 @@ class Fleet:
             number = kernel.move(self.home, instance, cache, now)
         return number
 
-    def limit_link(self, instance: int, bandwidth: float, now: float) -> None:
-        """Set the bandwidth of the links of an instance, each way. [B/s]"""
-        kernel.limit_link(self.home, instance, bandwidth, float(now))
+    def limit_link(self, instance: int, share: float, now: float) -> None:
+        """Let the links of an instance have a share of their bandwidth [1]; at 0 what is on its way waits."""
+        kernel.limit_link(self.home, instance, share * self.wires.whole[instance], float(now))
 
     def drop(self, transfer: int) -> None:
         """Drop the transfer of a segment of ``ask`` that waits for blocks."""
@@ -288,7 +296,7 @@ class Fleet:
         if not math.isnan(before_s):
             gap = self._last_s.item(segment) - before_s
             self._itl[0, gap_bin(gap)] -= 1
-            self._seg["late_gaps"][segment] -= gap > float(self._world["gap_limit_s"][0])
+            self._seg["late_gaps"][segment] -= gap > self.gap_limit_s
         self._first_token_s[segment] = np.nan
 
     def waiting(self, instance: int) -> Ints:
@@ -355,7 +363,7 @@ class Fleet:
         return lost
 
     def forget(self, keep: Mask) -> Ints:
-        """Drop segments that are over; see ``emptying.forget``."""
+        """Drop segments that are over; see ``instance_spec.forget``."""
         number = forget(self._inst, self._seg[: self._count], self._sets, keep)
         self.wires.renumber(number)
         self._count = int(keep.sum())

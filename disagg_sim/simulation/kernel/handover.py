@@ -64,16 +64,6 @@ def reserved(st: FleetState, i: int, s: int) -> None:
 
 
 @inlined
-def land(st: FleetState, i: int, s: int) -> None:
-    """The cache of a segment is in its reserved blocks: it joins as soon as a sequence is free."""
-    seg = st.seg[s]
-    seg.status = QUEUED
-    seg.reserve = 0
-    count(st, i, s, 1)
-    enqueue(st, i, s, LANDED)
-
-
-@inlined
 def admit_landed(st: FleetState, i: int, now: float) -> None:
     """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]

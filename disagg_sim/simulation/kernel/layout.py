@@ -346,7 +346,6 @@ class Port:
 
     bandwidth: float  # at present [B/s]
     latency_s: float  # before the first byte [s]
-    free_s: float  # when the last transfer so far has ended, where they queue [s]
     count: int  # transfers [1]
     first: int  # of their list; -1 = none
     last: int
@@ -363,7 +362,6 @@ class Network:
     room: int  # for so many transfers [1]
     ports_at: int
     ports: int
-    queues: int  # 1 = transfers of a link queue, 0 = they share it
     leaves: int  # whose uplinks are shared; 0 = none
     free: int  # a place for the next transfer, linked by ``place``; -1 = none
     moving: int  # transfers [1]

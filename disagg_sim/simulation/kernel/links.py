@@ -1,4 +1,4 @@
-"""Compiled: transfers between instances, which share the links of both or queue for them.
+"""Compiled: transfers between instances, which share the links of both.
 
 Each runs at the least of what the ends that it takes give it: ``bandwidth / transfers``. A transfer that shares with
 nobody costs one event. Rates are shared anew once an instant: the caches of a pass leave together, and end together.
@@ -16,6 +16,7 @@ from disagg_sim.arrays import Ints
 from disagg_sim.simulation.kernel.addresses import NETWORK, PORT, TRANSFER, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import DOWN, FREE, IN, MOVES, OUT, UP, Network, Port, TransferRecord
+from disagg_sim.simulation.kv_link import Spine
 
 
 class Links(NamedTuple):
@@ -38,21 +39,6 @@ def links_at(address: int) -> Links:
         whole_numbers(one.heap_at, one.room),
         carray(pointer(one.ports_at), one.ports, PORT),
     )
-
-
-@inner
-def next_end(links: Links) -> float:
-    """When the next transfer ends; inf = none does. [s]"""
-    return links.transfers[links.heap[0]].end_s if links.head[0].moving > 0 else math.inf
-
-
-@inner
-def take_place(links: Links) -> int:
-    """A place for a transfer; -1 = there is none left."""
-    k = links.head[0].free
-    if k >= 0:
-        links.head[0].free = links.transfers[k].place
-    return k
 
 
 @inner
@@ -96,17 +82,6 @@ def _sort_in(links: Links, k: int, place: int) -> None:
         _put(links, heap[child], place)
         place = child
     _put(links, k, place)
-
-
-@inner
-def _take_out(links: Links, k: int) -> None:
-    """Take a transfer out of the heap."""
-    head = links.head[0]
-    place = links.transfers[k].place
-    head.moving -= 1
-    last = links.heap[head.moving]
-    if last != k:
-        _sort_in(links, last, place)
 
 
 # --- sharing ------------------------------------------------------------------------------------------------------
@@ -232,14 +207,8 @@ def send(links: Links, k: int, now: float) -> None:
         one.port[way] = -1
     head.serial += 1
     one.serial = head.serial
-    if head.queues == 1:
-        begin = max(one.since_s, ports[out].free_s, ports[into].free_s)
-        one.end_s = begin + one.left / min(ports[out].bandwidth, ports[into].bandwidth)
-        ports[out].free_s = ports[into].free_s = one.end_s
     head.moving += 1
     _sort_in(links, k, head.moving - 1)
-    if head.queues == 1:
-        return
     _join(links, k, out)
     _join(links, k, into)
     crosses = head.leaves > 0 and ports[out].leaf != ports[into].leaf
@@ -256,8 +225,11 @@ def send(links: Links, k: int, now: float) -> None:
 def end_next(links: Links, now: float) -> int:
     """The transfer whose last byte arrives now, which has left its links; its place is still its own."""
     k: int = links.heap[0]
-    one = links.transfers[k]
-    _take_out(links, k)
+    one, head = links.transfers[k], links.head[0]
+    head.moving -= 1
+    last = links.heap[head.moving]
+    if last != k:
+        _sort_in(links, last, one.place)
     shared, crossed = False, one.port[UP] >= 0
     for way in range(4):
         if one.port[way] >= 0:
@@ -285,7 +257,8 @@ class Pull(NamedTuple):
 class Wires:
     """Links between instances, and the caches on their way.
 
-    Two instances at 10 and 5 B/s, with room for some transfers, none on its way:
+    Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; with a
+    spine those between leaves share its uplinks, too. Two instances at 10 and 5 B/s, no cache on its way:
 
     >>> wires = Wires()
     >>> wires.join(10.0, 0.5)
@@ -294,14 +267,18 @@ class Wires:
     ([10.0, 5.0], 0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spine: Spine | None = None) -> None:
+        self.spine = spine
+        self.whole: list[float] = []  # of instances, one way, where nothing has failed [B/s]
+        self._gpus = 0  # of the instances so far, which stand side by side in the order of their starts [1]
+        self._leaf: list[int] = []  # of the first GPU of each instance
+        self._leaves: dict[int, int] = {}  # numbers of those that have an instance, one after the other
         self.row: Any = np.zeros(1, NETWORK)
         self.row["free"], self.row["share_s"] = -1, np.inf
         self.row["first_changed"] = self.row["last_changed"] = -1
         self.transfers: Any = np.zeros(0, TRANSFER)
         self.ports: Any = np.zeros(0, PORT)
         self._heap: Ints = np.zeros(0, np.int64)
-        self._joined = 0  # instances [1]
         self.grow()
 
     @property
@@ -334,24 +311,49 @@ class Wires:
         """Whether there is no room for another transfer."""
         return bool(self._free.item() < 0)
 
-    def join(self, bandwidth: float, latency_s: float, leaf: int = 0) -> None:
-        """Add the links of the next instance [B/s], with its latency [s] and the number of its leaf switch."""
-        first = 4 * self._joined
+    def join(self, bandwidth: float, latency_s: float, gpus: int = 1) -> None:
+        """Add the links of the next instance [B/s], with its latency: of two that differ the larger counts. [s]
+
+        With a spine it stands behind those before it, on ``gpus`` GPUs, and counts at the leaf of the first.
+        """
+        first, leaf = 4 * len(self.whole), 0
+        if self.spine is not None:
+            leaf = self._leaves.setdefault(self._gpus // self.spine.leaf_gpus, len(self._leaves))
+            self._gpus += gpus
+        self._leaf.append(leaf)
+        self.whole.append(bandwidth)
         if first == self.ports.size:
             new = np.zeros(max(first, 4), PORT)
             new["first"] = new["last"] = new["next_changed"] = -1
             self.ports = np.concatenate([self.ports, new])
             self._bind()
-        self._joined += 1
         for way in (OUT, IN):
             port = self.ports[first + way]
             port["bandwidth"], port["latency_s"], port["leaf"] = bandwidth, latency_s, leaf
+        if self.spine is not None:
+            self.row["leaves"] = leaves = len(self._leaves)
+            for way in (UP, DOWN):
+                self.ports["bandwidth"][way : 4 * leaves : 4] = self.spine.uplink
 
-    def share_uplinks(self, leaves: int, bandwidth: float) -> None:
-        """Let transfers between different leaves share their uplinks, each way. [B/s]"""
-        self.row["leaves"] = leaves
-        for way in (UP, DOWN):
-            self.ports["bandwidth"][way : 4 * leaves : 4] = bandwidth
+    def hidden_bytes(
+        self, sender: int, receiver: int, total: float, pieces: int, window_s: float, post_s: float = 0.0
+    ) -> float:
+        """Bytes of a push in ``pieces`` that have arrived when the last piece becomes ready. [B]
+
+        Pieces become ready evenly over ``window_s``, the time from the start to the end of the segment that
+        makes them, and leave at the rate that the link would give one more transfer now, each after its share of
+        ``post_s``, the time that all descriptors take.
+        """
+        own, leaf, count = self.ports["bandwidth"].item, self._leaf, self.ports["count"].item
+        out, into = 4 * sender + OUT, 4 * receiver + IN
+        if pieces <= 1 or not (own(out) and own(into)):
+            return 0.0
+        before = (pieces - 1) / pieces
+        rate = min(own(out) / (count(out) + 1), own(into) / (count(into) + 1))
+        if self.spine is not None and leaf[sender] != leaf[receiver]:
+            beside = max(count(4 * leaf[sender] + UP), count(4 * leaf[receiver] + DOWN))
+            rate = min(rate, self.spine.uplink / (beside + 1))
+        return float(min(before * total, before * window_s * total / (total / rate + post_s)))
 
     def grow(self) -> None:
         """Make room for more transfers."""
@@ -378,5 +380,4 @@ class Wires:
         self.row["transfers_at"], self.row["room"] = self.transfers.ctypes.data, self.transfers.size
         self.row["heap_at"] = self._heap.ctypes.data
         self.row["ports_at"], self.row["ports"] = self.ports.ctypes.data, self.ports.size
-        self.count: Ints = self.ports["count"]
         self._moving, self._waiting, self._free = (self.row[name] for name in ("moving", "waiting", "free"))

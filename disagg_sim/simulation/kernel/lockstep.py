@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.chunks import ask_for_chunks, steps_to_chunk
 from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
@@ -27,7 +26,6 @@ from disagg_sim.simulation.kernel.layout import (
     FleetState,
     Mode,
 )
-from disagg_sim.simulation.kernel.progress import begin, waits, wake
 from disagg_sim.simulation.kernel.queue import (
     blocks_to_begin,
     complete_prompt,
@@ -37,9 +35,10 @@ from disagg_sim.simulation.kernel.queue import (
     to_find,
     unlink,
 )
-from disagg_sim.simulation.kernel.ranks import count_run, fullest_running, run_time
+from disagg_sim.simulation.kernel.ranks import begin, count_run, fullest_running, run_time, waits, wake
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
+    ask_for_chunks,
     begin_one,
     behind_passes,
     end_pieces,
@@ -48,6 +47,7 @@ from disagg_sim.simulation.kernel.steps import (
     only_prefill,
     pieces_step,
     pieces_time,
+    steps_to_chunk,
     sums_of_pieces,
     take_chunks,
     take_prompts,

@@ -194,16 +194,6 @@ def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
 
 
 @inner
-def surviving_tokens(st: FleetState, i: int, s: int) -> int:
-    """Tokens of a preempted segment whose blocks nobody has taken since; at least one is computed again. [token]"""
-    seg = st.seg[s]
-    if seg.kept == 0:
-        return 0
-    blocks = seg.kept // BLOCK_TOKENS - max(st.inst[i].taken - seg.lost_from, 0)
-    return min(max(blocks, 0) * BLOCK_TOKENS, seg.left - 1)
-
-
-@inner
 def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
     """A preempted segment takes back so many of its blocks: blocks freed later move up and are overwritten sooner."""
     at = st.inst[i].first[PROMPTS]
@@ -218,9 +208,15 @@ def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
 def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
     """Tokens of a waiting segment that need no prefill if it begins now, and how many lie in blocks that it shares.
 
-    [token], [token]
+    Of a preempted one, those whose blocks nobody has taken since; at least one is computed again. [token], [token]
     """
-    return found_of(st, s) if st.world[0].shared != 0 else (surviving_tokens(st, i, s), 0)
+    seg = st.seg[s]
+    if st.world[0].shared != 0:
+        return found_of(st, s)
+    if seg.kept == 0:
+        return 0, 0
+    blocks = seg.kept // BLOCK_TOKENS - max(st.inst[i].taken - seg.lost_from, 0)
+    return min(max(blocks, 0) * BLOCK_TOKENS, seg.left - 1), 0
 
 
 @inlined

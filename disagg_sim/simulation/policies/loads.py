@@ -14,9 +14,8 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.auto_routing import Choosing, Placing
 from disagg_sim.simulation.kernel.compiled import entry
-from disagg_sim.simulation.kernel.ranking import HELD_TOKENS, PROMPT_TOKENS, REQUESTS
+from disagg_sim.simulation.kernel.ranking import HELD_TOKENS, PROMPT_TOKENS, REQUESTS, Choosing, Placing
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg, Limits, Role
 

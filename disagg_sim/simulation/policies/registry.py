@@ -8,13 +8,11 @@ from typing import Any
 from disagg_sim.errors import UnknownNameError, nearest, quoted
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.policies.arrow.policy import Arrow
-from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.policies.dopd.policy import Dopd
 from disagg_sim.simulation.policies.dynamo.load import DynamoLoad
 from disagg_sim.simulation.policies.dynamo.sla import DynamoSla
 from disagg_sim.simulation.policies.dynaserve.policy import DynaServe
-from disagg_sim.simulation.policies.least_load import LeastLoad, RoundRobin
-from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policies.fixed import Disaggregated, LeastLoad, RoundRobin, Vllm
 from disagg_sim.simulation.policy import POLICIES, Policy
 
 #: What this package ships; importing their modules has registered them.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.errors import InputError, quoted
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
-from disagg_sim.simulation.gpu_budget import GpuBudget
+from disagg_sim.simulation.instances import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
 from disagg_sim.techniques.availability.play import (
@@ -62,14 +62,10 @@ class Outages:
                     f"failures: {event.kind} {event.number} is none of this run; allowed: 0 to {most}, the {of}s at "
                     f"its start"
                 )
-            if event.kind == "link":
-                self._require_fair()
             engine.at(event.at_s, FIRST, self._strike, event)
         for kind, name in RANDOM.items():
             mean = getattr(failures, name)
             if mean < math.inf:
-                if kind == "link":
-                    self._require_fair()
                 self._draw(kind, count["node" if kind == "node" else "gpu"], mean)
         for cluster in clusters:
             cluster.outages = self
@@ -92,10 +88,6 @@ class Outages:
         """Those of some instances that can fail."""
         pairs = ((number, *self._instances[number]) for number in numbers)
         return tuple(number for number, roster, instance in pairs if roster.state[instance] in ALIVE)
-
-    def _require_fair(self) -> None:
-        if (sharing := self._clusters[0].link.sharing) != "fair":
-            raise InputError(f"failures of links with link sharing {quoted(sharing)}; allowed: fair")
 
     def _draw(self, kind: str, count: int, mean: float) -> None:
         """The next failure of one of ``count``, each of which fails after ``mean`` [s]."""
@@ -195,11 +187,11 @@ class Outages:
         self._down[number] = serial = self._down.get(number, 0) + 1
         self._until[number] = until
         cluster, instance = self._there(number)
-        cluster.link.limit(instance, share)
+        cluster.fleet.limit_link(instance, share, self._engine.now)
         if until < math.inf:
             self._engine.at(until, FIRST, self._mend, number, serial)
 
     def _mend(self, number: int, serial: int) -> None:
         if self._down[number] == serial:  # else it has failed again
             cluster, instance = self._there(number)
-            cluster.link.limit(instance, 1.0)
+            cluster.fleet.limit_link(instance, 1.0, self._engine.now)

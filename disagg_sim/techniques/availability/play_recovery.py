@@ -14,9 +14,8 @@ from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.engine import NORMAL, Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Transfers
-from disagg_sim.simulation.view import ClusterView
+from disagg_sim.simulation.view import ClusterState, ClusterView
 from disagg_sim.techniques.prefix.play import PrefixMemory
 
 #: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],

@@ -8,7 +8,6 @@ transfer, where its life in the simulated instances begins. Source: physics page
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +15,9 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.options import FULL
-from disagg_sim.simulation.records import EncodeUse
+from disagg_sim.simulation.records import EncodeUse, RunResult
 from disagg_sim.techniques.encode.physics import EncodeStep
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.run_result import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

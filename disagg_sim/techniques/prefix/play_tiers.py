@@ -161,11 +161,12 @@ class Tiers:
         memory: PrefixMemory,
         stores: Stores | StatedStores,
         *,
+        names: tuple[str, ...],
         loaders: Callable[[int], Loader],
         block_tokens: int,
         begun: Callable[[], list[tuple[int, int]]] | None = None,
     ) -> None:
-        self._begun = begun
+        self.names, self._begun = names, begun
         self._memory, self._stores, self._loader, self._block_tokens = memory, stores, loaders, block_tokens
         self._ready: dict[tuple[int, int], int] = {}  # by instance and request: past that has been loaded [token]
         self._free: dict[tuple[int, int], list[float]] = {}  # by tier and instance: when a rank's link is free [s]
@@ -277,12 +278,12 @@ def tiered(
 
     shared = [tier.shared for tier in below(site.setup.system, options.tiers)]
     if isinstance(inner, StatedPasts):
-        return Tiers(memory, StatedStores(len(shared)), loaders=of, block_tokens=block_tokens)
+        return Tiers(memory, StatedStores(len(shared)), names=options.tiers, loaders=of, block_tokens=block_tokens)
     stores = Stores(shared, tokens, block_tokens=block_tokens, back=back)
     if back and isinstance(inner, PrefixCache):
         inner.forgotten = stores.forgotten
     begun = inner.begun if isinstance(inner, FreeMemory) else None
-    return Tiers(memory, stores, loaders=of, block_tokens=block_tokens, begun=begun)
+    return Tiers(memory, stores, names=options.tiers, loaders=of, block_tokens=block_tokens, begun=begun)
 
 
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:

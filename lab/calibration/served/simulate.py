@@ -27,13 +27,11 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.disaggregated import Disaggregated
-from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policies.fixed import Disaggregated, Vllm
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.simulation.run import serve
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace

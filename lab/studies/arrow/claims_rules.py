@@ -16,7 +16,7 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.account import Predictor, prompt_time
 from disagg_sim.simulation.policies.arrow.policy import Arrow
-from disagg_sim.simulation.policies.least_load import LeastLoad
+from disagg_sim.simulation.policies.fixed import LeastLoad
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import request_host

@@ -18,8 +18,8 @@ from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.scaling import REQUESTS, at_rate

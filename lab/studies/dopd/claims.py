@@ -10,8 +10,7 @@ import numpy as np
 
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.residents import decode_residents
-from disagg_sim.simulation.policies.dopd.batches import kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import matching_prefill
+from disagg_sim.simulation.policies.dopd.sizes import kingman_wait, matching_prefill
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from disagg_sim.simulation.metrics import summary
-from disagg_sim.simulation.policies.dopd.batches import BATCHES
+from disagg_sim.simulation.policies.dopd.sizes import BATCHES
 from lab.studies.claims import Finding, Without
 from lab.studies.dopd import TEXT
 from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio

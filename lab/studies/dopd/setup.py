@@ -26,8 +26,8 @@ from disagg_sim.simulation.metrics import Summary, summary
 from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.simulation.policies.dopd.policy import Dopd
 from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace

@@ -23,8 +23,8 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
@@ -228,7 +228,7 @@ def look(result: RunResult, rate: float) -> DynaServeMeasures:
         summary=summary(result, LIMIT, rate_scale=rate),
         rate=rate,
         inside=inside,
-        late=float((result.late_gaps > 0).mean()) if result.late_gaps is not None else float("nan"),
+        late=float((records.late_gaps > 0).mean()) if records.late_gaps is not None else float("nan"),
         steady=float(served.sum()),
         kept_up=float(came_in / ended_in),
         goodput=inside * float((served * records.output_tokens).sum()),

@@ -61,8 +61,8 @@ def test_loads_share_the_link_of_an_instance():
     """
     trace, options = alike([0.0, 5.0, 5.0], 1600, 800), RunOptions(prefix_cache_tokens=1, tiers=("dram",))
     found = small(trace, options, dram=KvTier(bandwidth=1e5 * TOKEN, latency_s=0.001))
-    assert found.tier_loads.load_s == pytest.approx([0.0, 0.009, 0.017])
-    assert found.tier_loads.bytes[:, 0] == pytest.approx([0.0, 800 * TOKEN, 800 * TOKEN])
+    assert found.requests.loads.load_s == pytest.approx([0.0, 0.009, 0.017])
+    assert found.requests.loads.bytes[:, 0] == pytest.approx([0.0, 800 * TOKEN, 800 * TOKEN])
     rates = tier_use(found.frame(), options.tiers)["bytes_per_s"]
     assert rates.tolist() == pytest.approx([0.0, 1600 * TOKEN / 5.189, 0.0])
     assert found.requests.cached_tokens.tolist() == [0, 800, 800]
@@ -80,8 +80,8 @@ def test_a_tier_without_end_is_a_hit_in_hbm_and_one_of_no_bandwidth_is_computed(
     closed = small(trace, options, dram=KvTier(bandwidth=1e-3, latency_s=0.0))
     assert endless.requests.first_token_s == pytest.approx(hit.first_token_s)
     assert closed.requests.first_token_s == pytest.approx(miss.first_token_s)
-    assert closed.tier_loads.computed_again.tolist() == [0, 800, 800]
-    assert not closed.tier_loads.load_s.any()
+    assert closed.requests.loads.computed_again.tolist() == [0, 800, 800]
+    assert not closed.requests.loads.load_s.any()
 
 
 def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
@@ -94,7 +94,7 @@ def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
     assert set(shared.requests.prefill_instance.tolist()) == {0, 1}
     assert sorted(apart.requests.cached_tokens.tolist()) == [0, 0, 800]
     assert sorted(shared.requests.cached_tokens.tolist()) == [0, 800, 800]
-    assert shared.tier_loads.tokens.sum() == 800  # the other had it in HBM
+    assert shared.requests.loads.tokens.sum() == 800  # the other had it in HBM
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_routers_count_prompts_that_load_their_past(policy, parts, where):
         RunOptions(prefix_cache=True, tiers=("remote",)),
     )
     found = small(trace, options, deployment(**parts), policy, remote=SLOW)
-    assert sorted(found.tier_loads.load_s[1:].tolist()) == pytest.approx([0.0, 0.04, 0.04])
+    assert sorted(found.requests.loads.load_s[1:].tolist()) == pytest.approx([0.0, 0.04, 0.04])
     assert sorted(found.requests.prefill_instance.tolist()) == where
 
 

@@ -17,7 +17,7 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import physical_site
-from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.fixed import Disaggregated
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Flip, Limits, Role
 from disagg_sim.techniques.split import physics as split_physics

@@ -72,7 +72,7 @@ def _functions() -> tuple[Any, Any]:
 
 
 class ArrowChooser:
-    """Arrow's choices, and what they work on (``auto_routing.Chooser``)."""
+    """Arrow's choices, and what they work on (``ranking.Chooser``)."""
 
     def __init__(self, ledger: Any, kind: Ints, *, ttft: float, tpot: float) -> None:
         self._ends = SparseColumn(1, np.float64)  # see ``ends``
@@ -114,7 +114,7 @@ class ArrowChooser:
         self._ends.release(before)
 
     def renew(self, prefill: Index, decode: Index) -> None:
-        """See ``auto_routing.Chooser``."""
+        """See ``ranking.Chooser``."""
         if self._among[0] is not prefill:
             self.queues = order_of(prefill, self._kind)
         if self._among[1] is not decode:
@@ -123,7 +123,7 @@ class ArrowChooser:
         self._bind()
 
     def addresses(self) -> tuple[int, int, int]:
-        """See ``auto_routing.Chooser``."""
+        """See ``ranking.Chooser``."""
         place, go_on = _functions()
         return place.address, go_on.address, self._context.ctypes.data
 

@@ -21,8 +21,8 @@ from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.addresses import state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import FleetState, InstanceRecord
-from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.kernel.ranking import first_up_to, least_of, least_tree, set_key
+from disagg_sim.simulation.kernel.ranks import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
     Account,
     booked,

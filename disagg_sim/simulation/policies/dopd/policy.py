@@ -5,7 +5,7 @@
 * P/D manager (algorithm 2, ``sizes``): in every window it records mean input, mean output and the requests in service,
   and forecasts each. The sizes of both pools follow from the forecasts and the profile of prefill and decode times,
   which observed times correct.
-* Prefill scheduler (algorithm 1, ``batches``): prefill instances take prompts from one queue, first in, first out
+* Prefill scheduler (algorithm 1, ``sizes``): prefill instances take prompts from one queue, first in, first out
   (section V-C; ``queue: instances`` gives each a queue of its own). Short prompts are batched up to the forecast input
   length, long ones run alone.
 * KV-aware router: a request decodes where its prompt tokens that are not in the cache and the tokens in decode are
@@ -49,11 +49,18 @@ from disagg_sim.simulation.options import (
     queue_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, NEWEST, SIZINGS, Profile, chosen
-from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
+from disagg_sim.simulation.policies.dopd.sizes import (
+    BATCHES,
+    LARGEST_GRAPH,
+    NEWEST,
+    SIZINGS,
+    LengthAware,
+    Profile,
+    chosen,
+    kingman_wait,
+)
 from disagg_sim.simulation.policies.loads import NOBODY, ByRole, least, least_uncached, tokens_of
-from disagg_sim.simulation.policies.pools import Pools, Sizes
+from disagg_sim.simulation.policies.pools import Pools, Sizes, forecast_named, forecast_option
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site, StepLimits
 from disagg_sim.simulation.view import ClusterView

@@ -42,8 +42,7 @@ from disagg_sim.simulation.policies.dynamo.load import (
     queue_threshold_option,
     stepping,
 )
-from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
-from disagg_sim.simulation.policies.pools import Pools, Sizes
+from disagg_sim.simulation.policies.pools import Pools, Sizes, forecast_named, forecast_option
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
