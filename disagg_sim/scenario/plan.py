@@ -148,35 +148,24 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
 def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
     """What a deployment says, its setups by their specs."""
     parts = [
-        (
-            part,
-            bare(each.mapping),
-            each.instances,
-            each.batch,
-            each.token_budget,
-            *(() if each.hold_steps is None else (each.hold_steps,)),
-            _specs_of(each.setup),
-            *(() if each.ffn is None else (each.ffn.mapping, each.ffn.microbatches, *_specs_of(each.ffn.setup))),
-        )
+        (part, bare(each.mapping), each.instances, each.limits, _specs_of(each.setup), own)
         for part in PARTS
         for each in deployment.part(part)
+        for own in [each.ffn and (each.ffn.mapping, each.ffn.microbatches, _specs_of(each.ffn.setup))]
     ]
-    pool, encode = deployment.encode, tuple[Any, ...]()
+    encode, pool = tuple[Any, ...](), deployment.encode
     if pool is not None:
         step = pool.step
-        images = (step.images, step.height, step.width, step.cached)
-        encode = ((pool.instances, *images, *_specs_of(step.setup)),)
-    return deployment.name, deployment.gpus, parts, _specs_of(deployment.setup), *encode
+        encode = pool.instances, step.images, step.height, step.width, step.cached, _specs_of(step.setup)
+    return deployment.name, deployment.gpus, parts, _specs_of(deployment.setup), encode
 
 
 def _specs_of(at: Setup | None) -> tuple[Any, ...]:
     """All that decides what instances of a setup do; nothing where the scenario says it."""
     if at is None:
         return ()
-    fits = load.load_efficiency(at.system.name)
-    drafter = () if at.speculation is None else (at.speculation,)
-    techniques = (at.techniques,) if at.techniques else ()
-    return (at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads, *drafter, *techniques)
+    own = at.model, at.system, at.precision, at.profile, at.engine, at.overheads, at.speculation, at.techniques
+    return (*own, load.load_efficiency(at.system.name))
 
 
 def _requests(source: TraceSource, seed: int, scale: float | None) -> int:
