@@ -23,13 +23,13 @@ from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_scheduler
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, LinkSpec
+from disagg_sim.simulation.metrics import ServiceClass
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.run import serve
@@ -413,7 +413,7 @@ def test_what_waits_begins_at_once_where_the_only_prompt_of_a_step_was_preempted
         [Leg(3, 182), Leg(0)],
     ]
     requests = [(ODD * 1e-3 * time, *both) for time, both in zip(times, lengths, strict=True)]
-    link = LinkSpec(bandwidth=3e8, latency_s=0.0, descriptor_s=1e-6, push="chunk", chunk_tokens=32)
+    link = LinkSpec(bandwidth=2e8, latency_s=0.0, descriptor_s=1e-6, push="chunk", chunk_tokens=32)
     reference = compare(requests, routes, specs, RunOptions(transfer="push", first_token="decode", link=link))
     assert any(turn.preemptions > 0 for turn in reference.turns)
     assert np.isfinite(reference.records()["finish_s"]).all()
