@@ -13,8 +13,8 @@ from disagg_sim.launch.workers import Workers
 from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.admission import Busy, PredictedTtft
-from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.metrics import ServiceClass
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import Failures
 from disagg_sim.techniques.encode.play import Encoders

@@ -27,9 +27,20 @@ from disagg_sim.reading import read_file
 from disagg_sim.scenario.options import load_policies
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.simulation.capacity import attains, p99_inside, serving_capacity
-from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compilation
-from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
+from disagg_sim.simulation.metrics import (
+    CLASS_COLUMNS,
+    COLUMNS,
+    MEASURED,
+    MODEL_COLUMNS,
+    Summary,
+    by_class,
+    by_model,
+    limits_of,
+    summary,
+    tier_use,
+    with_class,
+)
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
 from disagg_sim.simulation.records import EncodeUse, Requests, RunResult, frame_of

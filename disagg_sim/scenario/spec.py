@@ -42,9 +42,9 @@ from disagg_sim.scenario.deployments import (
 from disagg_sim.scenario.options import KnownPolicies, read_failures, read_options
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
-from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment, shares_of
 from disagg_sim.simulation.feasibility import require_fit
+from disagg_sim.simulation.metrics import MODEL, ServiceClass, limits_of
 from disagg_sim.simulation.options import FULL, options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Sharding, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -15,9 +15,9 @@ from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.simulation.classes import ServiceClass, slo_of
-from disagg_sim.simulation.deployment import PARTS, ModelShare, Replicas, ServedDeployment, shares_of
+from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment, shares_of
 from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
+from disagg_sim.simulation.metrics import ServiceClass, slo_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.techniques.split.physics import split_bytes, split_step
 from disagg_sim.techniques.split.search import check_split
@@ -68,14 +68,6 @@ def _require_split(at: Setup, replicas: Replicas, ffn: FfnPool, where: str) -> N
             )
 
 
-def least_step(at: Setup, mapping: Sharding, context: int) -> float:
-    """Time of a step of one sequence at a context [token]. [s]"""
-    if (ffn := ffn_of(mapping)) is None:
-        return float(np.min(decode_step(at, mapping, batch=1, context=context).time))
-    alone = split_of(mapping, ffn)._replace(microbatches=1)
-    return float(np.min(split_step(at, ffn.setup or at, alone, sequences=1.0, context=float(context)).ttl))
-
-
 def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | TraceStream) -> LeastLatency:
     """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
@@ -89,7 +81,14 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | Trac
         for own, cut in pairs
         if ffn_of(cut) is None
     ]
-    steps = [least_step(own, mapping, prompt) / (1 + mapping.draft_tokens) for own, mapping in pairs]
+    steps = []
+    for own, mapping in pairs:
+        if (ffn := ffn_of(mapping)) is None:
+            time = decode_step(own, mapping, batch=1, context=prompt).time
+        else:
+            alone = split_of(mapping, ffn)._replace(microbatches=1)
+            time = split_step(own, ffn.setup or own, alone, sequences=1.0, context=float(prompt)).ttl
+        steps.append(float(np.min(time)) / (1 + mapping.draft_tokens))
     single = output == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return LeastLatency(ttft=ttft, tpot=tpot, prompt=prompt)
@@ -105,21 +104,15 @@ def require_possible(
 ) -> None:
     """Raise when not even the shortest request of a trace, or of one of its models, meets the SLO alone."""
     for share in shares_of(trace, deployment, parts, at):
-        _require_possible(share, parts, slo_of(share.model, slo, classes))
-
-
-def _require_possible(share: ModelShare, parts: tuple[str, ...], slo: Slo) -> None:
-    """See ``require_possible``; of one model."""
-    trace, deployment = share.trace, share.deployment
-    least = least_latencies(share.setup, [each for part in parts for each in deployment.part(part)], trace)
-    beside = f"on deployment {deployment.name!r} with no other request"
-    if least.ttft > slo.ttft:
-        raise InfeasibleError(
-            f"slo: no request of {trace.name} can meet ttft_s {slo.ttft:g}; the least TTFT {beside} is "
-            f"{least.ttft:.4g} s, of a prompt of {least.prompt} tokens"
-        )
-    if least.tpot > slo.tpot:
-        raise InfeasibleError(
-            f"slo: no request of {trace.name} can meet tpot_s {slo.tpot:g}; the least TPOT {beside} is "
-            f"{least.tpot:.4g} s, behind a prompt of {least.prompt} tokens"
-        )
+        own, limits = share.deployment, slo_of(share.model, slo, classes)
+        least = least_latencies(share.setup, [each for part in parts for each in own.part(part)], share.trace)
+        for name, found, most, where in (
+            ("TTFT", least.ttft, limits.ttft, "of"),
+            ("TPOT", least.tpot, limits.tpot, "behind"),
+        ):
+            if found > most:
+                raise InfeasibleError(
+                    f"slo: no request of {share.trace.name} can meet {name.lower()}_s {most:g}; the least {name} on "
+                    f"deployment {own.name!r} with no other request is {found:.4g} s, {where} a prompt of "
+                    f"{least.prompt} tokens"
+                )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,9 +155,6 @@ def swap_times(usual: Setup, traffic: Expected, mapping: Sharding) -> tuple[floa
     return BLOCK_TOKENS * each, dram.latency_s
 
 
-#: Step tables of the last setups used; a setup is told apart by identity, and kept so that it stays so.
-_KEPT: list[tuple[Setup, dict[Any, StepTable]]] = []
-_KEEP = 4
 #: Least range of step tables, so that most traces share them. [token]
 _CONTEXT, _TOKENS = 131_072, 32_768
 
@@ -201,14 +198,10 @@ def expected_of(at: Setup, trace: Trace | TraceStream) -> Expected:
     return Expected(prompts / count, outputs / count, longest, longest_prompt, saved)
 
 
-def _kept(at: Setup) -> dict[Any, StepTable]:
-    """Step tables of a setup that runs before this one have built."""
-    known = next((tables for kept, tables in _KEPT if kept is at), None)
-    if known is None:
-        known = {}
-        _KEPT.append((at, known))
-        del _KEPT[:-_KEEP]
-    return known
+@lru_cache(maxsize=4)
+def _kept(at: Setup) -> dict[Any, StepTable]:  # noqa: ARG001 - told apart by identity
+    """Step tables of one of the last setups used, which runs before this one have built."""
+    return {}
 
 
 def tables_of(usual: Setup, request: int, prompt: int) -> Tables:

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Sharding, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import Both
-from disagg_sim.simulation.classes import limits_of, slo_of
 from disagg_sim.simulation.clients import Clients, RequestWindow
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment, shares_of
@@ -33,7 +32,7 @@ from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.instances import GpuBudget, Roster, spec_of
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import Scheduling
-from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.metrics import limits_of, slo_of
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, STREAM
 from disagg_sim.simulation.physical_site import peak_flops, physical_site
 from disagg_sim.simulation.pieces import Pieces, Sink, instance_records, joined, joined_requests, last_moment
@@ -330,13 +329,11 @@ def _opened(
             "allowed: policies whose engines take prompts as they come"
         )
     block_tokens = trace.prefix.block_tokens if trace.prefix is not None else 0
-    if options.tiers and prefix is not None and (block_tokens or stated is not None):
-
-        def tables(mapping: Sharding) -> StepTable:
-            return spec(mapping, Role.PREFILL).table
-
-        size = block_tokens if stated is None else stated.block_tokens
-        prefix = tiered(prefix, size, options=options, site=site, roster=roster, tables=tables)
+    size = block_tokens if stated is None else stated.block_tokens
+    if options.tiers and prefix is not None and size:
+        prefix = tiered(
+            prefix, size, options=options, site=site, roster=roster, tables=lambda each: spec(each, Role.PREFILL).table
+        )
     state = ClusterState(
         engine,
         fleet,

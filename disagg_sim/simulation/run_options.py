@@ -10,9 +10,9 @@ from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.admission import AdmissionKind
-from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.metrics import ServiceClass
 from disagg_sim.simulation.options import (
     FULL,
     LEAST_PERIOD_S,

@@ -16,11 +16,10 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
-from disagg_sim.simulation.classes import by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.deployment import ServedDeployment, served, shares_of
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
-from disagg_sim.simulation.metrics import Summary, summary, tier_use
+from disagg_sim.simulation.metrics import Summary, by_class, by_model, limits_of, summary, tier_use, with_class
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import Outcome, RunResult
@@ -40,36 +39,7 @@ PREFILLS_AHEAD = 3
 Replay = Callable[[Trace, int], RunResult]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedDeployment:
-    """What a matched deployment promises."""
-
-    lengths: Lengths
-    deployment: Deployment
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float:
-        """Output tokens of the slower pool over ALL GPUs. [token/s]"""
-        rate = min(pool.request_rate_per_s for pool in (self.deployment.prefill, self.deployment.decode))
-        return rate * self.lengths.mean_osl / self.gpus
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of both pools. [1]"""
-        return self.deployment.prefill.gpus + self.deployment.decode.gpus
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that keep both pools full, those that the host takes in included. [request]"""
-        decode = sum(each.batch * count for each, count in self.deployment.decode.members)
-        prefill = PREFILLS_AHEAD * sum(each.batch * count for each, count in self.deployment.prefill.members)
-        rate = min(pool.request_rate_per_s for pool in (self.deployment.prefill, self.deployment.decode))
-        at = self.deployment.prefill.members[0][0].setup
-        host = request_host(at) if at is not None else 0.0
-        return decode + prefill + math.ceil(rate * host)
-
-
-def loss(plan: MatchedDeployment, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
+def loss(plan: Deployment, lengths: Lengths, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
     """Explain the loss from a plan to a simulation, removing one assumption of the plan at a time.
 
     1. planned: the slower pool's rate at constant lengths, no queue, no transfer;
@@ -84,14 +54,22 @@ def loss(plan: MatchedDeployment, trace: Trace, row: Summary, replay: Replay) ->
 
     Returns ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
     """
-    planned, lengths = plan.tokens_per_s_per_gpu, plan.lengths
+    rate = min(pool.request_rate_per_s for pool in (plan.prefill, plan.decode))
+    planned = rate * lengths.mean_osl / plan.gpus  # output tokens of the slower pool over ALL GPUs [token/s]
+    at, decodes = plan.prefill.members[0][0].setup, sum(each.batch * count for each, count in plan.decode.members)
+    prefills = PREFILLS_AHEAD * sum(each.batch * count for each, count in plan.prefill.members)
+    held = decodes + prefills + math.ceil(rate * (request_host(at) if at is not None else 0.0))  # that fill both pools
     constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))
     offered = trace.rate * float(trace.output_tokens.mean()) / plan.gpus
     limits = f"TTFT {row.slo_ttft_s:g} s and TPOT {row.slo_tpot_s:g} s"
     steps = (
         ("planned", planned, f"slower pool at {lengths.mean_isl:g}/{lengths.mean_osl:g} tokens, no queue, no transfer"),
-        ("full queue, planned lengths", _saturated(plan, constant, replay), "batches, transfers, whole passes"),
-        ("full queue, lengths of the trace", _saturated(plan, trace, replay), _spread(trace)),
+        (
+            "full queue, planned lengths",
+            _saturated(held, constant, replay) / plan.gpus,
+            "batches, transfers, whole passes",
+        ),
+        ("full queue, lengths of the trace", _saturated(held, trace, replay) / plan.gpus, _spread(trace)),
         (
             "arrivals of the trace",
             row.throughput_tokens_per_s / plan.gpus,
@@ -116,9 +94,8 @@ def _spread(trace: Trace) -> str:
     return f"mean lengths {isl:.0f}/{osl:.0f}, inputs with a coefficient of variation of {spread:.2f}"
 
 
-def _saturated(plan: MatchedDeployment, lengths: Trace, replay: Replay) -> float:
-    """Output tokens per second and GPU of a closed loop with the lengths of a trace, taken in turn. [token/s]"""
-    held = plan.in_flight
+def _saturated(held: int, lengths: Trace, replay: Replay) -> float:
+    """Output tokens per second of a closed loop of so many requests with the lengths of a trace in turn. [token/s]"""
     rows = np.arange(GENERATIONS * held) % len(lengths)
     loop = Trace(
         arrival=np.zeros(rows.size),
@@ -132,7 +109,7 @@ def _saturated(plan: MatchedDeployment, lengths: Trace, replay: Replay) -> float
     part = order[BEFORE * held : (GENERATIONS - AFTER) * held]
     tokens = np.cumsum(requests.output_tokens[part])
     slope, _ = np.polyfit(requests.finish_s[part], tokens, 1)  # whole batches finish together
-    return float(slope) / plan.gpus
+    return float(slope)
 
 
 #: Limits where none are given: TTFT as ``plan_pools`` allows by default, ten tokens per second to every reader. [s]
@@ -152,7 +129,6 @@ class SimulationResult(Shown):
     deployment: ServedDeployment
     setup: Setup
     policy: Policy
-    plan: MatchedDeployment | None  # None of a deployment that was not matched
     options: RunOptions
 
     def _repr_html_(self) -> str:
@@ -222,9 +198,10 @@ class SimulationResult(Shown):
 
         ``InputError`` where the deployment was not planned by ``plan_pools``, so that nothing was planned.
         """
-        if self.plan is None:
+        plan = self.deployment.planned
+        if plan is None or plan.lengths is None:  # no grid scored its decode instances
             raise InputError("a deployment that plan_pools did not plan has no planned throughput to compare with")
-        return loss(self.plan, in_memory(self.trace), self.summary(slo), self._replayed)
+        return loss(plan, plan.lengths, in_memory(self.trace), self.summary(slo), self._replayed)
 
     def _summarised(
         self, records: RunResult, trace: Trace | TraceStream, slo: Slo | None, rate_scale: float
@@ -322,9 +299,6 @@ def simulate(
     require_possible(at, parts, chosen.needs, trace, limits, options.classes)
     replayed = at_rate(trace, above_zero("rate_scale", rate_scale), scale_by, seed=seed)
     records = run(replayed, parts, chosen, at=at, slo=limits, seed=seed, options=options)
-    plan = None
-    if (planned := parts.planned) is not None and planned.lengths is not None:  # a grid scored its decode instances
-        plan = MatchedDeployment(lengths=planned.lengths, deployment=planned)
     return SimulationResult(
         records=replace(records, policy=policy) if isinstance(policy, str) else records,
         slo=limits,
@@ -335,6 +309,5 @@ def simulate(
         deployment=parts,
         setup=at,
         policy=chosen,
-        plan=plan,
         options=options,
     )

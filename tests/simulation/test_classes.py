@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.admission import Busy, PredictedTtft
-from disagg_sim.simulation.classes import ServiceClass, by_class, limits_of
-from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.metrics import ServiceClass, by_class, limits_of, summary
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import Labels, Sessions

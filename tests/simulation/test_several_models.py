@@ -9,8 +9,8 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.simulation.classes import MODEL, ServiceClass
 from disagg_sim.simulation.engine import Engine, SideBySide
+from disagg_sim.simulation.metrics import MODEL, ServiceClass
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures

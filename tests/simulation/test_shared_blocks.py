@@ -8,10 +8,10 @@ from sites import deployment, site
 
 from disagg_sim.domain import Slo
 from disagg_sim.facts.load import load_scheduler
-from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.metrics import ServiceClass
 from disagg_sim.simulation.run import serve
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import PrefixBlocks

@@ -17,6 +17,8 @@ from disagg_sim.simulation.policy import POLICIES, Policy
 
 #: What this package ships; importing their modules has registered them.
 BUILT_IN = (Arrow, Disaggregated, Dopd, DynamoLoad, DynamoSla, DynaServe, LeastLoad, RoundRobin, Vllm)
+for each in sorted(POLICIES):  # by their names, whatever module each is in
+    POLICIES[each] = POLICIES.pop(each)
 
 
 def policies() -> dict[str, type[Policy]]:
