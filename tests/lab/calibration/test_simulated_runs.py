@@ -19,7 +19,7 @@ from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.simulate import MOST_REQUESTS, client_latencies, play, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import bars_of_both, with_simulated, write_simulated
-from lab.calibration.served.steady_state import RowLengths, colocated, served
+from lab.calibration.served.steady_state import RowLengths, WorkerPool, colocated, disaggregated, served
 
 ENGINE = load_engine("vllm")
 DRAINS = replace(ENGINE, mixed_steps=False)
@@ -86,6 +86,19 @@ def test_a_played_loop_of_several_ranks_is_its_steady_state(model, ranks, mixed)
     one = np.ones(1)
     state = colocated(run, Sharding.stack([mapping]), RowLengths(isl * one, osl * one), clients * one)
     assert state.tpot == pytest.approx(found.tpot[late].mean(), rel=0.02)
+    assert state.ttft == pytest.approx(found.ttft[late].mean(), rel=0.1)
+    assert state.request_rate == pytest.approx(clients / found.latency[late].mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("clients", [4.0, 24.0, 32.0, 48.0])
+def test_a_played_loop_behind_one_prefill_worker_is_its_steady_state(clients):
+    """Prefill is busy for 12 to 100 % of the time: a loop does not queue as Poisson arrivals do."""
+    isl, osl, one = 2048.0, 256.0, np.ones(1)
+    found = client_latencies(MIXED, replace(SPLIT, concurrency=clients, isl=isl, osl=osl, waves=60.0, spread=0.2))
+    late, pool = slice(found.tpot.size // 2, -int(2 * clients)), WorkerPool(Sharding.stack([Sharding()]), one)
+    state = disaggregated(MIXED, pool, pool, RowLengths(isl * one, osl * one), clients * one)
+    assert state.tpot == pytest.approx(found.tpot[late].mean(), rel=0.02)
+    assert state.ttft == pytest.approx(found.ttft[late].mean(), rel=0.15)
     assert state.request_rate == pytest.approx(clients / found.latency[late].mean(), rel=0.02)
 
 
