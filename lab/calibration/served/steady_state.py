@@ -23,6 +23,8 @@ over half of the time, steps swing (simulated 1.1 to 2.2 times this TTFT, with 2
 5 % keep the requests of a start together for tens of them a slot, and those behind prefill workers in an order that
 queues less.
 Source: physics page, section 8 (co-located), with the steps as the engine forms them.
+
+Past 400 lines: loops, streams and batches of both modes share the times of passes and steps.
 """
 
 from __future__ import annotations
