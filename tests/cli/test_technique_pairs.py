@@ -17,11 +17,11 @@ import yaml
 import disagg_sim as ds
 from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.cli import explain
+from disagg_sim.parquet import read_parquet
 from disagg_sim.question import ExplainQuestion
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.sweep.compare import read_block
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
@@ -117,7 +117,7 @@ def test_pairs_act_in_sweeps(tmp_path):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(keys))
         plan = plan_sweep(load_sweep(str(tmp_path / f"{name}.yaml")))
         result = run_sweep(plan, tmp_path / name, jobs=1, listener=Mock())
-        blocks = [read_block(path) for path in sorted((tmp_path / name / "points").rglob("*.parquet"))]
+        blocks = [read_parquet(path) for path in sorted((tmp_path / name / "points").rglob("*.parquet"))]
         return result, [block for block in blocks if "mode" in block]
 
     def asked(on, pair):
