@@ -51,20 +51,16 @@ def parts(found):
     return {part.role: (pool, part) for pool in found.best.pools for part in pool.halves}
 
 
-def without_queues(size, images=2, **limits):
-    """What the integer program fills over the same candidates by hand, without queues and hand-over."""
+def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
+    """Never more than its rate over the same candidates; nearly it where limits leave much room."""
     at = ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv")
     cuts = ds.enumerate_mappings(at, layouts="launchable")
-    step = ds.encode_step(at, images=images, height=1120, width=1120)
+    step = ds.encode_step(at, images=2, height=1120, width=1120)
     grids = ds.prefill_grid(at, cuts, LENGTHS), ds.decode_grid(at, cuts, LENGTHS)
-    return ds.plan_pools([step, *grids, ds.split_grid(at, LENGTHS, max_gpus=32)], gpu_budget=size, **limits)
-
-
-def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
-    """Never more than its rate; nearly it where limits leave much room."""
-    tight, loose = asked(ttft=0.25, tpot=0.03), asked(ttft=20.0, tpot=0.03)
-    for found, least, ttft in ((tight, 0.3, 0.25), (loose, 0.85, 20.0)):
-        best = without_queues(32, ftl_limit=ttft, ttl_limit=0.03)
+    pools, few = [step, *grids, ds.split_grid(at, LENGTHS, max_gpus=16)], Size(gpus=16)
+    tight, loose = asked(size=few, ttft=0.25, tpot=0.03), asked(size=few, ttft=20.0, tpot=0.03)
+    for found, least, ttft in ((tight, 0.8, 0.25), (loose, 0.9, 20.0)):
+        best = ds.plan_pools(pools, gpu_budget=few.gpus, ftl_limit=ttft, ttl_limit=0.03)
         assert least * best.request_rate < found.best.rate <= best.request_rate * (1 + 1e-9)
     assert loose.best.rate > tight.best.rate
 
@@ -190,12 +186,12 @@ def test_what_binds_counts_the_encoders_and_the_caches_on_their_way():
 def test_limits_that_would_do_are_those_of_so_many_gpus():
     """Prefill that keeps 162 ms takes several GPUs, so three keep a looser limit only."""
     three, limits = ("encode", "prefill", "decode"), {}
-    for gpus in (3, 32):
+    for gpus in (3, 8):
         said = asked(three, size=Size(gpus=gpus), ttft=0.12).infeasible
         limits[gpus] = float(re.search(r"a TTFT limit of (\d+) ms", said)[1]) / 1e3
         assert asked(three, size=Size(gpus=gpus), ttft=limits[gpus]).best is not None
-    assert limits[32] < limits[3]
-    assert asked(three, size=Size(gpus=3), ttft=limits[32]).best is None
+    assert limits[8] < limits[3]
+    assert asked(three, size=Size(gpus=3), ttft=limits[8]).best is None
 
 
 def test_what_is_said_of_two_systems_is_said_once():
@@ -291,7 +287,7 @@ def test_flips_do_not_ask_for_prompts_shorter_than_their_images():
 
 def test_other_limits_and_lengths_keep_encoders_and_split_pools():
     """Flips ask for candidates again."""
-    (case,) = asked().cases
+    (case,) = asked(size=Size(gpus=8)).cases
     looser = _again(case, replace(case.work, ttft=replace(case.work.ttft, seconds=3.0)), None)
     longer = _again(case, replace(case.work, lengths=LENGTHS.at(8192, 256)), None)
     for made in (looser, longer):
