@@ -33,14 +33,14 @@ def asked(pools, size, lengths=LENGTHS, options=PlanOptions(), ffn_system=None, 
 def test_so_many_users_are_in_flight_in_a_simulation_at_the_planned_rate(pools):
     """Little's law over the whole request: encoding, prefill, hand-over and decode."""
     pytest.importorskip("numba")
-    found = asked(pools, Size(users=400), ttft=1.0, tpot=0.03)
+    found = asked(pools, Size(users=200), ttft=1.0, tpot=0.03)
     design = found.best
-    assert design.in_flight == pytest.approx(400, rel=1e-4)
+    assert design.in_flight == pytest.approx(200, rel=1e-4)
     trace, begin = requests_of(found, design, 2)
     table = ds.simulate(deployed(design), trace, policy_of(design), options=run_options(design, None)).frame()
     table = table[table["arrival_s"] >= begin]
-    assert design.rate * (table["finish_s"] - table["arrival_s"]).mean() == pytest.approx(400, rel=0.06)
-    fewer = asked(pools, Size(users=200), ttft=1.0, tpot=0.03).best
+    assert design.rate * (table["finish_s"] - table["arrival_s"]).mean() == pytest.approx(200, rel=0.06)
+    fewer = asked(pools, Size(users=100), ttft=1.0, tpot=0.03).best
     assert fewer.rate < design.rate
     assert fewer.gpus < design.gpus
 
