@@ -14,9 +14,9 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.scenario.spec import PolicyChoice, Scenario
 from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment, shares_of
-from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.options import NONE
+from disagg_sim.simulation.physical_site import require_possible
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.store import Key
 from disagg_sim.workload import scaling

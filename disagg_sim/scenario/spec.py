@@ -43,9 +43,9 @@ from disagg_sim.scenario.options import KnownPolicies, read_failures, read_optio
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment, shares_of
-from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.simulation.metrics import MODEL, ServiceClass, limits_of
 from disagg_sim.simulation.options import FULL, options_of
+from disagg_sim.simulation.physical_site import require_fit
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run_options import RunOptions

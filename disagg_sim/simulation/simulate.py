@@ -17,9 +17,9 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import ServedDeployment, served, shares_of
-from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.metrics import Summary, by_class, by_model, limits_of, summary, tier_use, with_class
+from disagg_sim.simulation.physical_site import require_fit, require_possible
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import Outcome, RunResult

@@ -10,7 +10,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
-from disagg_sim.simulation.feasibility import least_latencies, require_fit, require_possible
+from disagg_sim.simulation.physical_site import least_latencies, require_fit, require_possible
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.trace import Trace
 
