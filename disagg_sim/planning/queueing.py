@@ -25,6 +25,7 @@ system GI/G/1", 8th International Teletraffic Congress, 1976; F. P. Kelly, "Reve
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -155,11 +156,16 @@ class Delay:
         if not self.wait > 0:
             values, shares = np.concatenate([self.calm, self.held]), np.concatenate([self.calm_share, self.held_share])
             return _reached(values, shares, float(shares.sum()) - 1.0 + share - ROUNDING)
-        low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self._late(middle) <= 1.0 - share + ROUNDING else (middle, high)
-        return high
+        values, most = np.unique(np.concatenate([self.calm, self.held])), 1.0 - share + ROUNDING
+        place = bisect_left(values, True, key=lambda value: self._late(value) <= most)
+        if place == 0:
+            return float(values[0])
+        last = float(values[place - 1])  # up to the next value only those that wait are still late
+        waits = self.held <= last
+        late = _mean(self.held_share, np.exp(-np.maximum(last - self.held, 0.0) / self.wait) * waits)
+        left = most - _mean(self.calm_share, self.calm > last) - _mean(self.held_share, ~waits)
+        end = last + self.wait * math.log(late / left) if left > 0.0 else math.inf
+        return float(min([end, *values[place : place + 1]]))
 
 
 def _reached(values: Floats, shares: Floats, share: float) -> float:

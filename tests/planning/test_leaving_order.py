@@ -28,13 +28,14 @@ def test_what_is_left_of_unlike_prompts_by_hand():
 
 
 def test_passes_that_all_leave_alike_wait_for_none():
-    """Equal prompts, one a pass: the delay is that without a pipeline, to the bit."""
+    """Equal prompts, one a pass: the delay is that without a pipeline."""
     flat = prefill_of(work_of(Limit(1.0)))
     deep = replace(flat, ftl=flat.ftl * 2, stages=StageTimes(flat.ftl, flat.ftl))
     flat = replace(flat, ftl=flat.ftl * 2)
     for rate, instances in ((3.0, 1), (8.0, 1), (30.0, 4)):
         for share in (0.5, 0.9, 0.99):
-            assert deep.delay(rate, instances).at(share) == flat.delay(rate, instances).at(share)
+            known = flat.delay(rate, instances).at(share)
+            assert deep.delay(rate, instances).at(share) == pytest.approx(known, rel=1e-14)
 
 
 def arrivals(rate, count=60_000, seed=5):

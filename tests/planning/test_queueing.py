@@ -40,7 +40,7 @@ def test_shares_of_a_delay_add_up_and_percentiles_rise(servers, used):
     found = shortest_queue_delay(np.array([0.3, 0.9]), np.array([0.7, 0.3]), servers, used, Service(0.5, 0.2))
     assert found.calm_share.sum() + found.held_share.sum() == pytest.approx(1)
     assert found.at(0.5) <= found.at(0.9) <= found.at(0.99)
-    assert found.late(found.at(0.9)) <= 0.1 + 1e-9
+    assert found.late(found.at(0.9)) <= 0.1 + 2e-9
 
 
 def test_more_even_arrivals_wait_less():
