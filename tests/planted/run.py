@@ -7,7 +7,7 @@ tests until one fails: the examples of its module and files that name it or what
 Where none fails, results are compared: frontiers of several models, systems, modes and recipes, a simulation of every
 policy and statistics of traces (``results.py``). A fault that changes none of them is none; for any other all further
 tests run. The share of the others that a test catches is printed. With ``--near`` what the nearest tests let through is
-open. Where the fault is in the kernel, this runs uncompiled. It runs on request alone.
+open. Where the fault is in compiled code, this runs uncompiled. It runs on request alone.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
+from inspect import unwrap
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -136,7 +137,7 @@ def main() -> int:
     drawn = dict(enumerate(chosen(ROOT / "disagg_sim", asked.count, asked.seed)))
     out = asked.out or Path(tempfile.mkstemp(suffix=".jsonl")[1])
     planted = {number: drawn[number] for number in asked.only or drawn}
-    uncompiled = [number for number, fault in planted.items() if "kernel" in fault.path.parts]
+    uncompiled = [number for number, fault in planted.items() if _compiled(fault)]
     if uncompiled and "NUMBA_DISABLE_JIT" not in os.environ:
         _again(uncompiled, out=out, NUMBA_DISABLE_JIT="1")
         planted = {number: fault for number, fault in planted.items() if number not in uncompiled}
@@ -155,6 +156,11 @@ def main() -> int:
     counted = found["caught"] + found["missed"]
     print(f"{found.total()} faults, {counted} change a result, {found['caught']} of these are caught")
     return 1 if found["missed"] else 0
+
+
+def _compiled(fault: Fault) -> bool:
+    text = (ROOT / "disagg_sim" / fault.path).read_text()
+    return bool(re.search(r"kernel\.compiled import .*\b(entry|inner|inlined)\b", text))
 
 
 def _again(numbers: list[int], *more: str, out: Path, **variables: str) -> None:
@@ -189,8 +195,7 @@ def _changed(fault: Fault) -> tuple[FunctionType, CodeType] | None:
         code, found = inside[-1], vars(found)[name]
         if isinstance(found, property | cached_property):
             found = found.fget if isinstance(found, property) else found.func
-        while not isinstance(found, FunctionType) and hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
+        found = unwrap(found)
         if isinstance(found, FunctionType):
             return None if found.__code__ == code else (found, code)
     return None
@@ -262,7 +267,7 @@ def nearest_files(fault: Fault, files: list[Path]) -> list[Path]:
     """The files of tests that most likely catch a fault, the nearest first; then the baselines of its room."""
     worth = {place: _nearness(fault, place) for place in files}
     ranked = sorted((place for place in files if worth[place]), key=lambda place: -worth[place])
-    broad = Path("tests", OF_ROOM["kernel" if "kernel" in fault.path.parts else room_of(fault.path)][0])
+    broad = Path("tests", OF_ROOM["kernel" if _compiled(fault) else room_of(fault.path)][0])
     return list(dict.fromkeys([*ranked[:NEAREST], *(place for place in files if place == broad)]))
 
 

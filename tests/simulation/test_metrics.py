@@ -10,6 +10,7 @@ from made_runs import made_requests, made_run
 from sites import SIMPLE, deployment, served
 
 from disagg_sim.domain import Slo
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, summary
 from disagg_sim.simulation.records import latencies
 from disagg_sim.simulation.run_options import RunOptions
@@ -106,4 +107,8 @@ def test_late_gaps_of_a_request_by_hand():
     options = RunOptions(gap_limit_s=0.05)
     result = served([(0.0, 100, 8), (0.03, 1000, 12)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
     assert result.requests.late_gaps.tolist() == result.frame()["late_gaps"].tolist() == [1, 0]
+    # steps of 10 ms and 1 ms a cached token: behind a prompt of ten, gaps of 21 to 27 ms
+    longer, options = StepTable.affine(step=0.010, per_context=0.001), RunOptions(gap_limit_s=0.0245)
+    alone = served([(0.0, 10, 8)], "vllm", deployment(colocated=1), table=longer, options=options)
+    assert alone.requests.late_gaps.tolist() == [3]
     assert served([(0.0, 100, 8)], "vllm", deployment(colocated=1), table=SIMPLE).requests.late_gaps is None

@@ -251,13 +251,13 @@ def _attention(at: Setup, limit: int) -> Iterator[Sharding]:
     """Attention pools: TP inside the NVLink domain, any number of DP ranks."""
     blocks = [layer.attention for layer, _ in layers_of(at.model)]
     for tp, dp in product(degrees(at.system, min(limit, at.system.nvlink_domain)), degrees(at.system, limit)):
-        if tp * dp < limit and not any(block.rejects(tp) for block in blocks):
+        if not any(block.rejects(tp) for block in blocks):
             yield Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
 
 
 def _ffn(at: Setup, limit: int) -> Iterator[Sharding]:
     """Feed-forward pools: EP over all GPUs of a model with experts, groups of TP of a dense model."""
-    sizes = [size for size in degrees(at.system, limit) if size < limit]
+    sizes = degrees(at.system, limit)
     blocks = [layer.ffn for layer, _ in layers_of(at.model)]
     if at.model.is_moe:
         for ep in sizes:
@@ -270,7 +270,7 @@ def _ffn(at: Setup, limit: int) -> Iterator[Sharding]:
         return
     for tp, groups in product(sizes, sizes):
         mapping = Sharding(tp_attn=tp, dp_attn=groups, tp_ffn=tp, ep=groups)
-        if tp <= at.system.nvlink_domain and tp * groups < limit and not any(b.rejects(mapping) for b in blocks):
+        if tp <= at.system.nvlink_domain and not any(block.rejects(mapping) for block in blocks):
             yield mapping
 
 

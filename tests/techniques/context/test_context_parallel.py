@@ -14,7 +14,7 @@ from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
-from disagg_sim.physics.memory import instance_parts
+from disagg_sim.physics.memory import exchange_bytes, instance_parts
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -235,6 +235,8 @@ def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_
     one, two = (instance_parts(at, each, load) for each, load in zip(mappings, loads, strict=True))
     assert (one.weights, float(one.cache)) == (two.weights, float(two.cache))
     assert [float(load.live) for load in loads] == [8192, 4096]
+    gathered = 8192 * 2 * 2 * 128 * 2  # of all tokens, keys and values of two heads in 16 bits; none without PCP
+    assert exchange_bytes(at.model, ds.Sharding.stack(mappings), 4096.0).tolist() == [0.0, gathered]
     moe = [ds.Sharding(tp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=16, pcp=2)]
     held = [instance_parts(R1, m, prefill_load(R1, m, 1, prompt=prompt_residents(8192), chunk_tokens=0)) for m in moe]
     experts = 58 * 256 * 3 * 7168 * 2048
