@@ -187,10 +187,10 @@ def test_blackwell_blocks_take_two_tiles_of_128_rows():
 
 
 def one_call(
-    rate: AttentionRate, cache: float = 1.0, flops: float = 0.0, group: float = 1.0, keys: float = 1.0
+    rate: AttentionRate, cache: float = 1.0, flops: float = 0.0, group: float = 1.0, keys: float = 1.0, new: float = 1.0
 ) -> float:
     """One sequence of ``group`` query heads on one KV head. [s]"""
-    shape = AttentionShape(1.0, 1.0, keys - 1, group, 1.0, 128)
+    shape = AttentionShape(1.0, new, keys - 1, group, 1.0, 128)
     return float(decode_attention_cost(Work(flops, cache), shape, rate).time)
 
 
@@ -204,9 +204,13 @@ def test_query_rows_of_a_decode_are_multiplied_in_tiles_of_16(group, filled):
     assert one_call(slow, flops=1e9, group=float(group)) == pytest.approx(1e-3 * filled / group, rel=1e-12)
 
 
-@pytest.mark.parametrize(("group", "blocks"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
-def test_a_block_of_a_decode_takes_64_query_rows(group, blocks):
-    assert one_call(replace(FREE, block_time=3 * US), group=float(group)) == pytest.approx(blocks * 3 * US, rel=1e-12)
+@pytest.mark.parametrize(
+    ("group", "new", "blocks"), [(1, 1, 1), (64, 1, 1), (65, 1, 2), (128, 1, 2), (129, 1, 3), (32, 4, 2)]
+)
+def test_a_block_of_a_decode_takes_64_query_rows(group, new, blocks):
+    """Of each new token its heads: 32 that verify three drafts are 128."""
+    time = one_call(replace(FREE, block_time=3 * US), group=float(group), new=float(new))
+    assert time == pytest.approx(blocks * 3 * US, rel=1e-12)
 
 
 def test_half_of_the_ramp_is_paid_at_a_cache_of_40_megabytes():
