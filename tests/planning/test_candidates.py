@@ -15,7 +15,9 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import SHARDING
+from disagg_sim.planning.choices import _scored, _worth
 from disagg_sim.planning.counts import least
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions
 
@@ -150,3 +152,13 @@ def test_candidates_are_as_recorded(name, every, update_baselines):
         if differ(was.get(key, ""), now.get(key, ""))
     ]
     assert not moved, "; ".join(moved[:8])
+
+
+def test_a_layout_of_one_rank_is_kept_beside_a_faster_one_of_several():
+    """Eight ranks of DeepSeek-R1 are faster at the mean lengths, but wait for the longest of their prompts."""
+    at, law = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.lengths("log_normal_4096_512")
+    mappings = (ds.enumerate_mappings(at, max_gpus=16),) * 2
+    work = Demand(lengths=law.at_means(), ttft=Limit(5.0), tpot=Limit(0.05))
+    (kept, _), _ = _worth(_scored(at, at, mappings, work), work, alike=False)
+    of_eight = kept.gpus == 8
+    assert {(8, 1), (1, 8)} <= set(zip(kept.dp_attn[of_eight].tolist(), kept.pp[of_eight].tolist(), strict=True))
