@@ -108,8 +108,8 @@ def test_an_instance_on_two_systems_fails_with_either():
 
 @pytest.mark.parametrize("pools", [WHOLE, SPLIT])
 def test_least_power_is_what_all_pools_draw_and_less_than_that_of_the_fewest_gpus(pools):
-    thrifty = asked(pools, Size(rate=300.0), options=PlanOptions(objective="joule"))
-    fewest = asked(pools, Size(rate=300.0))
+    thrifty = asked(pools, Size(rate=100.0), options=PlanOptions(objective="joule"))
+    fewest = asked(pools, Size(rate=100.0))
     own, other = drawn(thrifty.best), drawn(fewest.best)
     assert thrifty.best.cost == pytest.approx(own.watts)
     assert own.watts < other.watts
