@@ -17,8 +17,8 @@ from disagg_sim.planning.replayed import policy_of, run_options
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
 
-#: Requests of a user, of which the first and the last are not counted.
-WAVES, FIRST, LAST = 24, 4, 1
+#: Requests of a user, of which the first, which start together, and the last are not counted.
+WAVES, FIRST, LAST = 36, 23, 1
 
 
 @cache
@@ -56,9 +56,9 @@ def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl
         design = of_mode(found, mode)
         rate, ttft, tpot = closed(design, 2048, osl, 500)
         assert rate * (ttft.mean() + (osl - 1) * tpot.mean()) == pytest.approx(500, rel=0.03)  # the loop is in balance
-        # at 95 % of their capacity pipelines of eight stages have a mean TTFT 14 % longer than planned
+        # caches behind pipelines of eight stages share links of which 82 to 90 % are used: 4 times as long as planned
         deep = design.first.choice.mapping.pp > 1
-        assert rate == pytest.approx(design.rate, rel=0.11 if deep else 0.06)
+        assert rate == pytest.approx(design.rate, rel=0.1 if deep else 0.06)
         assert ttft.quantile(0.9) <= 2.0
         assert tpot.quantile(0.9) <= 0.05
 
