@@ -67,6 +67,7 @@ def test_sums_at_points_are_those_of_the_whole_grid():
     _, sums = tabulate(function, (column([1, 2]),), DistinctCounts(tokens))
     more = chosen_sums(tokens > 2, Sums(latency=1.0).plus(sums, column([1, 3])), sums)
     assert isinstance(more, GridSums)
+    np.testing.assert_array_equal(sums.plus(Sums(latency=1.0)).latency, sums.latency + 1.0)
     rows, columns = np.array([0, 1, 1]), np.array([2, 0, 2])
     for whole, few in zip(more, sums_at(more, (rows, columns)), strict=True):
         np.testing.assert_array_equal(np.broadcast_to(whole, tokens.shape)[rows, columns], few)

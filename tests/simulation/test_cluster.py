@@ -141,9 +141,9 @@ def test_a_started_instance_serves_after_its_start_up_time():
 
 def test_a_drained_instance_finishes_what_it_has():
     policy = Scripted(wishes=((Stop(2, "scale down"),),))
-    result = served([(0.0, 100, 50)], policy, PAIR, table=SIMPLE)
-    assert result.requests.status.tolist() == [Outcome.COMPLETED]
-    assert result.requests.decode_instance.tolist() == [2]
+    result = served([(0.0, 100, 50), (0.5, 100, 50)], policy, PAIR, table=SIMPLE)
+    assert result.requests.status.tolist() == [Outcome.COMPLETED] * 2
+    assert result.requests.decode_instance.tolist() == [2, 3]
     assert result.instances.stop_s[2] == pytest.approx(result.requests.finish_s[0])
 
 
