@@ -12,6 +12,7 @@ from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
+from disagg_sim.planning.kv_links import handing, running_step
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
@@ -159,13 +160,21 @@ class Design:
 
     @property
     def first(self) -> PlannedPool:
-        """The pool that prefills; its TTFT has in it what requests wait for before it."""
-        pool, *rest = self.pools
-        if not isinstance(pool.choice, EncodeChoice):
-            return pool
-        encode, choice = Encoding(pool.choice, pool.instances), rest[0].choice
-        assert isinstance(choice, PrefillChoice)
-        return replace(rest[0], choice=replace(choice, encode=encode))
+        """The pool that prefills; its TTFT has in it what requests wait for before it, and until decode takes them."""
+        return self._first_at(self.rate)
+
+    def _first_at(self, rate: float) -> PlannedPool:
+        """The same at another rate, at which decode runs other steps."""
+        *before, pool, last = (None, *self.pools)
+        if pool is None or not isinstance(pool.choice, PrefillChoice):
+            return last
+        assert isinstance(last.choice, DecodeChoice)
+        choice = handing(pool.choice, running_step(last.choice, rate, last.instances))
+        encode = before[-1]
+        if encode is not None:
+            assert isinstance(encode.choice, EncodeChoice)
+            choice = replace(choice, encode=Encoding(encode.choice, encode.instances))
+        return replace(pool, choice=choice)
 
     @property
     def tokens_per_s(self) -> float:
@@ -177,9 +186,12 @@ class Design:
         """Arrival to first token, queue included, by percentile. [s]"""
         if self.simulated is not None:
             return self.simulated[0]
-        pool = self.first
+        return {name: self._ttft(self._rate_for(share), share) for name, share in SHARES.items()}
+
+    def _ttft(self, rate: float, share: float) -> float:
+        pool = self._first_at(rate)
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
-        return {name: pool.choice.ttft(self._rate_for(share), pool.instances, share) for name, share in SHARES.items()}
+        return pool.choice.ttft(rate, pool.instances, share)
 
     @property
     def tpot(self) -> Percentiles:
@@ -224,14 +236,16 @@ class Design:
         asked = replace(
             work, ttft=replace(work.ttft, seconds=ttft), tpot=replace(work.tpot, seconds=tpot), most_load=1.0
         )
-        first = self.first
-        passed = [first if pool.role == first.role else pool for pool in self.pools]
-        sides = [(_under(pool.choice, asked), pool.instances) for pool in passed]
+
+        def sides(rate: float) -> list[tuple[AnyChoice, int]]:
+            first = self._first_at(rate)
+            passed = (first if pool.role == first.role else pool for pool in self.pools)
+            return [(_under(pool.choice, asked), pool.instances) for pool in passed]
 
         def serves(rate: float) -> bool:
-            return all(choice.holds(rate / work.spare, instances) for choice, instances in sides)
+            return all(choice.holds(rate / work.spare, instances) for choice, instances in sides(rate))
 
-        bound = min(most, *(choice.most * work.spare * instances for choice, instances in sides))
+        bound = min(most, *(choice.most * work.spare * instances for choice, instances in sides(self.rate)))
         return highest(serves, bound) if bound > 0 else 0.0
 
     @property

@@ -25,7 +25,6 @@ from disagg_sim.planning.candidates import Candidates, with_link_limit
 from disagg_sim.planning.choices import Grids, colocated_of, decode_of, prefill_of, prompts_of_ranks
 from disagg_sim.planning.counts import SizedPool
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
-from disagg_sim.planning.kv_links import hand_over
 from disagg_sim.planning.limits import NO_LIMIT, SHARES, TPOT, TTFT, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
@@ -187,7 +186,7 @@ def evaluate(
     if at.overheads is not None:
         started = replace(at, overheads=at.overheads.as_started(last.captured))
         at, prefill_at = started, started if prefill_at is at else prefill_at
-    case, sized = _given(at, prefill_at, pools, work, options, rate)
+    case, sized = _given(at, prefill_at, pools, work, options)
     if case.colocated:
         own = tuple(
             PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate) for each in sized
@@ -206,12 +205,9 @@ def evaluate(
 
 
 def _given(
-    at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions, rate: float
+    at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions
 ) -> tuple[Candidates, list[SizedPool]]:
-    """Make the case that has the given pools as its only choices; return it and the pools with their counts.
-
-    A cache is handed over in steps of as many sequences as run at the ``rate``, where a plan takes those at its most.
-    """
+    """Make the case that has the given pools as its only choices; return it and the pools with their counts."""
     last = pools.get("decode") or pools["colocated"]
     first = pools.get("prefill") or last
     share = None if work.lengths.constant else work.ttft.share
@@ -251,15 +247,7 @@ def _given(
     case = with_link_limit(replace(case, inside=choices, across=choices), options.max_nic)
     together = first.gpus + last.gpus <= (at.system.nvlink_domain if prefill_at is at else 0)
     sends, takes = case.inside if together else case.across
-    taker, each = takes[0], rate / last.instances
-    if each < float(taker.completed[-1]):
-        running = taker.occupied(rate, last.instances).at(work.ttft.share)
-        step = float(np.interp(running, taker.batch, taker.step) * at.accepted_length(taker.mapping.draft_tokens))
-        sends = [replace(one, hand_over=hand_over(one.transfer, step)) for one in sends]
-    return replace(case, across=(sends, takes)), [
-        SizedPool(sends[0], first.instances),
-        SizedPool(takes[0], last.instances),
-    ]
+    return case, [SizedPool(sends[0], first.instances), SizedPool(takes[0], last.instances)]
 
 
 def _prompts(at: Setup, given: Replicas, work: Demand) -> Ints:

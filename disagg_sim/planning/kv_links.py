@@ -63,8 +63,9 @@ def linked(
     The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
     in it half a step until room is reserved; the transfer, for which the receiver first posts a descriptor a piece, and
     what is then left of a step: all of one step, or half a step more than a longer transfer; and a step. Pools are
-    sized apart, so these are the longest of the decode configurations that serve nearly the most requests a GPU. New
-    blocks that go to a shared tier take their part of the sender's port, unless caches move over NVLink.
+    sized apart, so these are the longest of the decode configurations that serve nearly the most requests a GPU; a
+    design says TTFT with steps of what runs in its own pool (``running_step``). New blocks that go to a shared tier
+    take their part of the sender's port, unless caches move over NVLink.
     """
     bandwidth, kv_bytes = wire.bandwidth, cache.size
     leaves = kv_bytes if wire.inside else kv_bytes + cache.stored
@@ -104,6 +105,18 @@ def _step(taker: DecodeChoice) -> float:
     """Time of a step at the highest rate that is planned, in which every sequence has its drafts verified. [s]"""
     step = np.interp(taker.most, np.maximum.accumulate(taker.completed), taker.step)
     return float(step) * float(taker.at.accepted_length(taker.mapping.draft_tokens))
+
+
+def running_step(taker: DecodeChoice, rate: float, instances: int) -> float:
+    """Time of a step of as many sequences as run at a rate [request/s], at the percentile of TTFT, as ``_step``. [s]"""
+    running = taker.occupied(rate, instances).at(taker.work.ttft.share)
+    return float(np.interp(running, taker.batch, taker.step) * taker.at.accepted_length(taker.mapping.draft_tokens))
+
+
+@lru_cache(maxsize=64)  # of one choice, so that its delays are found again
+def handing(sender: PrefillChoice, step: float) -> PrefillChoice:
+    """The same, whose caches go to decode in steps of so many seconds."""
+    return replace(sender, hand_over=hand_over(sender.transfer, step))
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:
