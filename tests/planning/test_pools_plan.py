@@ -311,14 +311,14 @@ def test_whole_and_split_instances_are_answers_that_a_change_may_swap():
     options = PlanOptions(pools=("prefill", "attention", "ffn", "decode"))
 
     def halves(isl):
-        found = ds.plan("deepseek_r1", SYSTEM, ds.lengths(isl, 512), rate=1500.0, tpot=0.03, options=options)
+        found = ds.plan("deepseek_r1", SYSTEM, ds.lengths(isl, 512), rate=1500.0, tpot=0.05, options=options)
         return found, len(found.best.pools[-1].halves)
 
-    plan, parts_of_decode = halves(4096)
+    plan, parts_of_decode = halves(8192)
     assert parts_of_decode == 1
     flip = next(each for each in flips(plan) if each.axis == "isl")
     assert flip.split
     assert halves(round(flip.value))[1] == 2
-    assert halves(round(4096 * flip.before))[1] == 1
+    assert halves(round(8192 * flip.before))[1] == 1
     (line,) = [each for each in flip_lines(plan, (flip,)) if each.startswith("prompts")]
-    assert f": attention and FFN ranks apart (at {4096 * flip.before:,.0f} tokens still the same)" in line
+    assert f": attention and FFN ranks apart (at {8192 * flip.before:,.0f} tokens still the same)" in line

@@ -121,7 +121,7 @@ def test_other_answers_are_looked_for_without_joules_where_only_one_is_possible(
     """One system and no instances of both phases: a change matters where nothing serves, whatever pools draw."""
     asks = (PlanOptions(objective=each) for each in ("joule", "gpus"))
     plans = [asked(WHOLE, Size(rate=40.0), options=each, tpot=0.004) for each in asks]
-    monkeypatch.setattr("disagg_sim.planning.flips._verified", lambda plan, found, now: found[0])
+    monkeypatch.setattr("disagg_sim.planning.flips._verified", lambda plan, found, now: next(iter(found)))
     monkeypatch.delattr("disagg_sim.planning.sizing.watts_of_pools")
     thrifty, fewest = ([(each.axis, each.factor, each.mode) for each in flips(plan)] for plan in plans)
     assert thrifty == fewest
