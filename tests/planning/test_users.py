@@ -56,9 +56,7 @@ def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl
         design = of_mode(found, mode)
         rate, ttft, tpot = closed(design, 2048, osl, 500)
         assert rate * (ttft.mean() + (osl - 1) * tpot.mean()) == pytest.approx(500, rel=0.03)  # the loop is in balance
-        # caches behind pipelines of eight stages share links of which 82 to 90 % are used: 4 times as long as planned
-        deep = design.first.choice.mapping.pp > 1
-        assert rate == pytest.approx(design.rate, rel=0.1 if deep else 0.06)
+        assert rate == pytest.approx(design.rate, rel=0.04 if mode == ServingMode.COLOCATED else 0.025)
         assert ttft.quantile(0.9) <= 2.0
         assert tpot.quantile(0.9) <= 0.05
 

@@ -56,10 +56,11 @@ class Transfer:
 
 
 class Network:
-    """Transfers share what leaves their sender and what enters their receiver."""
+    """Transfers share what leaves their sender and what enters their receiver, as soon as their bytes move."""
 
     def __init__(self, link: LinkSpec, bandwidths: list[float], cache: Cache) -> None:
         self.link, self.bandwidths, self.cache = link, bandwidths, cache
+        self.posted: list[Transfer] = []  # no byte of them moves before ``since``
         self.going: list[Transfer] = []
         self.tied = False  # equal caches of different senders ended at one instant: no rule says which is first
 
@@ -84,7 +85,13 @@ class Network:
             transfer.hidden = size * early * min(window / whole, 1.0)
         transfer.left = size - transfer.hidden
         transfer.since = now + self.link.latency_s + post * (transfer.left / size)
-        self.going.append(transfer)
+        self.posted.append(transfer)
+        self.start(now)
+
+    def start(self, now: float) -> None:
+        """Those whose time has come take their share."""
+        self.going += [each for each in self.posted if each.since <= now]
+        self.posted = [each for each in self.posted if each.since > now]
         self.share(now)
 
     def share(self, now: float) -> None:
@@ -164,9 +171,10 @@ class Reference:
                 self.break_circle(stalled[0])
                 continue
             instance = min(self.instances, key=lambda each: each.due)
+            starts = min((each.since for each in self.network.posted), default=math.inf)
             lands = min((each.end for each in self.network.going), default=math.inf)
             arrives = arrivals[0][1][0] if arrivals else math.inf
-            now = min(instance.due, lands, arrives)
+            now = min(instance.due, starts, lands, arrives)
             if now == math.inf:
                 return
             self.now = now
@@ -175,6 +183,8 @@ class Reference:
                 for turn, cached in instance.computed:
                     self.ask_for_chunks(turn, cached)
                 instance.computed.clear()
+            elif starts == now:
+                self.network.start(now)
             elif lands == now:
                 self.land(self.network.landed(now))
             else:

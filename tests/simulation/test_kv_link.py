@@ -61,8 +61,8 @@ class Moved:
     def deliver(self):
         self.ends[self.sent[ARRIVES - self.told]] = self.engine.now
 
-    def send(self, index, sender, receiver, size):
-        self.sent[self.fleet.move(receiver, (sender, -1, 0, size, 0.0, 0.0), self.engine.now)] = index
+    def send(self, index, sender, receiver, size, post_s=0.0):
+        self.sent[self.fleet.move(receiver, (sender, -1, 0, size, post_s, 0.0), self.engine.now)] = index
 
     def all(self, sends):
         for index, (time, *sent) in enumerate(sends):
@@ -93,6 +93,33 @@ def test_transfers_by_hand(sends, ends):
 
 def test_a_transfer_alone_takes_its_latency_and_its_bytes():
     assert finished([(1.0, 0, 1, 60.0)], [10.0, 5.0], latency_s=0.5) == [13.5]
+
+
+@pytest.mark.parametrize(
+    ("post_s", "ends"),
+    [
+        (0.0, [8.0, 8.0]),  # from the start each has half of 10 B/s
+        (1.0, [7.0, 8.0]),  # 10 of 40 B are there at 1 s, then 30 at 5 B/s; the second has 10 B left at 7 s
+        (3.0, [5.0, 8.0]),
+        (4.0, [4.0, 8.0]),  # the first is gone when the second starts
+        (6.0, [4.0, 10.0]),  # and the link rests for 2 s
+    ],
+)
+@pytest.mark.parametrize("spine", [None, Spine(1, 10.0)])
+def test_descriptors_that_are_posted_take_no_share_of_the_link(post_s, ends, spine):
+    """Two transfers of 40 B at 10 B/s, one behind its descriptors: the other ends after 8 s less these, or 4 s."""
+    assert Moved([10.0] * 2, spine=spine).all([(0.0, 0, 1, 40.0), (0.0, 0, 1, 40.0, post_s)]) == pytest.approx(ends)
+    assert Moved([10.0] * 2, spine=spine).all([(0.0, 0, 1, 40.0, post_s), (0.0, 0, 1, 40.0)]) == pytest.approx(
+        ends[::-1]
+    )
+
+
+def test_a_link_lost_while_descriptors_are_posted_gives_the_first_byte_when_it_is_back():
+    """Posted from 0 to 3 s; no link from 2 to 5 s; then 40 B at 5 B/s."""
+    moved = Moved([10.0] * 2)
+    for time, share in ((2.0, 0.0), (5.0, 0.5)):
+        moved.engine.at(time, NORMAL, moved.fleet.limit_link, 0, share, time)
+    assert moved.all([(0.0, 0, 1, 40.0, 3.0)]) == [13.0]
 
 
 def test_gpus_that_share_tokens_post_the_blocks_that_they_take_in_alone():

@@ -26,7 +26,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     TableRecord,
 )
-from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, share
+from disagg_sim.simulation.kernel.links import Links, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
 from disagg_sim.simulation.kernel.lockstep import form, settle
 from disagg_sim.simulation.kernel.queue import before_of, check_drained, count_departure, release, unlink
@@ -109,8 +109,8 @@ def _step(st: FleetState, i: int, now: float) -> None:
 def run_until(home: Ints, limit: float) -> tuple[int, float]:
     """Process events in order of time, up to ``limit`` or the first report.
 
-    Events at one time: instances, ends of transfers, requests of the feed, then new rates of links. At ``limit`` itself
-    rates do not change yet.
+    Events at one time: instances, starts and ends of transfers, requests of the feed, then new rates of links. At
+    ``limit`` itself rates do not change yet.
     """
     st = state_at(home)
     here = st.world[0]
@@ -131,8 +131,8 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
             _step(st, least_of(st.soon), now)
         elif end == now:
             here.now_s = now
-            k = end_next(links, now)
-            if arrive(st, links, k, now):
+            k = next_end(links, now)
+            if k >= 0 and arrive(st, links, k, now):
                 return ARRIVES - k, now
         elif due == now:
             if due == -math.inf:

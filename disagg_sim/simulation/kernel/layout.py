@@ -331,9 +331,9 @@ class TransferRecord:
     began_s: float  # [s]
     post_s: float  # time of its descriptors, before its first byte [s]
     left: float  # bytes left at ``since_s`` [B]
-    rate: float  # since ``since_s`` [B/s]
-    since_s: float
-    end_s: float  # at that rate; inf = never [s]
+    rate: float  # since ``since_s``; -1 = no byte has left, and it shares no link [B/s]
+    since_s: float  # of the first byte, if none has left [s]
+    end_s: float  # at that rate; before the first byte ``since_s``; inf = never [s]
     serial: int  # order of equal ends
     place: int  # index in the heap of ends
     port: Annotated[MutableSequence[int], 4]  # ports, by OUT to DOWN; -1 = none

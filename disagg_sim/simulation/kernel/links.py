@@ -1,7 +1,8 @@
 """Compiled: transfers between instances, which share the links of both.
 
-Each runs at the least of what the ends that it takes give it: ``bandwidth / transfers``. A transfer that shares with
-nobody costs one event. Rates are shared anew once an instant: the caches of a pass leave together, and end together.
+Each runs at the least of what the ends that it takes give it: ``bandwidth / transfers``, from its first byte on. One
+that shares with nobody costs two events, its first byte and its last. Rates are shared anew once an instant: the caches
+of a pass leave together, and end together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Links(NamedTuple):
 
     head: Sequence[Network]  # one row
     transfers: Sequence[TransferRecord]
-    heap: Ints  # of transfers that move, by their ends
+    heap: Ints  # of transfers that move, by their ends, or by their starts before these
     ports: Sequence[Port]
 
 
@@ -197,18 +198,27 @@ def share(links: Links, now: float) -> None:
 
 @inner
 def send(links: Links, k: int, now: float) -> None:
-    """A transfer begins: latency and descriptors, then its bytes."""
-    one, head, ports = links.transfers[k], links.head[0], links.ports
-    out, into = 4 * one.sender + OUT, 4 * one.receiver + IN
+    """A transfer begins: latency and descriptors, then its bytes, which alone take a share of its links."""
+    one, head = links.transfers[k], links.head[0]
+    out, into = links.ports[4 * one.sender + OUT], links.ports[4 * one.receiver + IN]
     one.state = MOVES
-    one.since_s = now + max(ports[out].latency_s, ports[into].latency_s) + one.post_s
-    one.rate, one.end_s = 0.0, math.inf
+    one.since_s = now + max(out.latency_s, into.latency_s) + one.post_s
+    one.rate, one.end_s = -1.0, one.since_s
     for way in range(4):
         one.port[way] = -1
     head.serial += 1
     one.serial = head.serial
     head.moving += 1
     _sort_in(links, k, head.moving - 1)
+    if one.since_s <= now:
+        _begin(links, k)
+
+
+@inner
+def _begin(links: Links, k: int) -> None:
+    """The first byte of a transfer leaves: from now on it shares its links."""
+    one, head, ports = links.transfers[k], links.head[0], links.ports
+    out, into = 4 * one.sender + OUT, 4 * one.receiver + IN
     _join(links, k, out)
     _join(links, k, into)
     crosses = head.leaves > 0 and ports[out].leaf != ports[into].leaf
@@ -217,15 +227,20 @@ def send(links: Links, k: int, now: float) -> None:
         _join(links, k, 4 * ports[into].leaf + DOWN)
     if ports[out].count == 1 and ports[into].count == 1 and not crosses:
         _pace(links, k, one.since_s)
-    else:
-        changed(links, one.sender, one.receiver, now)
+        return
+    changed(links, one.sender, one.receiver, one.since_s)
+    one.rate, one.end_s = 0.0, math.inf
+    _sort_in(links, k, one.place)
 
 
 @inner
-def end_next(links: Links, now: float) -> int:
-    """The transfer whose last byte arrives now, which has left its links; its place is still its own."""
+def next_end(links: Links, now: float) -> int:
+    """The transfer whose last byte arrives now, off its links but still in its place; -1: a first byte leaves."""
     k: int = links.heap[0]
     one, head = links.transfers[k], links.head[0]
+    if one.rate < 0.0:
+        _begin(links, k)
+        return -1
     head.moving -= 1
     last = links.heap[head.moving]
     if last != k:
@@ -257,8 +272,9 @@ class Pull(NamedTuple):
 class Wires:
     """Links between instances, and the caches on their way.
 
-    Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; with a
-    spine those between leaves share its uplinks, too. Two instances at 10 and 5 B/s, no cache on its way:
+    Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``, of those
+    whose bytes move, not those whose descriptors are still posted; with a spine those between leaves share its uplinks,
+    too. Two instances at 10 and 5 B/s, no cache on its way:
 
     >>> wires = Wires()
     >>> wires.join(10.0, 0.5)
