@@ -76,6 +76,8 @@ def test_hierarchical_all_reduce_by_hand():
     four = hierarchical_all_reduce(MESSAGE, 32.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
     assert four.wire == pytest.approx(35e-6 + 37.5e-6, rel=1e-12)  # 2*(3/4)*1e6/40e9
     assert four.latency == pytest.approx(10e-6 + 4 * 7e-6, rel=1e-12)
+    part = hierarchical_all_reduce(MESSAGE, 20.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
+    assert part.wire == pytest.approx(35e-6 + 4e-4 / 12, rel=1e-12)  # the third domain is half full: 2*(2/3)*1e6/40e9
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def test_an_encoder_of_images_lies_on_the_first_stage_in_bf16():
     assert weights(name, "bf16") == pytest.approx(2 * model.total_params + encoder, rel=1e-12)
     half = 2 * (model.total_params - 2 * model.embedding_params - model.hidden) / 2 + 2 * model.embedding_params
     assert weights(name, "bf16", pp=2.0) == pytest.approx(half + encoder, rel=1e-12)
+    norms = 2 * model.hidden * (2 * len(model.layers) + 1)  # whole on both ranks
+    assert weights(name, "bf16", tp_attn=2.0, tp_ffn=2.0) == pytest.approx(model.total_params + norms / 2 + encoder / 2)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
