@@ -96,13 +96,14 @@ def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
     return replace(asked, best=best, runners_up=after, other=other, gain=gain, cheapest=cheapest)
 
 
-def _runners_up(best: Design, other: Design | None, designs: Sequence[Design], others: int) -> tuple[Design, ...]:
+def _runners_up(
+    best: Design, other: Design | None, designs: Sequence[Design], others: int, cost: Callable[[Design], float]
+) -> tuple[Design, ...]:
     """The best of the other mode, the best whose layouts were run, on other systems, the next of kinds of their own."""
     found = [] if other is None else [other]
-    run = [each for each in designs if was_run(each)] if others and not was_run(best) else []
-    least = min(run, key=lambda each: each.cost / each.rate, default=other)
-    if least is not None and least not in found:
-        found.append(least)
+    if others >= RUNNERS_UP and not was_run(best):
+        run = min((each for each in designs if was_run(each)), key=cost, default=other)
+        found += [] if run is None or run in found else [run]
     for alike in (_systems, _kind, lambda each: each.pools):
         known = {alike(each) for each in (best, *found)}
         for each in designs:
@@ -153,9 +154,13 @@ def _among(designs: Sequence[Design], others: int) -> _Chosen:
     """What is told of designs for one rate, the answer first."""
     best = designs[0]
     other = next((each for each in designs if each.mode != best.mode), None)
-    after = sorted(_runners_up(best, other, designs, others), key=lambda each: each.cost / each.rate)
+    after = sorted(_runners_up(best, other, designs, others, _cost), key=_cost)
     gain = math.inf if other is None else other.cost / best.cost
     return best, tuple(after), other, gain, min(designs, key=lambda each: (each.cost, each is not best))
+
+
+def _cost(design: Design) -> float:
+    return design.cost / design.rate
 
 
 def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) -> _Chosen | None:
@@ -167,7 +172,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
         designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf, case.prices) if most > 0 else []
         if designs and not was_run(designs[0]):
             run = [each for each in designs_at(case, most / SIMPLER, gpus, mode) if was_run(each)]
-            designs = [*ranked(run, math.inf, case.prices), *designs]
+            designs = [*ranked(run, near_of(case), case.prices), *designs]
         for each in designs:  # the first, unless it does not hold as planned
             made = most_of(case, each, gpus)
             checked = check(made)
@@ -185,7 +190,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
             if len(found) <= others and _kind(each) not in found:
                 found[_kind(each)] = check(most_of(case, each, gpus))
     designs = sorted((each for each in found.values() if each is not None), key=value, reverse=True)
-    after = sorted(_runners_up(best, other, designs, others), key=value, reverse=True)
+    after = sorted(_runners_up(best, other, designs, others, lambda each: -value(each)), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
 

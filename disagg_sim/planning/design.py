@@ -238,7 +238,7 @@ class Design:
         )
 
         def sides(rate: float) -> list[tuple[AnyChoice, int]]:
-            first = self._first_at(rate)
+            first = self._first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate)
             passed = (first if pool.role == first.role else pool for pool in self.pools)
             return [(_under(pool.choice, asked), pool.instances) for pool in passed]
 

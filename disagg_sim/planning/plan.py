@@ -146,7 +146,9 @@ def _cases(
     setups, left_out = usable_systems(model, systems_of(system), options)
     if str(system).strip() == ANY:
         untimed = ", ".join(each.name for each in any_systems()[1])
-        left_out.append(f"{untimed}: no kernels were timed on GPUs of their generation; name one to compare it")
+        left_out.append(
+            f"{untimed}: their times rest on kernels of another generation or vendor; name one to compare it"
+        )
     cases, unpriced = [], []
     for decode, prefill in setups:
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone

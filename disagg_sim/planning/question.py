@@ -166,7 +166,7 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
 
 
 def any_systems() -> tuple[list[SystemSpec], list[SystemSpec]]:
-    """Load the shipped systems without a power cap: those with kernels timed on GPUs of their generation, and the rest.
+    """Load the shipped systems without a power cap: those timed on kernels of their generation, and the rest.
 
     A forecast from another vendor's or generation's kernels may be twice as fast as the GPU, and the fastest would win.
 

@@ -30,6 +30,7 @@ NEAR = 1.03
 SIMPLER = 1.10
 
 
+UNKNOWN = "nobody is known to have run it"
 #: Prices of GPUs: those of the market.
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
@@ -65,7 +66,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
             late *= latency(seen, pool.instances, limit.share) / limit.seconds
     gpus = int(mapping.gpus)
     return Standing(
-        unknown=int(_is_unknown(pool)),
+        unknown=int(is_unknown(pool)),
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
         price=0.0,
@@ -84,7 +85,7 @@ def _price(pool: PlannedPool, prices: Mapping[str, float]) -> float:
     )
 
 
-def _is_unknown(pool: PlannedPool) -> bool:
+def is_unknown(pool: PlannedPool) -> bool:
     """Whether no run of such a layout is known: of no split one; encoders have one layout, which tells none apart."""
     if pool.role == "encode":
         return False
@@ -149,7 +150,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
 
 
 def least_cost(designs: Sequence[Design]) -> float:
-    """Cost from which designs of a mode are near: the least, or that of layouts that were run if it is little more."""
+    """Cost up to ``NEAR`` times which designs are near: the least, or the least of run ones up to ``SIMPLER`` times."""
     least = min(each.cost for each in designs)
     cheap = (each.cost for each in designs if each.cost <= SIMPLER * least and was_run(each))
     return min(cheap, default=least)
@@ -196,12 +197,14 @@ def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
         return f"serves {less:.{0 if less >= 0.01 else 1}%} less"
     if other.cost > (best.cost if apart else NEAR * best.cost):
         return dearer
+    ahead, behind = standing(best, prices), standing(other, prices)
+    if apart and behind.unknown > ahead.unknown:
+        return UNKNOWN
     if apart:
         split = other.mode == ServingMode.DISAGGREGATED
         return f"two pools gain less than {SIMPLER - 1:.0%}" if split else "no simpler than two pools"
-    ahead, behind = standing(best, prices), standing(other, prices)
     reasons = {
-        "unknown": "nobody is known to have run it",
+        "unknown": UNKNOWN,
         "hosts": "an instance takes more hosts",
         "cost": dearer,
         "price": "GPUs of a higher price" if math.isfinite(behind.price) else "the price of its GPUs is not known",

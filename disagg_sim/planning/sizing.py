@@ -25,7 +25,7 @@ from disagg_sim.planning.mixed_steps import ROUNDED
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
-from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
+from disagg_sim.planning.ranking import NEAR, Standing, is_unknown, ranked, standing_of_pool
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 
 #: Layouts of each pool that become designs: most of those with nearly the fewest GPUs, and how many others fill up a
@@ -48,15 +48,16 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
     """Keep one pool of each layout: the best ranked of its smallest ones; then the best layouts (``CLOSE``, ``BEST``).
 
     Chunk sizes, batches and budgets make no layouts of their own. None has more than ``most`` GPUs, or ``FARTHEST``
-    times the fewest.
+    times the fewest. Where none of them was run, the smallest that was is kept, too.
     """
     found: list[SizedPool] = []
     fewest_of: dict[Sharding, int] = {}
+    run: set[Sharding] = set()
 
     def within(fewest: float, coming: float) -> float:
         """GPUs of the last layout that is kept, as soon as all with nearly the fewest GPUs are known."""
         limit = min(fewest * FARTHEST, most)
-        if coming <= NEAR * fewest:
+        if coming <= NEAR * fewest or not run:
             return limit
         far = sorted(gpus for gpus in fewest_of.values() if gpus > NEAR * fewest)
         others = _others(len(fewest_of) - len(far))
@@ -65,6 +66,8 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
     for each in pools(choices, rate, most, within):
         found.append(each)
         layout = _layout(each.choice.mapping)
+        if layout not in fewest_of and not is_unknown(_planned(role, each, rate)):
+            run.add(layout)
         fewest_of[layout] = min(each.gpus, fewest_of.get(layout, each.gpus))
     if not found:
         return []
@@ -77,11 +80,19 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
     far = [each for each in layouts.values() if each[0].gpus > NEAR * order[0].gpus]
 
     def first(alike: list[SizedPool]) -> tuple[Standing, SizedPool]:
-        planned = (PlannedPool(role=role, choice=each.choice, instances=each.instances, rate=rate) for each in alike)
+        planned = (_planned(role, each, rate) for each in alike)
         return min(zip(map(standing_of_pool, planned), alike, strict=True), key=lambda pair: pair[0])
 
     best = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
-    return [each for _, each in best] + [first(each)[1] for each in far[: _others(len(close))]]
+    others = [first(each) for each in far]
+    kept = [*best, *others[: _others(len(close))]]
+    if all(rank.unknown for rank, _ in kept):
+        kept += [pair for pair in others if not pair[0].unknown][:1]
+    return [each for _, each in kept]
+
+
+def _planned(role: str, pool: SizedPool, rate: float) -> PlannedPool:
+    return PlannedPool(role=role, choice=pool.choice, instances=pool.instances, rate=rate)
 
 
 def _others(close: int) -> int:
@@ -124,7 +135,10 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: Ser
 
 
 def near_of(case: Candidates) -> float:
-    """Cost over that of the cheapest within which a ranking ignores cost; 1 where the objective is least power. [1]"""
+    """Cost over that of the cheapest within which a ranking ignores cost; 1 where the objective is least power. [1]
+
+    Layouts that were run come first up to ``ranking.SIMPLER`` whatever it is.
+    """
     return 1.0 if case.drawn else NEAR
 
 
@@ -152,10 +166,6 @@ def _before(
 
 def _gpus(chain: _Chain) -> int:
     return sum(pool.gpus for pool in chain)
-
-
-def _planned(role: str, pool: SizedPool, rate: float) -> PlannedPool:
-    return PlannedPool(role=role, choice=pool.choice, instances=pool.instances, rate=rate)
 
 
 def _smallest(case: Candidates, rate: float, most: float) -> _Found:

@@ -17,7 +17,7 @@ from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.planning.ranking import passed_over
+from disagg_sim.planning.ranking import NEAR, passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
@@ -345,7 +345,9 @@ def _why_aside(best: Design, design: Design, prices: Mapping[str, float]) -> str
     for pool in design.pools:
         if (rule := unsupported(pool.setup, pool.mapping)[0]) != "":
             return str(rule)
-    return f"less than forecasts tell apart, and {passed_over(best, design, prices)}"
+    why = passed_over(best, design, prices)
+    alike = best.cost / best.rate <= NEAR * design.cost / design.rate
+    return f"less than forecasts tell apart, and {why}" if alike else why
 
 
 #: Decode instances, whole and split.

@@ -237,8 +237,8 @@ def _seen(used: Numeric, others: Numeric) -> Numeric:
 
     .. math:: 1 - \rho' = \frac{1 - \rho + \sqrt{(1 - \rho)^2 + 8 \rho^2/(\pi n)}}{2}
 
-    The approximation is one for high loads, without the square of the load under the root (chosen: a low one finds the
-    server idle).
+    The approximation holds at high loads and has no square of the load under the root; it is added because a low load
+    finds the server idle (chosen).
     """
     idle = np.maximum(1.0 - used, 0.0)
     return np.maximum(1.0 - (idle + np.sqrt(idle**2 + 8.0 * used**2 / (np.pi * np.maximum(others, 1e-9)))) / 2, 0.0)
