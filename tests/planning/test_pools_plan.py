@@ -307,18 +307,18 @@ def test_encoders_that_are_resized_send_no_more_caches():
 
 
 def test_whole_and_split_instances_are_answers_that_a_change_may_swap():
-    """Asked again at the length that is told, and at the one that is still the same."""
+    """Asked again at the limit that is told; the one before it is estimated."""
     options = PlanOptions(pools=("prefill", "attention", "ffn", "decode"))
 
-    def halves(isl):
-        found = ds.plan("deepseek_r1", SYSTEM, ds.lengths(isl, 512), rate=1500.0, tpot=0.05, options=options)
+    def halves(tpot):
+        lengths = ds.lengths(1024, 512)
+        found = ds.plan("deepseek_r1", "gb300_nvl72", lengths, rate=1500.0, tpot=tpot, options=options)
         return found, len(found.best.pools[-1].halves)
 
-    plan, parts_of_decode = halves(8192)
-    assert parts_of_decode == 1
-    flip = next(each for each in flips(plan) if each.axis == "isl")
-    assert flip.split
-    assert halves(round(flip.value))[1] == 2
-    assert halves(round(8192 * flip.before))[1] == 1
-    (line,) = [each for each in flip_lines(plan, (flip,)) if each.startswith("prompts")]
-    assert f": attention and FFN ranks apart (at {8192 * flip.before:,.0f} tokens still the same)" in line
+    plan, parts_of_decode = halves(0.1)
+    assert parts_of_decode == 2
+    flip = next(each for each in flips(plan) if each.axis == "tpot")
+    assert not flip.split
+    assert halves(flip.value)[1] == 1
+    (line,) = [each for each in flip_lines(plan, (flip,)) if each.startswith("TPOT")]
+    assert f": whole decode instances (at {100 * flip.before:.3g} ms still the same)" in line
