@@ -41,7 +41,7 @@ class AnswerFlip:
 
     axis: str  # "ttft", "tpot", "isl", "osl", "nic" or "price"
     factor: float  # on the value as asked, at which the answer is another [1]
-    before: float  # factor at which it still is the same; of a price 1 [1]
+    before: float  # last factor that was asked and has the same answer; 1 is the question itself [1]
     value: float  # of the axis at ``factor``, in its unit: [s], [token], [B/s], [USD/h]
     mode: ServingMode | None  # that wins there; None where nothing keeps the limits
     system: str  # that wins there
@@ -234,34 +234,31 @@ def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
 
 def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Iterator[AnswerFlip]:
     """Rungs with another winner, the nearest first; the last is tried first, and if it has the same, there is none."""
-    before, nearer, last = 1.0, False, None
+    last = None
     for rung in (LADDER[-1], *LADDER[:-1]):
         factor = rung if up else 1.0 / rung
         cases, value = change(factor)
         if not cases:
             continue
         mode, system, split = other = _winner(cases, rate, now)
-        flip = AnswerFlip(axis=axis, factor=factor, before=before, value=value, mode=mode, system=system, split=split)
+        flip = AnswerFlip(axis=axis, factor=factor, before=1.0, value=value, mode=mode, system=system, split=split)
         if rung == LADDER[-1]:
             if other == now:
                 return
             last = flip
         elif other != now:
             yield flip
-            before, nearer = factor, True
-        elif not nearer:
-            before = factor
     if last is not None:
-        yield replace(last, before=before)
+        yield last
 
 
 def _verified(plan: Plan, found: Iterable[AnswerFlip], now: _Winner) -> AnswerFlip | None:
     """The nearest of some rungs at which the question, asked again, has another answer; None where none has."""
-    before = 0.0
+    before = 1.0
     for flip in islice(found, RUNGS):
         other = _kind(_asked_at(plan, flip.axis, flip.factor).best)
         if other != now:
-            return replace(flip, mode=other[0], system=other[1], split=other[2], before=before or flip.before)
+            return replace(flip, mode=other[0], system=other[1], split=other[2], before=before)
         before = flip.factor
     return None
 

@@ -357,9 +357,7 @@ DECODE_TEXT = {False: "whole decode instances", True: "attention and FFN ranks a
 def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
     """Write changes of the answer, nearest first."""
     if not changes:
-        return [
-            f"no limit and no length between 1/{LADDER[-1]:g} and {LADDER[-1]:g} times its value changes the answer"
-        ]
+        return [f"no other answer was found up to 1/{LADDER[-1]:g} and {LADDER[-1]:g} times each limit and length"]
     several = len({case.at.system.name for case in plan.cases}) > 1
     lines = []
     for flip in changes[:MOST_FLIPS]:
@@ -371,8 +369,8 @@ def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
         where = f" on {flip.system}" if several and flip.system else ""
         kind = "" if flip.mode is None else DECODE_TEXT[flip.split] if plan.halves_compete else MODE_TEXT[flip.mode]
         then = f"{kind}{where}" if kind else "no deployment"
-        between = text(flip.value * flip.before / flip.factor)
-        lines.append(f"{name} {way} to {text(flip.value)}: {then} (at {between} still the same)")
+        between = f" (at {text(flip.value * flip.before / flip.factor)} still the same)" * (flip.before != 1.0)
+        lines.append(f"{name} {way} to {text(flip.value)}: {then}{between}")
     return lines
 
 

@@ -50,7 +50,7 @@ def test_flips_in_words(plan):
         "price of h200_sxm down to 1.60 USD a GPU hour: as good as the best"
     ]
     assert flip_lines(replace(plan, cases=()), ()) == [
-        "no limit and no length between 1/4 and 4 times its value changes the answer"
+        "no other answer was found up to 1/4 and 4 times each limit and length"
     ]
 
 
