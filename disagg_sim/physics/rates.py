@@ -308,8 +308,8 @@ class _Resolver:
         served = [row for row in self.spec.decode_attention if row.kind == kind]
         cached = (row for row in served if row.cache == cache)
         decode = self.take(f"{what} decode attention", cached, kind="decode_attention", form=kind)
-        multiplied = decode  # kernels multiply in the format of their cache
-        if ATTENTION[kind].multiplies_in_decode and precision.attention != cache:
+        multiplied = decode  # kernels multiply in the format of their cache, if they multiply enough to be fitted
+        if decode.e_compute is not None and precision.attention != cache:
             what = f"{precision.attention} {kind.upper()} decode arithmetic"
             multiplied = self.take(what, (r for r in served if r.cache == precision.attention))
         floor = self.profile.attention_t0

@@ -233,13 +233,12 @@ def _why(case: Candidates, size: Size, max_nic: float | None) -> str:
     if told:
         return "; ".join(told)
     if size.gpus is not None:
-        pools = [case.colocated, *case.across]
         smallest = min(
             min((gpus_of(each) for each in case.colocated), default=math.inf),
             sum(min((gpus_of(each) for each in choices), default=math.inf) for choices in case.across)
             + (case.encode is not None),
         )
-        if any(map(len, pools)) and smallest > size.gpus:
+        if size.gpus < smallest < math.inf:
             few = "1 GPU is" if size.gpus == 1 else f"{size.gpus} GPUs are"
             return f"{few} too few; the smallest deployment has {smallest:g}"
     why = "no number of instances keeps both limits with queueing"

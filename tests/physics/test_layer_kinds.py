@@ -15,6 +15,7 @@ from disagg_sim.facts.attention import GqaAttention, MlaAttention, NoAttention
 from disagg_sim.facts.ffn import DenseFfn, MoeFfn, NoFfn
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import instance_parts, weight_bytes
@@ -86,6 +87,38 @@ def test_a_layer_without_attention_caches_nothing_and_takes_any_degree():
     )
     assert float(parts.cache) == 4 * 100 * 2 * 8 * 128 * 2
     assert float(parts.state) == 0
+
+
+# Every kind.
+
+
+def attention_kinds():
+    """A layer of every kind of attention with and without a window, and a model that has it."""
+    models = [load_model(name) for name in list_specs("model")]
+    layers = [(kind, model) for model in models for kind in model.kinds if kind.attention.kind != "none"]
+    return {(kind.attention.kind, getattr(kind.attention, "window", 0) > 0): (kind, model) for kind, model in layers}
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_sequences_and_drafts_add_up(phase):
+    """Five sequences of three tokens each score as fifteen alone; caches are read once to three times for the three."""
+
+    def works(block, precision, *counts):
+        names = ("decodes", "queries", "context") if phase == "decode" else ("prompts", "new", "past")
+        found = getattr(block, phase)(precision, 1.0, Tokens(**dict(zip(names, counts, strict=True))), "auto")[0]
+        return np.array([(op.work.flops, op.work.hbm_bytes) for op in found if "kv_b" not in op.name]).T
+
+    for kind, model in attention_kinds().values():
+        block, precision = layer_of(kind).attention, load_precision("fp8").resolve(model)
+        flops, moved = works(block, precision, 5.0, 3.0, 20_000.0)
+        if phase == "prefill":
+            one = works(block, precision, 1.0, 3.0, 20_000.0)
+            assert np.array([flops, moved]) == pytest.approx(5 * one, rel=1e-12)
+            continue
+        alone = [works(block, precision, 1.0, 1.0, 20_000.0 + place) for place in range(3)]
+        assert flops == pytest.approx(5 * sum(each[0] for each in alone), rel=1e-4)
+        assert (5 * alone[0][1] <= moved).all()
+        assert (moved <= 5 * sum(each[1] for each in alone)).all()
 
 
 # Grouped queries.

@@ -48,6 +48,16 @@ def test_measured_takes_the_fits_of_tensorrt_llm_first():
     assert rates.prefill_attention["mla"].s_half == pytest.approx(3480.7, abs=0.1)
 
 
+def test_mla_alone_multiplies_in_another_format_than_its_cache_has():
+    """In decode: 0.606 of the BF16 peak as on a bf16 cache, and 0.684 in fp8; GQA waits for its cache alone."""
+    recipes = {"bf16_fp8kv": 0.606, "bf16": 0.606, "fp8": 0.684}
+    for name, share in recipes.items():
+        latent, grouped = (rates_of(model, system=("h200_sxm", name)) for model in ("deepseek_r1", "llama_3_1_8b"))
+        assert latent.decode_attention["mla"].flops == pytest.approx(share * 989.4e12)
+        own = [taken.what for each in (latent, grouped) for taken in each.used if "decode arithmetic" in taken.what]
+        assert own == ["bf16 MLA decode arithmetic"] * (name == "bf16_fp8kv")
+
+
 def test_floor_of_gemm_with_static_scales_is_capped_at_4_us():
     """Scales of blocks (NVFP4) need the values first, bf16 has none: both keep what was fitted."""
     rates = rates_of("deepseek_r1")

@@ -1,6 +1,7 @@
 """Plans: what they promise, how they move with the question, and what errors say."""
 
 import math
+import re
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -83,6 +84,18 @@ def test_infeasible_limits_are_an_answer():
     assert found.best is None
     assert "no mapping decodes in the TPOT limit of 1 ms (p90); the best step is" in found.infeasible
     assert "too few; the smallest deployment has 16" in asked(model="deepseek_r1", system="h100_sxm", gpus=8).infeasible
+
+
+def test_prompts_that_are_in_time_only_alone_leave_no_number_of_instances():
+    """A pass a hundredth below the limit leaves no room for a queue: of no pool is there a smallest deployment."""
+
+    def said(ttft):
+        lengths, options = ds.lengths(4096, 64), PlanOptions(prefill_system="h100_sxm")
+        found = ds.plan("llama_3_1_8b", "h200_sxm", lengths, ttft=ttft, tpot="30 ms", gpus=8, options=options)
+        return found.infeasible.split("; llama_3_1_8b in")[0]
+
+    alone = float(re.search(r"the best pass with the host's share is (.*) ms", said(1e-3))[1])
+    assert "h100_sxm: no number of instances keeps both limits with queueing; a TTFT limit of" in said(1.01e-3 * alone)
 
 
 @pytest.mark.parametrize(

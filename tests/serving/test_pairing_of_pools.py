@@ -77,6 +77,9 @@ def test_a_frontier_without_further_pools_is_that_of_two(qwen):
     two = ds.pareto_front(ds.disaggregated(prefill, decode, ftl_limit=10.0, gpu_cap=144))
     assert front[THROUGHPUT].to_numpy() == pytest.approx(two[THROUGHPUT].to_numpy(), rel=1e-9)
     assert front["ttl_s"].to_numpy() == pytest.approx(two["ttl_s"].to_numpy())
+    for phase in ("prefill", "decode"):
+        ranks = front[[f"{phase}_{degree}" for degree in ("tp_attn", "dp_attn", "pp")]].prod(axis=1)
+        assert (front[f"{phase}_instances"] * ranks == front[f"{phase}_gpus"]).all()
     assert (front[["encode_gpus", "attention_gpus", "ffn_gpus"]] == 0).all(axis=None)
 
 

@@ -240,6 +240,8 @@ def test_a_pause_does_not_stretch_the_batch_before_it():
     times, instants = spread_batches(np.array([0.0, 3.0, 6.0, 6.0, 66.0, 66.0]))
     assert times.tolist() == [0.0, 3.0, 6.0, 7.5, 66.0, 67.5]  # the median interval is 3 s
     assert instants == 4
+    times, instants = spread_batches(np.array([1.0, 1.0, 5.0, 5.0]))
+    assert (times.tolist(), instants) == ([1.0, 3.0, 5.0, 7.0], 2)
 
 
 def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):

@@ -1,5 +1,7 @@
 """The trace type: its invariants, its cuts, and traces joined and mixed."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -127,6 +129,7 @@ def test_copies_of_a_trace_share_no_block():
 def test_nothing_follows_a_single_request():
     single = trace_of([1.0])
     assert single.rate == 0
+    assert trace_of([1.0, 0.0]).rate == math.inf
     with pytest.raises(InputError, match="single request"):
         concatenate([single] * 2)
     assert concatenate([trace_of([0.0, 1.0]), single]).arrival.tolist() == [0.0, 1.0, 2.0]

@@ -46,8 +46,6 @@ class AttentionBlock(ABC, Generic[A]):
     parts: ClassVar[tuple[str, ...]] = ()
     #: Ways to run prefill that a user may force; "auto" takes the fastest at every point.
     forms: ClassVar[tuple[str, ...]] = ("auto",)
-    #: Whether decode multiplies enough that a format of arithmetic other than the cache's has a fit of its own.
-    multiplies_in_decode: ClassVar[bool] = False
     #: Whether the layer has such a part: norms, an all-reduce.
     present: ClassVar[bool] = True
     #: Kernels of a layer outside a CUDA graph: norms, quantisation, cache write and collectives included. [1]

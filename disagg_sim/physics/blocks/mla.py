@@ -201,7 +201,6 @@ class Mla(LatentBlock[MlaAttention]):
     """One latent of ``kv_rank + rope_dim`` is cached, whole on every TP rank; query heads are sharded."""
 
     forms = MLA_FORMS
-    multiplies_in_decode = True
 
     def _again(self, precision: Precision, dims: MlaDims, tokens: Numeric) -> Operator:
         """Up-projection of cached tokens."""

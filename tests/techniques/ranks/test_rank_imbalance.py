@@ -107,7 +107,8 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
 def test_pieces_anywhere_in_a_prompt_come_after_the_pasts_of_order_statistics():
     """The largest of R uniform pasts is at R/(R + 1); where one rank of two has a piece, at a half."""
     one = PieceLoads(np.array([600.0]), np.array([100.0]), np.ones(1))
-    distance = (one.ends[1] - one.ends[0]) / 2
+    assert one.ends == (1600.0, 4800.0)  # pieces come after 400 tokens on average
+    distance = 1600.0
     ranks, busy = np.array([[1.0], [2.0], [8.0]]), np.array([[1e-12, 1.0]])
     expected = [[0.0, 0.0], [0.0, 600 * (2 / 3 - 0.5)], [0.0, 600 * (8 / 9 - 0.5)]]
     assert one.further(1e-9, busy, ranks) * distance == pytest.approx(np.array(expected), abs=0.1)

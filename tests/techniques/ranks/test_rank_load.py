@@ -5,7 +5,7 @@ import pytest
 
 from disagg_sim.techniques.experts.physics import largest_normal
 from disagg_sim.techniques.ranks.physics import RankLoads, even_groups
-from disagg_sim.techniques.ranks.physics_sums import prompt_sum, request_law
+from disagg_sim.techniques.ranks.physics_sums import RequestLaw, prompt_sum, request_law
 
 #: Prompts of 1000 or 5000 tokens, answers of 200 or 1000, independent.
 LAW = request_law(np.array([1000.0, 1000.0, 5000.0, 5000.0]), np.array([200.0, 1000.0, 200.0, 1000.0]))
@@ -23,6 +23,23 @@ def test_a_remainder_fills_some_ranks_alone():
     """
     assert even_groups(3.0, 2) == ((2.0, 1), (1.0, 1))
     assert prompt_sum(LAW, 1).largest(even_groups(3.0, 2)) == pytest.approx(6000 + 375, rel=2e-3)
+
+
+def test_requests_at_random_in_part_fill_the_fuller_of_two_ranks_by_that_part():
+    """In turns a share is at random: of n such requests the fuller rank has E|X - n/2| = sqrt(n/4 * 2/pi) more."""
+    turns = RankLoads(LAW, "round_robin")
+    assert 0.1 < turns.at_random < 0.9
+    more = np.sqrt(turns.at_random * 4000.0 / 4.0 * 2.0 / np.pi)
+    assert turns.decode(4000.0, 2.0, 1.0).batch - 2000.0 == pytest.approx(more, rel=0.02)
+
+
+def test_those_in_flight_at_a_random_step_stay_for_their_steps():
+    """Answers of 2 and 4 tokens take a step and three: 1 to 3, whether prompts are drawn beside them or with them."""
+    lengths = {"isl": np.array([8.0, 9.0]), "osl": np.array([2.0, 4.0])}
+    half, later = np.array([0.5, 0.5]), [0.25, 0.75]
+    for joint, weight in ((False, [0.5, 0.5]), (True, later)):
+        found = RequestLaw(**lengths, isl_weight=half, osl_weight=half, joint=joint).at_steps()
+        assert (found.isl_weight.tolist(), found.osl_weight.tolist()) == (weight, later)
 
 
 def test_many_requests_are_nearly_normal():
