@@ -93,10 +93,12 @@ def room_of(place: Path) -> str:
     return OF_A_TECHNIQUE.get(word, word)
 
 
-def chosen(package: Path, count: int, seed: int) -> list[Fault]:
-    """``count`` faults, by room as ``ROOMS`` says, at most one a function."""
+def chosen(package: Path, count: int, seed: int, within: str = "") -> list[Fault]:
+    """``count`` faults, at most one a function: by room as ``ROOMS`` says, or all from a folder or file."""
     first: dict[str, dict[str, tuple[str, Fault]]] = {room: {} for room in ROOMS}
     for room, fault in faults_of(package):
+        if not fault.path.is_relative_to(within):
+            continue
         said = f"{seed} {fault.function} {fault.old} {fault.new} {fault.around}"
         ranked = (hashlib.sha256(said.encode()).hexdigest(), fault)
         kept = first[room].get(fault.function)
@@ -105,8 +107,8 @@ def chosen(package: Path, count: int, seed: int) -> list[Fault]:
     planted = []
     for room, share in ROOMS.items():
         ordered = [fault for _, fault in sorted(first[room].values(), key=lambda each: each[0])]
-        planted += ordered[: round(count * share)]
-    return planted
+        planted += ordered if within else ordered[: round(count * share)]
+    return planted[:count]
 
 
 def _faults(node: ast.AST, text: str, path: Path, function: str) -> Iterator[Fault]:
