@@ -4,7 +4,7 @@ Each loop asks for every technique alone and for every pair, in one command, and
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -17,8 +17,9 @@ import yaml
 import disagg_sim as ds
 from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.cli import explain
+from disagg_sim.cli import plan as planned
 from disagg_sim.parquet import read_parquet
-from disagg_sim.question import ExplainQuestion
+from disagg_sim.question import ExplainQuestion, PlanQuestion
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool
 from disagg_sim.simulation.run_options import RunOptions
@@ -88,6 +89,45 @@ def test_pairs_act_in_explain(monkeypatch):
 
 
 POOLS = ["prefill", "attention", "ffn"]
+PLANNED = {
+    "prefix": {"cached": 0.9},
+    "encode": {"images": "1x448x448", "pools": "encode,prefill,decode"},
+    "context": {"max_dcp": 2},
+    "experts": {"expert_skew": 0.5},
+    "ranks": {"rank_imbalance": "random"},
+    "speculation": {"speculate": "2", "acceptance": DRAFTS},
+    "prefill_delay": {"hold_prompts": "4"},
+    "split": {"pools": ",".join(POOLS)},
+    "availability": {"availability": 0.999},
+}
+
+
+@pytest.mark.rare
+def test_pairs_act_in_plans(monkeypatch):
+    """Compares all steps, the instances that a plan weighs, and its designs with their spares, not how sure."""
+    monkeypatch.setattr(planned, "assurance", Mock())
+    base = {"model": MODEL, "system": SYSTEM, "precision": RECIPE, "isl": 8192, "osl": 512}
+    base |= {"rate": 40.0, "ttft": "5 s", "tpot": "30 ms"}
+
+    def numbers(choice):
+        found = [getattr(choice, each.name) for each in fields(choice)]
+        return [np.asarray(each).tolist() for each in found if isinstance(each, float | int | np.ndarray)]
+
+    @cache
+    def asked(on, _):
+        keys = merged(base, PLANNED, on)
+        if {"encode", "split"} <= on:
+            keys["pools"] = ",".join(["encode", *POOLS])
+        found = planned.plan_answer(PlanQuestion(**keys)).found
+        kinds = [(case.colocated, *case.inside, *case.across) for case in found.cases]
+        weighed = [[numbers(choice) for choice in kind] for case in kinds for kind in case]
+        steps = [case.grids.decode.latency.tolist() for case in found.cases]
+        return weighed, steps, repr([found.best, *found.runners_up])
+
+    lazy = idle("plan", asked, PLANNED, {frozenset(("context", "split"))})  # PCP, which linear attention has not
+    assert lazy == [], lazy
+
+
 IMAGES = {"images": 1, "height": 448, "width": 448}
 SWEPT = {
     "prefix": {"traffic": [{"isl": 8192, "osl": 512, "cached": 0.9}]},
