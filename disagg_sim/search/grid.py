@@ -380,10 +380,10 @@ def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     >>> from disagg_sim.physics.roofline import Sums
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> times = (np.array([2.0, 2.0]), np.array([1.0, 1.0]))
-    >>> plain, cached = ((PrefillPass(time, time, Sums()), held, 0) for time, held in zip(times, (9e9, [9e9, 9e12])))
-    >>> best_form(at, plain, (cached[0], np.array(cached[1]), 1))[0].busy.tolist()
-    [1.0, 2.0]
+    >>> times, held = (np.array([2.0, 2.0, 1.0]), np.ones(3)), np.array([9e9, 9e12, 9e9])
+    >>> plain, cached = ((PrefillPass(time, time, Sums()), held, code) for code, time in enumerate(times))
+    >>> best_form(at, plain, cached)[2].tolist()
+    [1, 0, 0]
     """
     (old, memory, code), (scored, held, cached) = best, other
     take = (held <= at.memory_limit) & (scored.busy < old.busy)

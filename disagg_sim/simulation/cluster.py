@@ -466,22 +466,8 @@ class Cluster:
 
     def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
         """Refuse an invalid leg; ``asked`` is the method of the policy that returned it."""
-        instance, until, then, _, delay_s = leg
-        states = self.roster.state
-        try:
-            if (
-                0 <= instance < len(states)
-                and (states[instance] == READY or instance == origin)
-                and until > have
-                and LATER <= then < len(states)
-                and 0.0 <= delay_s < math.inf
-                and type(until) is type(then) is int
-            ):
-                return
-        except TypeError:
-            pass
-        if fault := next(leg_faults(leg, have, states, origin), ""):
-            self.roster.refuse(f"request {request} on instance {quoted(instance)}", fault, asked)
+        if fault := next(leg_faults(leg, have, self.roster.state, origin), ""):
+            self.roster.refuse(f"request {request} on instance {quoted(leg.instance)}", fault, asked)
 
     # --- instances and ticks ------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.techniques.speculation.facts import stated_speculation
 from disagg_sim.techniques.speculation.facts_asked import measured_speculation
-from disagg_sim.techniques.speculation.physics import handed_bytes, with_draft_layers
+from disagg_sim.techniques.speculation.physics import handed_bytes, joining_bytes, with_draft_layers
 from disagg_sim.workload.lengths import lengths
 
 CURVES = ds.list_specs("speculation")
@@ -114,6 +114,8 @@ class TestCounts:
         beside = [op.shape[:2] for op in found if op.name == "qkv of the embedding"]
         assert beside == [(24.0, 3 * 64 * 128), (8.0, 3 * 64 * 128)]
         assert sum(op.table == "gqa" for op in found) == 2
+        once, cut = 3 * 7168**2, (3 * 64 * 128 + 163_840) * 7168  # joined on every GPU; qkv of the embedding, and head
+        assert joining_bytes(at, 4.0) == 2 * (once + cut / 4)
 
     def test_a_drafter_lies_in_memory_with_a_layer_of_cache_and_rows_of_logits(self):
         """R1 on one GPU each of 8: a layer of experts, 2d^2, a latent a token, and three times the live tokens."""
