@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
 from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import DEGREES, SHARDING, Sharding
-from disagg_sim.errors import InputError, check_word, nearest, quoted
+from disagg_sim.errors import InputError, check_word, nearest, quoted, whole_number
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
@@ -208,14 +207,6 @@ def _require_names(words: abc.Mapping[str, Any], origin: Origin) -> None:
                 raise InputError(f"the table's column {column!r} has {quoted(word)}, which is no name")
 
 
-def _number(words: abc.Mapping[str, Any], name: str, usual: float = 0.0) -> float:
-    """A number that all rows of a case share, where the table has it."""
-    with suppress(ValueError):
-        if (value := float(str(words.get(name, usual)))) >= 0:
-            return value
-    raise InputError(f"the table's column {name!r} has {quoted(str(words[name]))}, which is no number from 0 on")
-
-
 def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     """Lengths of rows: given, or of the traffic that they name, else their constant ones."""
     isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
@@ -239,7 +230,7 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
     """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
     names = str(words["system"]), str(words["prefill_system"])
     specs = [given.get(name) or load_system(name) for name in names]
-    domain = int(_number(words, "nvlink_domain", specs[0].nvlink_domain))
+    domain = whole_number("the table's nvlink_domain", words.get("nvlink_domain", specs[0].nvlink_domain))
     return specs if domain == specs[0].nvlink_domain else [replace(spec, nvlink_domain=domain) for spec in specs]
 
 

@@ -198,8 +198,6 @@ def _sampled(plan: Plan, tables: list[pd.DataFrame]) -> Uncertainty:
 
 def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
     """Find the best throughput of some rows at an interactivity, in every sample and at nominal times. [token/s]"""
-    if not mine.any():
-        return np.zeros(found.ttl.shape[1]), 0.0
     x, y = 1.0 / found.ttl[mine], found.throughput[mine]
     sampled = np.array([float(best_from(x[:, s], y[:, s], limit)) for s in range(x.shape[1])])
     points = found.points[mine]

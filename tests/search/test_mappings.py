@@ -161,6 +161,9 @@ def test_candidates_are_kept_or_refused_none_is_lost():
 def test_degrees():
     assert degrees(load_system("h100_sxm"), 72) == (1, 2, 4, 8, 16, 32, 64)
     assert degrees(load_system("gb200_nvl72"), 72) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 36, 48, 64, 72)
+    odd = {3 * 2**k for k in range(8)} | {36 * 2**k for k in range(5)}
+    wide = replace(load_system("gb200_nvl72"), nvlink_domain=576)
+    assert degrees(wide, 576) == tuple(sorted(odd | {2**k for k in range(10)}))
 
 
 @pytest.mark.parametrize("limit", [0, -3, 2.5, "all"])

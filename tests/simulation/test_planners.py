@@ -41,8 +41,8 @@ def served(requests, policy, served_by, **more):
 
 
 def test_an_arma_forecast_by_hand():
-    """Mean 10, x = 12, 14: e1 = 2 (no past), e2 = 4 - (0.5*2 + 0.25*2) = 2.5; next 10 + 0.5*4 + 0.25*2.5."""
-    assert Arma(10.0, (0.5,), (0.25,)).forecast([10.0, 12.0, 14.0]) == pytest.approx(12.625)
+    """Mean 10, x = 11, 12, 14: e1 = 2 - 0.5*1 = 1.5, e2 = 4 - (0.5*2 + 0.25*1.5) = 2.625; next 10 + 0.5*4 + 0.25*e2."""
+    assert Arma(10.0, (0.5,), (0.25,)).forecast([11.0, 12.0, 14.0]) == pytest.approx(12.65625)
 
 
 def test_arima_stands_on_the_last_value_until_it_has_points_enough():
