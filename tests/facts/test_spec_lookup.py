@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from disagg_sim.errors import InputError, SpecError, UnknownNameError
+from disagg_sim.errors import SpecError, UnknownNameError
 from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_system, resolve_precision
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, canonical_name, spec_files
 
@@ -79,12 +79,6 @@ def test_an_unknown_kind_is_refused():
         "failures, launcher, checkpoint, model, "
         "traffic, speculation, sweep, scenario"
     )
-
-
-@pytest.mark.parametrize("name", [3, None, ["llama_3_1_70b"]])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(InputError, match=r"model .* is neither a name nor the path of a file"):
-        load_model(name)
 
 
 def test_anchors_and_merges_are_read(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, UnknownNameError
+from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
 from disagg_sim.physics.passes.decode import decode_step
@@ -142,11 +142,6 @@ def test_regime_of_the_expert_kernel(ep, tp_ffn, regime):
     operator = Operator("routed experts", "experts", Work(0.0, 0.0), "bf16")
     cost = expert_cost(operator, np.float64(ep), np.float64(tp_ffn), at)
     assert float(cost.time) == min(rate.t0 for rate in at.rates.moe[regime])
-
-
-def test_unknown_engine_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown engine 'tensorflow'; known: sglang, trtllm, .*vllm"):
-        rates_of("llama_3_1_70b", engine="tensorflow")
 
 
 def test_a_system_without_fits_has_only_the_ideal_profile():

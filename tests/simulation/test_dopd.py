@@ -27,34 +27,23 @@ from lab.studies.dopd.equations import decode_concurrency, prefill_decode_ratio
 PROFILE = Profile(prefill=SIMPLE, decode=SIMPLE, tokens=22_000.0, graph=256)
 
 
-def test_sizes_by_hand():
-    """cc = 22,000/1,100 = 20, so 50 requests take 3 instances of 16.7; a step of 17 takes 27 ms.
-
-    A prompt takes 110 ms, so 50 * 0.110/(200 * 0.027) = 1.02: two prefill instances.
-    """
+@pytest.mark.parametrize(
+    ("rule", "load", "outputs", "sizes"),
+    [
+        ("mended", 50, 200, Sizes(2, 3)),  # 16.7 on each of three, a step of 17 takes 27 ms: 50 * 0.110/(200 * 0.027)
+        ("printed", 50, 200, Sizes(2, 3)),  # a step of 50 takes 60 ms: 50 * 0.110/(200 * 0.060) = 0.46, times three
+        ("published", 50, 200, Sizes(1, 3)),  # a step of 20 takes 30 ms: 20 * 0.110/(200 * 0.030) = 0.37, whatever n_d
+        ("published", 500, 200, Sizes(1, 25)),
+        ("published", 50, 20, Sizes(4, 3)),  # 21 * 0.110/(20 * 0.031) = 3.7
+        ("little", 9.0, 200, Sizes(1, 3)),  # a decode instance ends 3.33 requests a second, one of prefill 9.1
+        ("little", 10.1, 200, Sizes(2, 4)),
+    ],
+)
+def test_sizes_by_hand(rule, load, outputs, sizes):
+    """cc = 22,000/1,100 = 20, so that 50 requests take 3 decode instances; a prompt takes 110 ms."""
     assert PROFILE.concurrency(1000, 200) == 20
-    assert PROFILE.sizes(50, 1000, 200) == Sizes(2, 3)
-
-
-def test_sizes_as_printed_by_hand():
-    """A step of 50 sequences takes 60 ms: 50 * 0.110/(200 * 0.060) = 0.46, times three."""
-    assert PROFILE.sizes(50, 1000, 200, rule="printed") == Sizes(2, 3)
+    assert PROFILE.sizes(load, 1000, outputs, rule=rule) == sizes
     assert matching_prefill(50, 3, prefill_s=0.11, step_s=0.06, outputs=200, rule="printed") == pytest.approx(1.375)
-
-
-def test_sizes_of_the_published_code_by_hand():
-    """r = 50 came in a window: 50/20 are 3 decode instances; a step of 20 takes 30 ms, a prompt 110 ms, so that n_p is
-    20 * 0.110/(200 * 0.030) = 0.37, one, whatever n_d is.
-    """
-    assert PROFILE.sizes(50, 1000, 200, rule="published") == Sizes(1, 3)
-    assert PROFILE.sizes(500, 1000, 200, rule="published") == Sizes(1, 25)
-    assert PROFILE.sizes(50, 1000, 20, rule="published") == Sizes(4, 3)  # 21 * 0.110/(20 * 0.031) = 3.7
-
-
-def test_sizes_by_little_s_law_by_hand():
-    """A decode instance ends 20 requests of 200 * 0.030 s each: 3.33 a second; a prefill instance 1/0.110 = 9.1."""
-    assert PROFILE.sizes(9.0, 1000, 200, rule="little") == Sizes(1, 3)
-    assert PROFILE.sizes(10.1, 1000, 200, rule="little") == Sizes(2, 4)
 
 
 def test_sizes_agree_with_the_ratio_of_the_analytic_model():

@@ -114,26 +114,19 @@ def test_descriptors_that_are_posted_take_no_share_of_the_link(post_s, ends, spi
     )
 
 
-def test_a_link_lost_while_descriptors_are_posted_gives_the_first_byte_when_it_is_back():
-    """Posted from 0 to 3 s; no link from 2 to 5 s; then 40 B at 5 B/s."""
+@pytest.mark.parametrize(("post_s", "end"), [(3.0, 13.0), (0.0, 9.0)])
+def test_a_link_that_comes_back_goes_on_where_it_was(post_s, end):
+    """No link from 2 to 5 s, then 5 B/s: for 40 B whose descriptors were posted up to 3 s, or for 20 B of them."""
     moved = Moved([10.0] * 2)
     for time, share in ((2.0, 0.0), (5.0, 0.5)):
         moved.engine.at(time, NORMAL, moved.fleet.limit_link, 0, share, time)
-    assert moved.all([(0.0, 0, 1, 40.0, 3.0)]) == [13.0]
+    assert moved.all([(0.0, 0, 1, 40.0, post_s)]) == [end]
 
 
 def test_gpus_that_share_tokens_post_the_blocks_that_they_take_in_alone():
     site = served_site(setup("deepseek_r1", "h200_sxm", "fp8"), LinkSpec(descriptor_s=1e-6))
     alone, shared = Sharding(tp_attn=8, tp_ffn=8), Sharding(tp_attn=8, tp_ffn=8, dcp=8)
     assert site.post_share_s(alone, shared) == site.post_share_s(alone, alone) / 8 > 0
-
-
-def test_a_link_that_comes_back_goes_on_where_it_was():
-    """20 of 40 B are there at t = 2; nothing moves until t = 5; then half the bandwidth takes 4 s."""
-    moved = Moved([10.0] * 2)
-    for time, share in ((2.0, 0.0), (5.0, 0.5)):
-        moved.engine.at(time, NORMAL, moved.fleet.limit_link, 0, share, time)
-    assert moved.all([(0.0, 0, 1, 40.0)]) == [9.0]
 
 
 SENDS = st.lists(

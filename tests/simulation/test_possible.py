@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
-from disagg_sim.simulation.physical_site import least_latencies, require_fit, require_possible
+from disagg_sim.simulation.physical_site import least_latencies, require_possible
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.trace import Trace
 
@@ -28,19 +28,6 @@ EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1,
 def test_colocated_instances_pair_up_where_no_pairs_are_given():
     assert EIGHT.part("pairs") == EIGHT.colocated
     assert EIGHT.gpus_of("prefill") == 4
-
-
-def test_a_model_that_does_not_fit_says_by_how_much():
-    large = setup("llama_3_1_405b", "h100_sxm", "fp8")
-    with pytest.raises(InfeasibleError, match=r"eight.prefill: llama_3_1_405b .* [\d.]+ GB too few"):
-        require_fit(large, EIGHT)
-    require_fit(WHAT, EIGHT)
-
-
-def test_a_mapping_that_cannot_be_says_why():
-    odd = ServedDeployment(name="odd", gpus=3, colocated=of(3, 1))
-    with pytest.raises(InputError, match="tp_attn does not divide 32 query heads"):
-        require_fit(WHAT, odd)
 
 
 def test_the_least_latencies_are_those_of_the_grids_at_batch_one():

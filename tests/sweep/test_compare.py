@@ -204,15 +204,6 @@ def test_a_table_that_is_no_frontier_is_refused(table, said, tmp_path):
         read_frontier(written(tmp_path / "results", table))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe\x01", b"a,b\n1\n2,3,4\n"])
-def test_a_file_that_is_no_table_is_refused_in_one_line(content, tmp_path):
-    path = tmp_path / "broken.csv"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"broken\.csv: (not a table|missing column)") as caught:
-        read_frontier(path)
-    assert "\n" not in str(caught.value)
-
-
 def test_cases_named_by_numbers_and_tables_without_rows_are_read(tmp_path):
     numbered = read_frontier(written(tmp_path / "numbered", frontier(case=[1, 1], mode=[2, 2])))
     assert numbered.cases == ("1",)

@@ -160,12 +160,6 @@ def test_a_directory_that_cannot_be_locked_is_one_error(store):
         pass
 
 
-def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path):
-    (tmp_path / "out").write_text("")
-    with pytest.raises(StoreError, match="cannot write results there"):
-        Store(tmp_path / "out").prepare()
-
-
 @pytest.mark.parametrize(
     "name", ["summary.md", "frontier.csv", "gain.csv", "manifest.json", "store.json", "figures/a/b.png", "points/mine"]
 )

@@ -203,17 +203,6 @@ def test_a_time_unit_that_is_named_counts_before_that_of_a_header(tmp_path):
     assert load_trace(path, time_unit="s").arrival.tolist() == [0.0, 1.0]
 
 
-def test_a_named_kind_names_its_missing_column(tmp_path):
-    with pytest.raises(TraceError, match="no column 'TIMESTAMP'"):
-        load_trace(write(tmp_path, CSV + "0,1,1\n"), kind="azure")
-
-
-def test_a_missing_file_is_one_line(tmp_path):
-    for name in ("none.csv", "none.tar.gz"):
-        with pytest.raises(TraceError, match="cannot be read: No such file"):
-            load_trace(tmp_path / name)
-
-
 def mooncake(*records: object) -> str:
     return "\n".join(json.dumps(each) for each in records)
 

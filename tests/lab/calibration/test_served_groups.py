@@ -77,24 +77,11 @@ def test_the_same_run_on_another_day_is_the_same_point_and_another_load_or_layou
     assert len({first.point, *(other.point for other in others)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("mapping", "kind"),
-    [
-        (instance(8), "TP"),
-        (instance(8, ep=8), "TP-EP"),
-        (instance(8, dp=0), "DP"),
-        (instance(8, ep=8, dp=0), "DP-EP"),
-        (instance(4, pp=4), "TP-PP"),
-        (instance(16, ep=8, dp=0, pp=2), "DP-EP-PP"),
-    ],
-)
-def test_kinds_of_layouts(mapping, kind):
-    assert layout_kinds(mapping).tolist() == [kind]
-
-
-def test_kinds_of_a_column_of_layouts_and_families():
-    both = Sharding.stack([instance(8), instance(8, ep=8, dp=0)])
-    assert layout_kinds(both).tolist() == ["TP", "DP-EP"]
+def test_kinds_of_layouts_and_families():
+    wide = instance(16, ep=8, dp=0, pp=2)
+    several = [instance(8), instance(8, ep=8), instance(8, dp=0), instance(8, ep=8, dp=0), instance(4, pp=4), wide]
+    kinds = ["TP", "TP-EP", "DP", "DP-EP", "TP-PP", "DP-EP-PP"]
+    assert layout_kinds(Sharding.stack(several)).tolist() == kinds
     assert layout_kinds(Sharding(dp_attn=np.array([1, 4]), ep=4)).tolist() == ["TP-EP", "DP-EP"]
     names = ("llama_3_1_70b", "deepseek_r1", "kimi_k2", "qwen3_235b_a22b")
     assert [family_of(load_model(name)) for name in names] == ["dense", "mla_moe", "mla_moe", "other_moe"]

@@ -50,14 +50,6 @@ def test_faults_are_told_in_one_line(tmp_path, header, line, said):
     assert all("a.csv: " in text for text in str(refusal.value).splitlines())
 
 
-def test_a_missing_file_and_one_that_is_no_table(tmp_path):
-    with pytest.raises(TableError, match=r"none.csv: no such file"):
-        read_tables(tmp_path / "none.csv")
-    (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(TableError, match=r"empty.csv: not a table"):
-        read_tables(tmp_path / "empty.csv")
-
-
 def test_a_lenient_reader_keeps_bad_rows_with_their_fault(tmp_path):
     table = read(write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace("20.5", "0")), strict=False)
     assert table.rows["fault"].tolist() == ["", "latency_us '0' is not a time above 0"]

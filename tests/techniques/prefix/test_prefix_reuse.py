@@ -7,7 +7,6 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin
-from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.techniques.prefix.physics import break_even_bandwidth
@@ -88,11 +87,6 @@ def test_loading_wins_above_the_break_even_bandwidth(at):
         rates.append(break_even_bandwidth(at, past, whole))
     assert rates[1] < rates[0]
     assert 1e9 < rates[1] < 8 * 5e9  # a drive a GPU is enough, one link of PCIe by far
-
-
-def test_a_tier_that_a_system_lacks_is_named(at):
-    with pytest.raises(InputError, match=r"no tier 'dran', did you mean 'dram'\?; allowed: hbm, dram, ssd"):
-        ds.prefill_grid(at, EIGHT, ds.lengths(32_768, 512, cached=of_tier(dran=1.0)))
 
 
 def test_the_load_is_a_part_of_the_first_token(at):

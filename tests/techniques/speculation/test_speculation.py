@@ -249,7 +249,3 @@ class TestCurves:
     def test_a_wrong_statement_is_refused_in_one_line(self, word, message):
         with pytest.raises(InputError, match=message):
             load_speculation(word)
-
-    def test_a_number_of_drafts_beyond_the_curve_is_refused(self):
-        with pytest.raises(InputError, match="3 draft tokens are out of range; allowed: 0 to 2"):
-            stated_speculation("mtp", (0.8, 0.6)).trying((3,))
