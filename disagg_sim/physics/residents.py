@@ -216,8 +216,8 @@ def colocated_load(
     >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=8, ep=8)
     >>> pieces = prefilling_in_pieces(wide, 8, prompt_residents(1000), 2048, 64)
     >>> load = colocated_load(at, wide, 64, cached=decode_residents(1000, 1000), prefilling=pieces)
-    >>> float(load.sequences), float(load.live)
-    (9.0, 264.0)
+    >>> float(load.sequences), float(load.live), float(load.live_total)
+    (9.0, 264.0, 2112.0)
     """
     deviations = at.profile.resident_deviations
     prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new

@@ -87,11 +87,6 @@ class PoolCounts:
         """GPUs of all pools. [1]"""
         return sum(self.gpus)
 
-    @property
-    def mixes(self) -> bool:
-        """Whether a pool has more than one configuration."""
-        return any(np.count_nonzero(counts) > 1 for counts in self.counts)
-
 
 def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USUAL) -> PoolCounts:
     """Choose how many instances of each choice every pool gets, so that all pools keep up with one request rate.
@@ -123,7 +118,7 @@ def _preferred(plain: PoolCounts, mixed: PoolCounts, least_gain: float, *, of_ra
     else:
         gain, what = plain.cost / mixed.cost - 1, "rate per cost"
     gain = max(gain, 0.0)
-    if mixed.mixes and gain > least_gain:
+    if gain > least_gain:
         text = f"{mixed.message}; mixed pools, {gain:.1%} more {what} than one configuration a pool"
         return replace(mixed, message=text, mixing_gain=gain)
     more = f"; mixed pools would have {gain:.1%} more {what}" if gain >= 0.001 else ""

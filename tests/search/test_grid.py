@@ -1,6 +1,7 @@
 """Grids: the batch axis, points that do not fit, and what may only grow the feasible set."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_points_that_do_not_fit_keep_their_place():
     assert np.all(done.latency > 0)
     assert done.memory_bytes[0, 0] > 2 * 400e9 > done.memory_limit
     assert done.memory_bytes[1, 0] > done.memory_limit  # 811 GB over 8 GPUs of 80 GB
+    assert replace(done, memory_bytes=np.full((2, 2), done.memory_limit)).feasible.all()  # full to the last byte
 
 
 def test_batch_axis_keeps_one_batch_when_nothing_fits():

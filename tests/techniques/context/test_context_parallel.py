@@ -12,7 +12,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
-from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.blocks import layer_of, layers_of
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import exchange_bytes, instance_parts
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
@@ -122,6 +122,11 @@ def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would():
     more = instance_parts(at, wide, load).weights - instance_parts(under(at, dcp_exchange="a2a"), wide, load).weights
     queries = 16_384 * 128 * 128 * (1 / 8 - 1 / 64)  # keys and values are one head on every GPU either way
     assert more == pytest.approx(126 * queries * at.precision.projection("gqa").bytes)
+    latent = ds.setup("deepseek_r1", "h200_sxm", "bf16")  # whole on each of 8 but for what is behind the scores
+    block = layer_of(latent.model.layers[0]).attention
+    held = 7168 * (1536 + 576) + 1536 * 128 * 192 + 512 * 128 * 128 + 128 * 128 * (512 + 7168) / 8
+    copies = block.inward_copies(7168, latent.precision, 8.0, 8.0)
+    assert 2 * block.matmul_params(7168, 8.0) + copies == pytest.approx(2 * held)
 
 
 def test_an_exchange_behind_the_scores_of_the_next_sequence_shows_its_first_part_alone():

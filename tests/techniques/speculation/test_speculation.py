@@ -17,7 +17,7 @@ from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import overlaps, prefill_pass
-from disagg_sim.physics.residents import decode_residents
+from disagg_sim.physics.residents import colocated_load, decode_residents, prefilling_in_pieces, prompt_residents
 from disagg_sim.physics.setup import accepted_length
 from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -134,6 +134,13 @@ class TestCounts:
         live = 2 * 8 * 2 * 4 * 7168  # residual of 16 more tokens
         more = float(one - plain) - (layer + 2 * 2 * 7168**2 + caches + logits + live)
         assert 0 < more < 0.2e9  # what is left are wider activations and buffers of those tokens
+
+    def test_tokens_that_are_live_are_those_that_every_sequence_verifies(self):
+        """8 of 64 sequences on a rank, three tokens each, beside 256 of a piece; on all eight ranks 64 and 2048."""
+        at, wide = drafted("deepseek_r1"), replace(WIDE, draft_tokens=2)
+        pieces = prefilling_in_pieces(wide, 8, prompt_residents(1000), 2048, 64)
+        load = colocated_load(at, wide, 64, cached=decode_residents(1000, 1000), prefilling=pieces)
+        assert (float(load.live), float(load.live_total)) == (3 * 8 + 256, 3 * 64 + 2048)
 
     def test_states_are_kept_for_roll_back(self):
         at, resident = drafted("qwen3_5_397b_a17b"), decode_residents(100, 2)
