@@ -142,7 +142,11 @@ def sensitivity(
         ]
         at_design = _gathered(groups, len(near), [elasticities_of(designs, parameter) for designs in groups])
         if parameter == CAPACITY:
-            found = [_searched(search, groups, factor) for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)]
+            known = {at.system.name: at.system for designs in groups for at in (designs.at, designs.prefill_at)}
+            found = [
+                search and search({name: scaled_system(system, CAPACITY, factor) for name, system in known.items()})
+                for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)
+            ]
         for mode in dict.fromkeys(near["mode"].astype(str)):
             mine = (near["mode"].astype(str) == mode).to_numpy()
             x, y = (near.loc[mine, name].to_numpy(dtype=float) for name in (INTERACTIVITY, THROUGHPUT))
@@ -204,14 +208,6 @@ def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:
     keep = keep[np.argsort(x[keep])]
     logs = np.interp(np.log(at), np.log(x[keep]), np.log(y[keep]), right=np.nan)
     return np.asarray(np.exp(logs))
-
-
-def _searched(search: Search | None, groups: Sequence[Designs], factor: float) -> pd.DataFrame | None:
-    """Points of all modes on systems with another capacity; None without a search."""
-    if search is None:
-        return None
-    known = {at.system.name: at.system for designs in groups for at in (designs.at, designs.prefill_at)}
-    return search({name: scaled_system(system, CAPACITY, factor) for name, system in known.items()})
 
 
 def _of_mode(points: pd.DataFrame | None, mode: str) -> tuple[Floats, Floats]:

@@ -137,7 +137,12 @@ class Uncertainty:
             nominal = best_from(x[split], y[split], grid) / best_from(x[~split], y[~split], grid)
             sampled = self._best(grid, MODES[:1]) / self._best(grid, shared)
         known = [row[~np.isnan(row)] for row in sampled]  # samples in which a mode is as fast
-        columns = {f"gain_{q}": [_quantile(row, share) for row in known] for q, share in QUANTILES.items()}
+        columns = {  # one of the values, perhaps infinite
+            f"gain_{q}": [
+                float(np.quantile(row, share, method="inverted_cdf")) if row.size else np.nan for row in known
+            ]
+            for q, share in QUANTILES.items()
+        }
         above = [float(np.mean(row > 1)) if row.size else np.nan for row in known]
         return pd.DataFrame({INTERACTIVITY: grid, "gain": nominal, **columns, "probability": above})
 
@@ -258,11 +263,6 @@ def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.Da
     x, y = (points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
     reach = 1.0 + MARGINS[0]
     return points[y * reach >= best_from(x, y, x * reach)].reset_index(drop=True)
-
-
-def _quantile(values: Floats, share: float) -> float:
-    """Return a quantile that is one of the values, perhaps infinite; NaN without values."""
-    return float(np.quantile(values, share, method="inverted_cdf")) if values.size else np.nan
 
 
 class _Draws:

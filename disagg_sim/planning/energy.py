@@ -83,16 +83,11 @@ def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
 def watts_of_parts(pool: PlannedPool, lengths: Lengths) -> list[float]:
     """Compute what the GPUs of a pool draw, those of each of its ``parts``. [W]"""
     if isinstance(pool.choice, EncodeChoice):
-        return [_encode_watts(pool, pool.choice)]
+        spent, idle = encode_spent(pool.choice.step), power_at(pool.setup).idle  # at work only while it encodes
+        work = pool.rate * (1.0 - pool.choice.step.cached) * (float(spent.joules) - idle * float(spent.seconds))
+        return [pool.gpus * idle + work]
     ffn = ffn_of(pool.mapping)
     return [float(_whole_watts([pool], lengths)[0])] if ffn is None else _split_watts(pool, ffn, lengths)
-
-
-def _encode_watts(pool: PlannedPool, choice: EncodeChoice) -> float:
-    """Encoders work for a request as long as it takes them. [W]"""
-    spent, idle = encode_spent(choice.step), power_at(pool.setup).idle
-    work = pool.rate * (1.0 - choice.step.cached) * (float(spent.joules) - idle * float(spent.seconds))
-    return pool.gpus * idle + work
 
 
 def _split_watts(pool: PlannedPool, ffn: FfnPool, lengths: Lengths) -> list[float]:
@@ -149,19 +144,8 @@ def _whole_watts(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
     return np.asarray(watts)
 
 
-def prefill_design(pool: PlannedPool, lengths: Lengths) -> Designs:
-    """A pass of prefill of an instance: as large as a prefill pool takes them, beside decodes of one prompt a rank."""
-    (one,) = _passes([pool], lengths)
-    return one
-
-
-def decode_design(pool: PlannedPool, lengths: Lengths) -> Designs:
-    """A decode step of an instance with as many sequences as there are on average, of one at least."""
-    (one,) = _steps([pool], lengths)
-    return one
-
-
 def _passes(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
+    """Passes of prefill: as large as a prefill pool takes them, beside decodes of one prompt a rank."""
     plain = [replace(pool.mapping, chunk_tokens=0) for pool in pools]
     alone = pools[0].role == "prefill"
     own = [pool.mapping for pool in pools]
@@ -179,6 +163,7 @@ def _passes(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]
 
 
 def _steps(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
+    """Decode steps with as many sequences as there are on average, of one at least."""
     plain = [replace(pool.mapping, chunk_tokens=0) for pool in pools]
     batch = np.array([max(1, round(pool.sequences)) for pool in pools])
     distinct = {each: row for row, each in enumerate(dict.fromkeys(plain))}
@@ -197,9 +182,9 @@ def planned_prices(design: Design, prices: Mapping[str, float], utilisation: flo
     check_utilisation(utilisation)
     lengths, first, last = design.work.lengths, design.first, design.pools[-1]
     hour = [sum(gpus * usd_per_gpu_hour(at.system, prices) for at, gpus in pool.parts) for pool in design.pools]
-    fill = prefill_design(first, lengths)
+    (fill,) = _passes([first], lengths)
     if len(hour) == 1:
-        step = decode_design(last, lengths)
+        (step,) = _steps([last], lengths)
         prompt = float(times_of(fill, step=False).busy[0] / fill.prefill_batch[0])
         tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
         hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]

@@ -19,7 +19,6 @@ from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
-from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
 from disagg_sim.planning.candidates import Candidates, candidates_of, further_pools, mappings_of, under_limits
 from disagg_sim.planning.choices import grids_of
@@ -155,7 +154,10 @@ def _cases(
             further = further_pools(pair, work.lengths, gpus, options)
             apart = () if further is None else further.setups
             try:
-                costs = costs_of((decode, prefill, *apart), options)
+                if options.objective == JOULE:  # power of a GPU that waits [W]
+                    costs = {at.system.name: power_at(at).idle for at in (decode, prefill, *apart)}
+                else:
+                    costs = costs_of_gpus([at.system for at in (decode, prefill, *apart)], options.per)
             except InputError:
                 if len(setups) == 1:
                     raise
@@ -163,28 +165,17 @@ def _cases(
                 break
             grids = grids_of(*pair, mappings_of(pair, options), work)
             each = candidates_of(pair, work, grids, costs, options.max_nic, further)
-            each = replace(each, prices=options.prices)
-            cases.append(replace(each, drawn=options.objective == JOULE, availability=availability_of(options)))
+            each = replace(each, prices=options.prices, drawn=options.objective == JOULE)
+            if options.availability is not None:
+                failing = load_failures(options.failures)
+                each = replace(each, availability=Availability(target=options.availability, failing=failing))
+            cases.append(each)
     if unpriced:
         what = "power" if options.objective == JOULE else "price"
         left_out.append(f"no {what} is known of {', '.join(unpriced)}")
     if not cases:
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
     return cases, left_out
-
-
-def costs_of(setups: Sequence[Setup], options: PlanOptions) -> dict[str, float]:
-    """Price one GPU of each system in the unit of the objective; of least power, one that waits. [GPU, USD/h or W]"""
-    if options.objective == JOULE:
-        return {at.system.name: power_at(at).idle for at in setups}
-    return costs_of_gpus([at.system for at in setups], options.per)
-
-
-def availability_of(options: PlanOptions) -> Availability | None:
-    """The availability that spares are added for, where one is asked for."""
-    if options.availability is None:
-        return None
-    return Availability(target=options.availability, failing=load_failures(options.failures))
 
 
 def demand_of(

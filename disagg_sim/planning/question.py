@@ -247,23 +247,19 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     return at, replace(sends, set_aside=options.set_aside)
 
 
-def _drafters(asked: Speculation | None) -> tuple[Speculation | None, ...]:
-    """Speculations that compete: where no drafts are a choice, too, pools with a drafter and pools without one."""
-    if asked is None:
-        return (None,)
-    drafts = tuple(each for each in asked.choices if each)
-    return tuple(([asked.trying(drafts)] if drafts else []) + ([None] if 0 in asked.choices else []))
-
-
 def usable_systems(
     model: str | Path | ModelSpec, systems: Sequence[SystemSpec], options: PlanOptions
 ) -> tuple[list[tuple[Setup, Setup]], list[str]]:
     """Make the setups of all systems that can be planned for, and say why others cannot; one alone must do."""
     found: list[tuple[Setup, Setup]] = []
     said: dict[str, list[str]] = {}
+    drafters: list[Speculation | None] = [None]
+    if (asked := options.speculation) is not None:  # a choice of 0 drafts: pools without a drafter compete
+        drafts = tuple(each for each in asked.choices if each)
+        drafters = [*([asked.trying(drafts)] if drafts else []), *([None] if 0 in asked.choices else [])]
     for system in systems:
         try:
-            for drafter in _drafters(options.speculation):
+            for drafter in drafters:
                 found.append(setups_of(model, system, replace(options, speculation=drafter)))
         except DisaggSimError as error:
             if len(systems) == 1 or isinstance(error, UnknownNameError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,6 @@ from disagg_sim.report.schemas import (
     ProofJson,
     QuestionJson,
     RunJson,
-    TokenPricesJson,
     labels,
     plain,
 )
@@ -116,19 +115,14 @@ def changes(plan: Plan, told: PlanExtras) -> ScreenPart:
 
 
 def write_plan(plan: Plan, told: PlanExtras, text: str, out: Path) -> None:
-    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``."""
-    write_answer(out, text, plan_json(plan, told))
+    """Write ``plan.txt``, ``plan.json``, ``designs.csv`` where nothing else is, and what follows may be written."""
+    names = ("plan.json", "plan.txt", "designs.csv", "start")
+    require_own(out, names, '"schema": "disagg-sim/', by="plan.json")
+    write_text(out / "plan.json", json.dumps(plan_json(plan, told), indent=2) + "\n")
+    write_text(out / "plan.txt", text)
     designs = [plan.best, *plan.runners_up] if plan.best is not None else []
     rows = [row for place, design in enumerate(designs) for row in _design_rows(plan, design, place)]
     write_csv(out / "designs.csv", pd.DataFrame(rows))
-
-
-def write_answer(out: Path, text: str, document: Mapping[str, Any]) -> None:
-    """Write ``plan.txt`` and ``plan.json`` where nothing else is, and what follows them may be written."""
-    names = ("plan.json", "plan.txt", "designs.csv", "start")
-    require_own(out, names, '"schema": "disagg-sim/', by="plan.json")
-    write_text(out / "plan.json", json.dumps(document, indent=2) + "\n")
-    write_text(out / "plan.txt", text)
 
 
 def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]:
@@ -199,14 +193,9 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
     if plan.best is not None and told.drawn is not None:
         whole["drawn"] = drawn_json(told.drawn, plan.best.rate, plan.best.tokens_per_s)
     if told.prices is not None:
-        whole["usd_per_million_tokens"] = token_prices_json(told.prices)
+        new, cached, output = (plain(float(each)) for each in told.prices)
+        whole["usd_per_million_tokens"] = {"input": new, "cached": cached, "output": output}
     return whole
-
-
-def token_prices_json(prices: TokenPrices) -> TokenPricesJson:
-    """Make the JSON of what a million tokens cost."""
-    new, cached, output = (plain(float(each)) for each in prices)
-    return {"input": new, "cached": cached, "output": output}
 
 
 def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:

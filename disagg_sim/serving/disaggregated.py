@@ -145,7 +145,11 @@ def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules
     systems = (sender, decode.setup.system)
     if isinstance(prefill, PhaseGrid):
         prefill = prefill_candidates(prefill, ftl_limit=rules.ftl_limit, nic_limit=rules.nic_limit)
-    _check_candidates(prefill, decode, rules)
+    check_same_case(prefill, decode)
+    asked = {"ftl_limit": rules.ftl_limit, "nic_limit": np.inf if rules.nic_limit is None else rules.nic_limit}
+    for name, value in asked.items():
+        if getattr(prefill, name) != value:
+            raise InputError(f"prefill candidates were chosen under {name} {getattr(prefill, name):g}, not {value:g}")
     prefill.require()
     costs = costs_of_gpus(systems, rules.per)
     weight = costs[prefill.system] / costs[decode.setup.system.name]
@@ -235,14 +239,6 @@ def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: Pairs, matching
             group=sender.batch,
         )
     )
-
-
-def _check_candidates(prefill: PrefillCandidates, decode: PhaseGrid, rules: Rules) -> None:
-    check_same_case(prefill, decode)
-    asked = {"ftl_limit": rules.ftl_limit, "nic_limit": np.inf if rules.nic_limit is None else rules.nic_limit}
-    for name, value in asked.items():
-        if getattr(prefill, name) != value:
-            raise InputError(f"prefill candidates were chosen under {name} {getattr(prefill, name):g}, not {value:g}")
 
 
 #: A point is left out where another exceeds its bound by more than this: more than rounding moves either. [1]

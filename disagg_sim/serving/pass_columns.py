@@ -135,7 +135,9 @@ def hold_steps(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
     it, to it and to four times it: beyond, seats are empty for nothing, and between, throughput changes by few percent;
     and not at all where the engine cannot do so.
     """
-    given, found = _steps_given(case), []
+    given, engine, found = case.options.hold_steps, case.at.overheads, []
+    if given is None and engine is not None and not engine.holds_prompts:
+        given = ()
     for group in groups:
         freed = group.batch[:, None] / group.dp * _ending(case, groups)  # seats of a rank in a step
         steps = 2.0 ** np.round(np.log2(_HELD / freed)) if given is None else np.array(given) * np.ones(freed.shape)
@@ -184,12 +186,6 @@ def _of(batch_index: Ints, together: Ints, steps: Ints, filled: Refill) -> PassC
         longest=which[:, -1],
         sized=np.unique((batch_index, together), axis=1, return_inverse=True)[1].ravel(),
     )
-
-
-def _steps_given(case: ColocatedCase) -> tuple[int, ...] | None:
-    """Steps that prompts may be held back; None = those worth trying."""
-    given, engine = case.options.hold_steps, case.at.overheads
-    return () if given is None and engine is not None and not engine.holds_prompts else given
 
 
 def _ending(case: ColocatedCase, groups: Sequence[Group]) -> float:

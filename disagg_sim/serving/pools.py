@@ -161,7 +161,10 @@ def plan_pools(
         whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
     by_role = _by_role(candidates)
     added = max((step.latency for step in by_role["encode"]), default=0.0)
-    near, link = _one_domain(candidates, gpu_budget), options.kv_link_limit
+    systems = [at.system for each in candidates for at in setups_of(each)]
+    alike = all(system == systems[0] for system in systems)
+    near = alike and (gpu_budget or MOST_GPUS) <= systems[0].nvlink_domain  # all pools in one NVLink domain
+    link = options.kv_link_limit
     limits = {"prefill": ftl_limit - added, "decode": ttl_limit}
     sides: dict[str, list[_Side]] = {
         role: [_side(each, limits.get(role), link, near) for each in found] for role, found in by_role.items() if found
@@ -169,8 +172,7 @@ def plan_pools(
     for found in sides.values():
         if not any(side.choices.gpus.size for side in found):
             return _plan(sides, found[0].refusal(), candidates, added)
-    systems = {at.system.name: at.system for each in candidates for at in setups_of(each)}
-    costs = None if per == "gpu" else costs_of_gpus(systems.values(), per)
+    costs = None if per == "gpu" else costs_of_gpus(list({system.name: system for system in systems}.values()), per)
     prices = None if costs is None else [_prices(found, costs) for found in sides.values()]
     pools = [_choices(role, found) for role, found in sides.items()]
     goal = Goal(gpu_budget=gpu_budget, required_rate=required_rate, prices=prices)
@@ -205,13 +207,6 @@ def _side(each: Candidates, limit: float | None, link: float | None, near: bool)
     if isinstance(each, EncodeStep):
         return EncodeSide(each)
     return GridSide(each, limit, link, near) if isinstance(each, PhaseGrid) else SplitSide(each, limit, link, near)
-
-
-def _one_domain(candidates: Sequence[Candidates], gpu_budget: int | None) -> bool:
-    """Whether all pools fit one NVLink domain."""
-    systems = [at.system for each in candidates for at in setups_of(each)]
-    alike = all(system == systems[0] for system in systems)
-    return alike and (gpu_budget or MOST_GPUS) <= systems[0].nvlink_domain
 
 
 def _choices(role: str, sides: Sequence[_Side]) -> Choices:

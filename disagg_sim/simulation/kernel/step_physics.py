@@ -36,7 +36,7 @@ from disagg_sim.physics.work import Numeric, Tokens
 from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.techniques.speculation.physics import draft_model_of, joining, of_drafter, with_draft_layers
-from disagg_sim.techniques.split.physics import Split, split_step
+from disagg_sim.techniques.split.physics import split_step
 
 
 class StepPhysics:
@@ -307,10 +307,11 @@ class SplitPhysics(StepPhysics):
         for count in np.unique(micro):
             own = micro == count
             split = self._split._replace(microbatches=float(count))
-            few, more = (self._ttl(split, sizes[own], context) for sizes in (low, low + 1.0))
+            few, more = (
+                split_step(
+                    self._at, self._at_ffn, split, sequences=sizes[own], context=context, mla_form=self._form
+                ).ttl
+                for sizes in (low, low + 1.0)
+            )
             times[own] = few + (each - low)[own] * (more - few)
         return np.asarray(times[place].reshape(np.shape(held)))
-
-    def _ttl(self, split: Split, sequences: Floats, context: float) -> Floats:
-        step = split_step(self._at, self._at_ffn, split, sequences=sequences, context=context, mla_form=self._form)
-        return np.broadcast_to(np.asarray(step.ttl, dtype=float), sequences.shape)

@@ -79,11 +79,9 @@ class Blast:
         # a mean is what alternating times of service and of repair have, whatever the shape of the latter
         own, node, domain = (1.0 / (1.0 + rate * self.restart) for rate in (self.own, self.node, self.domain))
 
-        def on_node(count: int) -> Floats:
-            return _all_down(_binomial(count, own), node)
-
         def in_domain(count: int) -> Floats:
-            return _all_down(_groups(count, nodes, on_node), domain)
+            up = _groups(count, nodes, lambda on_node: _all_down(_binomial(on_node, own), node))
+            return _all_down(up, domain)
 
         return _groups(instances, domains, in_domain)
 
