@@ -44,7 +44,7 @@ def reproduce(
         bool, typer.Option("--quick", help="Serving policies: short samples; verdicts are not reliable.")
     ] = False,
 ) -> None:
-    """Reproduce a published study: every figure with its data, and a verdict on every claim."""
+    """Reproduce a published study: a verdict on every claim, and the figures of beyond-the-buzz with their data."""
     known = (FRONTIERS, *HOMES)
     if study not in known:
         raise UnknownNameError(f"unknown study {study!r}{nearest(study, known)}; known: {', '.join(known)}")
@@ -72,7 +72,7 @@ def reproduce(
             counts = part["verdict"].value_counts(sort=False)
             counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
             typer.echo(f"as its authors set it up, on {engine}: {counted}; read {out / 'as_authors.csv'}")
-    typer.echo(f"{done.computed:,} simulations, {len(done.pictures)} pictures with their data in {out}")
+    typer.echo(f"{done.computed:,} simulations; read {out / 'runs.csv'}")
 
 
 def _tell_claims(claims: pd.DataFrame, out: Path) -> None:

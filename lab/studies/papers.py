@@ -19,7 +19,6 @@ from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import PaperText, evaluate, evaluate_as_authors
 from lab.studies.panels import Picture, draw_picture
-from lab.studies.paper_figures import Figure, picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
     from lab.studies.bench import Bench
@@ -39,7 +38,7 @@ class PaperResults:
 
     claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
     as_authors: pd.DataFrame | None = None  # ``as_authors.csv``, both verdicts of each claim
-    pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
+    pictures: tuple[Path, ...] = ()  # each with its data beside it, ``.csv``
     computed: int  # runs of a trace through a deployment, or design points whose time and memory were computed [1]
 
 
@@ -57,12 +56,9 @@ class Paper(Generic[AnyBench]):
     searches: Callable[[], list[tuple[str, str]]] = list
     search: Callable[[AnyBench, str, str], object] = lambda *_: None
     tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
-    #: Figures and tables of the paper itself, on the first of its authors' engines.
-    figures: Mapping[str, Figure[AnyBench]] = field(default_factory=dict)
-    paper_tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
 
     def reproduce(self, out: Path, *, traces: Path | None, listener: RunListener, quick: bool) -> PaperResults:
-        """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
+        """Run the experiments; write tables and ``claims.csv`` below ``out``."""
         Store(out).prepare()
         bench, searches = self.bench(traces, quick, None), self.searches()
         ours, as_set_up = self.text.claims, self.text.as_authors
@@ -80,14 +76,9 @@ class Paper(Generic[AnyBench]):
         write_csv(out / "as_authors.csv", as_authors, digits=DIGITS)
         for name, table in self.tables.items():
             write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
-        pictures = tuple(
-            write_picture(out / f"{name}.png", picture(figure, theirs[self.engines[0]]))
-            for name, figure in self.figures.items()
-        )
-        for name, table in self.paper_tables.items():
-            write_csv(out / f"{name}.csv", table(theirs[self.engines[0]]), digits=DIGITS)
+
         runs = bench.runs + sum(each.runs for each in theirs.values() if each is not bench)
-        return PaperResults(claims=claims, as_authors=as_authors, pictures=pictures, computed=runs)
+        return PaperResults(claims=claims, as_authors=as_authors, computed=runs)
 
 
 def paper(name: str) -> Paper[Bench]:

@@ -1,11 +1,10 @@
-"""Reproduce Arrow (arXiv 2505.11916): capacities of its policies on four workloads, its figures and claims."""
+"""Reproduce Arrow (arXiv 2505.11916): capacities of its policies on four workloads and its claims."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from lab.studies.arrow import TEXT, as_authors
-from lab.studies.arrow.figures import FIGURES
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.papers import Paper
 
@@ -62,5 +61,4 @@ PAPER = Paper(
     searches=searches,
     search=ArrowBench.capacity,
     tables={"runs": runs, "capacities": capacities},
-    figures=FIGURES,
 )

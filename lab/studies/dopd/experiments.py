@@ -8,7 +8,6 @@ import pandas as pd
 
 from disagg_sim.simulation.metrics import summary
 from lab.studies.dopd import TEXT, as_authors
-from lab.studies.dopd.figures import FIGURES
 from lab.studies.dopd.setup import PROFILE, SLO, DopdBench
 from lab.studies.papers import Paper
 
@@ -24,5 +23,4 @@ PAPER = Paper(
     text=TEXT,
     engines=as_authors.ENGINES,
     tables={"runs": runs},
-    figures=FIGURES,
 )

@@ -1,11 +1,10 @@
-"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads, its figures, table and claims."""
+"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads and its claims."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from lab.studies.dynaserve import TEXT, as_authors
-from lab.studies.dynaserve.figures import FIGURES, TABLES
 from lab.studies.dynaserve.setup import (
     CASES,
     COLOCATED,
@@ -74,6 +73,4 @@ PAPER = Paper(
     searches=searches,
     search=DynaServeBench.rate,
     tables={"runs": runs, "capacities": capacities},
-    figures=FIGURES,
-    paper_tables=TABLES,
 )

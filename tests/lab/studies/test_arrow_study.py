@@ -70,7 +70,7 @@ def small(_traces, *, quick=False):
 
 
 @pytest.mark.rare
-def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_every_claim_and_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(arrow, "workloads", small)
     monkeypatch.setattr(arrow_setup, "TOLERANCE", 1.0)
     claims = reproduced("arrow", tmp_path)

@@ -70,7 +70,7 @@ def test_stand_ins_are_named_and_opt_takes_what_it_has_positions_for(bench):
 
 
 @pytest.mark.rare
-def test_the_command_writes_every_claim_and_picture(tmp_path, capsys):
+def test_the_command_writes_every_claim_and_table(tmp_path, capsys):
     claims = reproduced("dopd", tmp_path)
     assert (claims.loc[["D1", "D2", "D3", "D6", "D11"], "verdict"] == "holds").all()
     assert (claims.loc[["D7", "D8", "D16"], "verdict"] == "by construction").all()

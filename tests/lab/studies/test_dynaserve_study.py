@@ -55,7 +55,7 @@ def test_a_split_in_the_decode_moves_so_many_times_the_cache(monkeypatch):
 
 
 @pytest.mark.rare
-def test_the_command_writes_every_claim_and_picture(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_every_claim_and_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dynaserve_setup, "QUICK_REQUESTS", 30)
     monkeypatch.setattr(dynaserve_equal, "QUICK", 30)
     monkeypatch.setattr(dynaserve_equal, "COUNTED", 30)
