@@ -9,22 +9,27 @@ import typer
 
 from disagg_sim.cli.tables import print_table
 from disagg_sim.facts.load import load_engine
+from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.engine_fit import UNITS, engine_text, fit_engine, write_engine
-from lab.calibration.served.read import read_rows
+from lab.calibration.served.read import read_files
 
 
 def engine(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV), launch flags.")],
     engine: Annotated[str, typer.Option(help="Engine profile to fit; values that are not fitted stay.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Engine profile to write.")],
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
     """Fit the overheads of an engine to served runs, print them, write its profile.
 
-    Held-out runs are not used. The same data give the same file. Fit the kernels first.
+    Held-out runs are not used. The same data give the same file. Fit the kernels first. Files may be tables of launch
+    flags, which say how the rows of the others were launched.
     """
     before = load_engine(engine)
-    fit = fit_engine([row for path in files for row in read_rows(path)], before.name)
+    rows, faults = read_files(files)
+    if faults:
+        raise TableError("\n".join(faults))
+    fit = fit_engine(rows, before.name)
     spec = write_engine(out, engine_text(fit, date=date))
     lines = [
         (key, *(f"{getattr(each, key) / UNITS[key][1]:.4g}" for each in (before, spec)), UNITS[key][0] or "1")

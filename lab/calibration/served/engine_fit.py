@@ -23,7 +23,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.extras import extra
 from disagg_sim.facts.engine import EngineSpec, engine_of
-from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.load import load_efficiency, load_engine, load_system
 from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.units import MS, US
 from lab.calibration.files import Writer
@@ -85,6 +85,19 @@ def _usable(rows: Sequence[ServingRow], engine: str, *loads: str) -> list[Servin
     ]
 
 
+def _checked(rows: Sequence[ServingRow], engine: str) -> None:
+    """Refuse rows of systems whose kernels nobody timed on any GPU of their vendor: their error is no host time."""
+
+    def vendor(name: str) -> str:
+        fits = load_efficiency(name)
+        return load_system(fits.measured_on).vendor if fits else ""
+
+    systems = {row.system for row in _usable(rows, engine, "closed_loop", "static")}
+    if strangers := sorted(name for name in systems if vendor(name) != load_system(name).vendor):
+        told = ", ".join(strangers)
+        raise InputError(f"kernels of {told} were never timed, so their rows inform no engine profile: leave them out")
+
+
 def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     """Rows that tell how long decode exchanges experts: one of each fitted point with attention DP and EP."""
     kept: dict[str, ServingRow] = {}
@@ -109,6 +122,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) ->
     alone: for fits of nearly the same rows). Returns the profile (times in s), which of its numbers were fitted, the
     data behind them and their median error [1].
     """
+    _checked(rows, name)
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")

@@ -93,6 +93,14 @@ def test_a_file_without_rows_of_the_engine_is_one_clear_line(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_systems_whose_kernels_nobody_timed_inform_no_profile(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text(LINES.replace("H100,h100", "MI300X,mi300x"))
+    out = tmp_path / "vllm.yaml"
+    assert run(["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "vllm", "--out", str(out)]) == 2
+    told = "kernels of mi300x were never timed, so their rows inform no engine profile: leave them out"
+    assert capsys.readouterr().err == f"error: {told}\n"
+
+
 def test_the_stretch_of_the_expert_exchange_is_found_again():
     """Rows of attention DP with EP tell it, disaggregated or not; rows of TP are left aside, and nothing else moves."""
     true = replace(load_engine("sglang"), exchange_stretch=2.4)
