@@ -76,7 +76,7 @@ class ServingRow:
     waves: float = 0.0  # prompts of a run per concurrency slot; 0 = endless [1]
     spread: float = 0.1  # half width of the service times over their mean [1]
     chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
-    poll_steps: int = 1  # decode steps from one look of the scheduler at new requests to the next [1]
+    poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
     speculative: bool = False
     assumed_layout: bool = False  # the source states GPUs alone
     submitter: str = ""  # who sent a result to a benchmark

@@ -69,7 +69,7 @@ class ServedModel:
     """A model on a system in one recipe, run by one engine."""
 
     at: Setup
-    poll_steps: int = 1  # decode steps from one look of the scheduler at new requests to the next [1]
+    poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
 
     @property
     def engine(self) -> EngineSpec:
@@ -440,7 +440,7 @@ def disaggregated(
             first = np.maximum(first, timed(np.clip(concurrency / prefill.count, 1.0, dp))[0])
         start = _bunching(pattern, np.maximum(concurrency / most - first, 0.0), 0.0, drains=False)
         left = rest / np.maximum(often, LEAST_DUE)  # of the pass under way [s]
-        return step, rate, engine.request_host + left + first + transfer + step / 2 + start
+        return step, rate, engine.request_host + left + first + transfer + run.poll_steps * step / 2 + start
 
     slots = (
         slots_for_load(concurrency / (decode.count * decode.mapping.dp_attn)) * decode.mapping.dp_attn * decode.count

@@ -22,6 +22,7 @@ from lab.calibration.served.bars import judged
 from lab.calibration.served.boards import tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
+from lab.calibration.served.launch_flags import FURTHER
 from lab.calibration.served.read import read_files, read_rows
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, write_tables
@@ -136,6 +137,26 @@ def test_a_script_says_how_often_its_scheduler_polls(tmp_path, match, steps):
     line = LAUNCHED | {"match": match, "kind": "script", "f_scheduler_recv_interval": 30.0}
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
     (row,), _ = read_files(files)
+    assert row.poll_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("framework", "router", "match", "steps"),
+    [
+        ("dynamo-sglang", "dynamo", "exact", 50),
+        ("dynamo-sglang", "dynamo", "by date", 50),
+        ("dynamo-sglang", "dynamo", "layout only", 1),
+        ("dynamo-sglang", "sglang_router", "exact", 1),
+        ("dynamo-trt", "dynamo", "exact", 1),
+    ],
+)
+def test_a_recipe_says_how_often_decode_workers_send(tmp_path, framework, router, match, steps):
+    """TensorRT-LLM sends a first token at once, and so do workers behind SGLang's own router."""
+    line = LAUNCHED | {"match": match, "f_decode_stream_interval": 50.0}
+    files = [write(tmp_path / "x.csv", R1 | {"framework": framework}), write(tmp_path / "joined.csv", line)]
+    further = tmp_path / "joined_flags.parquet"
+    write_parquet(pd.DataFrame([dict.fromkeys(FURTHER, "") | {"row_id": "r1", "frontend_type": router}]), further, {})
+    (row,), _ = read_files([*files, further])
     assert row.poll_steps == steps
 
 
@@ -362,7 +383,7 @@ SCRIPTED = {
 def launches_read(tmp_path: Path, row: dict[str, object], line: dict[str, object], ranks: int) -> ServingRow:
     """A row as its launch says, of so many attention ranks of vLLM."""
     further = tmp_path / "joined_flags.parquet"
-    write_parquet(pd.DataFrame([{"row_id": "n", "dp": ranks, "prefill_eplb_slots": None}]), further, {})
+    write_parquet(pd.DataFrame([{"row_id": "n", "dp": ranks} | dict.fromkeys(FURTHER[2:])]), further, {})
     (told,), faults = read_files([write(tmp_path / "x.csv", row), write(tmp_path / "joined.csv", line), further])
     assert not faults
     return told

@@ -142,6 +142,14 @@ def test_disaggregated_decode_is_free_of_prefill():
     assert state.tpot < colocated(RUN, one, shape, 8 * ONE).tpot
 
 
+def test_decode_workers_that_send_seldom_give_the_first_token_half_of_the_steps_late():
+    shape, one = lengths(2000, 500), tensor_parallel(ONE)
+    pools = WorkerPool(one, 4 * ONE), WorkerPool(one, ONE)
+    often, seldom = (disaggregated(replace(RUN, poll_steps=n), *pools, shape, 8 * ONE) for n in (1, 31))
+    assert seldom.ttft - often.ttft == pytest.approx(15 * seldom.tpot, rel=0.02)
+    assert seldom.request_rate * seldom.latency(shape) == pytest.approx(8, rel=1e-3)
+
+
 def test_disaggregated_rate_ends_at_what_prefill_can_do():
     shape, one = lengths(8000, 50), tensor_parallel(ONE)
     state = disaggregated(RUN, WorkerPool(one, ONE), WorkerPool(one, 4 * ONE), shape, 60 * ONE)
