@@ -115,7 +115,7 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
     line = LAUNCHED | {"f_prefill_tp": 4, "f_prefill_ep": 4, "f_prefill_dp_attention": True}
     known = tmp_path / "joined_flags.parquet"
     for told, slots in (({"row_id": "r1", "prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
-        write_parquet(pd.DataFrame([{"dp": None, "prefill_eplb_slots": None} | told]), known, {})
+        write_parquet(pd.DataFrame([dict.fromkeys(FURTHER) | told]), known, {})
         files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line), known]
         (row,), faults = read_files(files)
         assert not faults
