@@ -7,6 +7,8 @@ the time of a request before its prefill is set to the least median error of the
 enters no other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert
 exchange is set to the least mean error of TPOT over one row of each operating point whose decode exchanges experts
 between ranks of attention DP, disaggregated runs included.
+
+Some of the numbers alone are fitted to TPOT and TTFT of all closed loops, whatever their load, the others held.
 """
 
 from __future__ import annotations
@@ -108,26 +110,32 @@ def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     return list(kept.values())
 
 
-def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
-    """Rows that may inform the times of a profile: one of each operating point, without speculation."""
+def fit_rows(rows: Sequence[ServingRow], engine: str, *, loops: bool = False) -> list[ServingRow]:
+    """Rows that may inform the times of a profile: one of each operating point, without speculation.
+
+    Those of one instance; with ``loops`` closed loops alone, of split workers, too.
+    """
     plain = (row for row in _usable(rows, engine, "closed_loop", "static") if not row.speculative)
+    if loops:
+        return list({row.point: row for row in plain if row.load == "closed_loop"}.values())
     kept = {(row.configuration, row.concurrency, row.batch): row for row in plain if row.mode == "aggregated"}
     return list(kept.values())
 
 
-def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) -> EngineFit:
+def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False, only: Sequence[str] = ()) -> EngineFit:
     """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
 
-    Takes ``name`` (engine (``hw_specs/engines/``)) and ``again`` (start at the shipped numbers, and take the last loss
-    alone: for fits of nearly the same rows). Returns the profile (times in s), which of its numbers were fitted, the
-    data behind them and their median error [1].
+    Takes ``name`` (engine (``hw_specs/engines/``)), ``again`` (start at the shipped numbers, and take the last loss
+    alone: for fits of nearly the same rows) and ``only`` (these of ``FITTED`` alone, likewise, to TTFT of all loads).
+    Returns the profile (times in s), which of its numbers were fitted, the data behind them and their median error [1].
     """
     _checked(rows, name)
-    start, used = load_engine(name), fit_rows(rows, name)
+    again = again or bool(only)
+    start, used = load_engine(name), fit_rows(rows, name, loops=bool(only))
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")
     loops = any(row.load == "closed_loop" for row in used)  # a static batch has no requests over HTTP
-    names = [key for key in FITTED if loops or key != "request_host"]
+    names = [key for key in only or FITTED if loops or key != "request_host"]
     least, scale, most = (np.array(column) for column in zip(*(FITTED[key] for key in names), strict=True))
 
     def spec(x: Floats) -> EngineSpec:
@@ -135,7 +143,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) ->
 
     def errors_of(engine: EngineSpec) -> Floats:
         table = evaluate(used, {name: engine})
-        few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
+        few = (table["quantity"] == "ttft") & (bool(only) | ~(table["concurrency"] > TTFT_CONCURRENCY))
         kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
         return error
@@ -161,12 +169,14 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False) ->
     elif not start.decode_graphs:
         starts.append(np.array([BETWEEN_STEPS.get(key, FITTED[key][1]) for key in names]) / scale)
     _, x = min((fit_from(each) for each in starts), key=lambda end: end[0])
-    engine = fit_exchange(rows, _with_request_host(rows, spec(x)) if loops else spec(x))
+    engine = spec(x)
+    if not only:
+        engine = fit_exchange(rows, _with_request_host(rows, engine) if loops else engine)
     last = errors_of(engine)
     seen = last != 0.0
     files = sorted(Counter(f"{row.file} {row.digest}".rstrip() for row in used).items())
     error = float(np.median(np.abs(np.expm1(last[seen]))))
-    if exchange_rows(rows, name):
+    if exchange_rows(rows, name) and not only:
         names.append("exchange_stretch")
     return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
 

@@ -215,6 +215,17 @@ def test_a_fit_of_nearly_the_same_rows_starts_at_the_shipped_numbers(monkeypatch
     assert 2 * shipped.step_host < found.engine.step_host < true.step_host
 
 
+def test_two_numbers_alone_are_fitted_to_ttft_of_all_loads():
+    """At 32 requests a fit of all numbers would not look at TTFT; the others stay as they are."""
+    true = replace(load_engine("vllm"), prefill_stretch=1.32, request_host=0.035)
+    rows = [row_of(tp, isl, 32.0) for tp in (2, 8) for isl in (500.0, 900.0, 1300.0)]
+    found = fit_engine(measured_as(rows, true), "vllm", only=["prefill_stretch", "request_host"])
+    assert found.fitted == ("prefill_stretch", "request_host")
+    assert found.engine.prefill_stretch == pytest.approx(1.32, abs=0.01)
+    assert found.engine.request_host == pytest.approx(0.035, abs=0.002)
+    assert replace(found.engine, prefill_stretch=1.32, request_host=0.035) == true
+
+
 def test_the_command_writes_what_is_left_out(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(left_out, "LEAST", 4)
     (tmp_path / "runs.csv").write_text(LINES)
