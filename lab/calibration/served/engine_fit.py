@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
@@ -65,6 +66,15 @@ UNITS = {
     "request_host": ("ms", MS, 0),
     "exchange_stretch": ("", 1.0, 2),
 }
+
+
+#: The lines of rows (``evaluate``) under a profile.
+Forecast = Callable[[Sequence[ServingRow], EngineSpec], pd.DataFrame]
+
+
+def forecast(rows: Sequence[ServingRow], engine: EngineSpec) -> pd.DataFrame:
+    """The lines of rows under a profile."""
+    return evaluate(rows, {engine.name: engine})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +132,15 @@ def fit_rows(rows: Sequence[ServingRow], engine: str, *, loops: bool = False) ->
     return list(kept.values())
 
 
-def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False, only: Sequence[str] = ()) -> EngineFit:
+def fit_engine(
+    rows: Sequence[ServingRow], name: str, *, again: bool = False, only: Sequence[str] = (), told: Forecast = forecast
+) -> EngineFit:
     """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
 
     Takes ``name`` (engine (``hw_specs/engines/``)), ``again`` (start at the shipped numbers, and take the last loss
-    alone: for fits of nearly the same rows) and ``only`` (these of ``FITTED`` alone, likewise, to TTFT of all loads).
-    Returns the profile (times in s), which of its numbers were fitted, the data behind them and their median error [1].
+    alone: for fits of nearly the same rows), ``only`` (these of ``FITTED`` alone, likewise, to TTFT of all loads) and
+    ``told`` (what forecasts rows). Returns the profile (times in s), which of its numbers were fitted, the data behind
+    them and their median error [1].
     """
     _checked(rows, name)
     again = again or bool(only)
@@ -142,7 +155,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False, on
         return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
 
     def errors_of(engine: EngineSpec) -> Floats:
-        table = evaluate(used, {name: engine})
+        table = told(used, engine)
         few = (table["quantity"] == "ttft") & (bool(only) | ~(table["concurrency"] > TTFT_CONCURRENCY))
         kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
         error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
@@ -171,7 +184,7 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False, on
     _, x = min((fit_from(each) for each in starts), key=lambda end: end[0])
     engine = spec(x)
     if not only:
-        engine = fit_exchange(rows, _with_request_host(rows, engine) if loops else engine)
+        engine = fit_exchange(rows, _with_request_host(rows, engine, told) if loops else engine, told)
     last = errors_of(engine)
     seen = last != 0.0
     files = sorted(Counter(f"{row.file} {row.digest}".rstrip() for row in used).items())
@@ -181,11 +194,11 @@ def fit_engine(rows: Sequence[ServingRow], name: str, *, again: bool = False, on
     return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
 
 
-def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec, told: Forecast) -> EngineSpec:
     """The profile with the request time of least median TTFT error where an instance has few requests."""
     loops = _usable(rows, engine.name, "closed_loop")
     mine = [row for row in loops if row.workers and row.concurrency / row.workers.count <= TTFT_CONCURRENCY]
-    table = evaluate(mine, {engine.name: engine})
+    table = told(mine, engine)
     table = points(table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")])
     if table.empty:
         return engine
@@ -195,14 +208,14 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
     return replace(engine, request_host=float(tried[int(np.argmin(error))]))
 
 
-def fit_exchange(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+def fit_exchange(rows: Sequence[ServingRow], engine: EngineSpec, told: Forecast = forecast) -> EngineSpec:
     """The profile with the stretch of the expert exchange of least robust error of TPOT; as it is without rows."""
     mine = exchange_rows(rows, engine.name)
     if not mine:
         return engine
 
     def loss(stretch: float) -> float:
-        table = evaluate(mine, {engine.name: replace(engine, exchange_stretch=stretch)})
+        table = told(mine, replace(engine, exchange_stretch=stretch))
         table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "tpot")]
         error = np.log(table["predicted"] / table["measured"]) / SOFT
         return float(np.mean(np.log1p(error**2)))

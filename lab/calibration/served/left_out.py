@@ -4,7 +4,8 @@ Held-out configurations are of models, systems and engines that the fit knows, t
 model and each system is left out of its engine's fit in turn, and all of its points are judged with what the others
 tell. For an engine that nobody ran the fitted numbers are those of the other engines, each the geometric mean; so is
 the stretch of the exchange where no row that is left tells it. The control is a fit of the same steps to all rows. Both
-start at the shipped numbers, which saw what is left out: from the defaults of ``FITTED`` a fit costs four times that.
+start at the shipped numbers, and take times as linear in each number (``Nearby``): a fit then costs next to nothing.
+What is told of a fitted profile is forecast in full.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
-from lab.calibration.served.engine_fit import FITTED, exchange_rows, fit_engine, fit_rows
-from lab.calibration.served.evaluate import evaluate
+from disagg_sim.units import MS, US
+from lab.calibration.served.engine_fit import FITTED, exchange_rows, fit_engine, fit_rows, forecast
 from lab.calibration.served.groups import SERVED_FORMS, errors_of
 from lab.calibration.served.rows import ServingRow
 
@@ -28,6 +31,12 @@ ENGINES = ("sglang", "trtllm", "vllm")
 #: Fewest points of a line. [1]
 LEAST = 10
 QUANTITIES = ("tpot", "ttft", "throughput")
+#: By how much each number is moved for its slope [s], [1], and the least time that is told [s].
+MOVES = {
+    **{"step_host": 0.2 * MS, "sequence_host": 5 * US, "rank_host": 0.1 * MS, "prefill_stretch": 0.1},
+    **{"kernel_launch": 1.5 * US, "request_host": 20 * MS, "exchange_stretch": 0.3},
+}
+SHORTEST = 1 * US
 
 
 class Unseen(NamedTuple):
@@ -44,6 +53,39 @@ class Unseen(NamedTuple):
     bias: float  # [1]
 
 
+class Nearby:
+    """The lines of rows under profiles near one: every time is linear in every fitted number."""
+
+    def __init__(self, rows: Sequence[ServingRow], engine: EngineSpec) -> None:
+        """Takes the profile ``engine`` that the others are near to: one forecast more for each number."""
+        self.engine, self.table = engine, forecast(rows, engine)
+        self.rates = (self.table["quantity"] == "throughput").to_numpy()
+        self.times = self._times(self.table)
+        moved = {name: replace(engine, **{name: getattr(engine, name) + step}) for name, step in MOVES.items()}
+        times = {name: self._times(forecast(rows, other)) for name, other in moved.items()}
+        self.slopes = {name: (times[name] - self.times) / step for name, step in MOVES.items()}
+        self.places = self.table.groupby(["file", "row"], sort=False).indices
+
+    def _times(self, table: pd.DataFrame) -> Floats:
+        told = table["predicted"].to_numpy()
+        return np.where(self.rates, 1.0 / told, told)
+
+    def lines_of(self, rows: Sequence[ServingRow]) -> Ints:
+        """Where the lines of some of the rows stand, in order."""
+        return np.concatenate([self.places[row.file, row.row] for row in rows])
+
+    def __call__(self, rows: Sequence[ServingRow], engine: EngineSpec) -> pd.DataFrame:
+        """The lines of some of the rows, in order, under a profile."""
+        at, times = self.lines_of(rows), self.times
+        for name, slope in self.slopes.items():
+            times = times + (getattr(engine, name) - getattr(self.engine, name)) * slope
+        times = np.maximum(times[at], SHORTEST)
+        lines = self.table.iloc[at]
+        predicted = np.where(self.rates[at], 1.0 / times, times)
+        error = np.where(lines["evaluated"], predicted / lines["measured"] - 1.0, np.nan)
+        return lines.assign(predicted=predicted, relative_error=error).reset_index(drop=True)
+
+
 def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
     """Judge each ``model`` or ``system``, or each ``engine``, by profiles that were fitted without it."""
     for engine in ENGINES:
@@ -51,19 +93,21 @@ def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
         seen = {getattr(row, by) for row in fit_rows(mine, engine)}
         if not seen:
             continue
-        whole = fit_engine(rows, engine, again=True).engine
+        near = Nearby(mine, load_engine(engine))
+        whole = forecast(mine, fit_engine(mine, engine, again=True, told=near).engine)
         for value in sorted(seen):
             judged = [row for row in mine if getattr(row, by) == value]
-            rest = [row for row in rows if getattr(row, by) != value]
+            rest = [row for row in mine if getattr(row, by) != value]
             if by == "engine":
                 fitted = without_fit(engine)
             elif fit_rows(rest, engine):
-                fitted = fit_engine(rest, engine, again=True).engine
+                fitted = fit_engine(rest, engine, again=True, told=near).engine
                 if not exchange_rows(rest, engine):
                     fitted = replace(fitted, exchange_stretch=without_fit(engine).exchange_stretch)
             else:
                 continue
-            yield from _lines(engine, str(value), judged, (load_engine(engine), whole, fitted))
+            tables = (near(judged, near.engine), whole.iloc[near.lines_of(judged)], forecast(judged, fitted))
+            yield from _lines(engine, str(value), [_below(each) for each in tables])
 
 
 def without_fit(engine: str) -> EngineSpec:
@@ -74,9 +118,8 @@ def without_fit(engine: str) -> EngineSpec:
     return replace(load_engine(engine), **means)
 
 
-def _lines(engine: str, value: str, rows: Sequence[ServingRow], profiles: Sequence[EngineSpec]) -> Iterator[Unseen]:
-    """The lines of a value; profiles are the shipped one, the one fitted to all rows, the one without the value."""
-    tables = [_below(evaluate(rows, {engine: each})) for each in profiles]
+def _lines(engine: str, value: str, tables: Sequence[pd.DataFrame]) -> Iterator[Unseen]:
+    """The lines of a value, as shipped, by the profile fitted to all rows, and by the one without the value."""
     for quantity in QUANTITIES:
         mine = [table[table["quantity"] == quantity] for table in tables]
         if mine[-1]["point"].nunique() >= LEAST:

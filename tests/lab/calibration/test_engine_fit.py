@@ -140,8 +140,9 @@ def test_what_is_left_out_of_a_fit_is_all_that_is_judged(monkeypatch):
     """Points of one model are twice as slow as the profile that the fit without them finds, so half as long as run."""
     shown: list[set[str]] = []
 
-    def fitted(rows, name, *, again):
+    def fitted(rows, name, *, again, told):
         assert again
+        assert isinstance(told, left_out.Nearby)
         shown.append({row.model for row in rows})
         return EngineFit(TRUE, (), 0, 0.0, ())
 
@@ -161,6 +162,22 @@ def test_what_is_left_out_of_a_fit_is_all_that_is_judged(monkeypatch):
     assert [each.refitted for each in found] == pytest.approx([0.5] * 4)
 
 
+def test_times_near_a_profile_are_linear_in_its_numbers():
+    """Numbers moved together by half of what the slopes are taken over: TPOT, TTFT, rate within 1 % of a forecast."""
+    shipped = load_engine("vllm")
+    rate = replace(latencies(throughput=1.0)[0], basis="total")
+    told = (*latencies(tpot=1.0, ttft=1.0), rate)
+    rows = [replace(row_of(tp, 900.0, n), quantities=told) for tp in (2, 8) for n in (1.0, 32.0)]
+    near = left_out.Nearby(rows, shipped)
+    moved = replace(shipped, **{name: getattr(shipped, name) + step / 2 for name, step in left_out.MOVES.items()})
+    exact = engine_fit.forecast(rows, moved)
+    assert near(rows, moved)["predicted"].to_numpy() == pytest.approx(exact["predicted"].to_numpy(), rel=0.01)
+    assert (exact["predicted"] / near.table["predicted"] - 1.0).abs().max() > 0.1
+    last = near(rows[::-1][:2], moved)
+    assert last["row"].tolist() == [row.row for row in rows[::-1][:2] for _ in row.quantities]
+    assert last["relative_error"].to_numpy() == pytest.approx(last["predicted"] / last["measured"] - 1.0)
+
+
 def test_an_engine_that_nobody_ran_has_the_mean_of_the_others_numbers():
     """Two others: the root of the product of each number that is fitted; what is documented stays its own."""
     found, others = left_out.without_fit("vllm"), [load_engine(name) for name in ("sglang", "trtllm")]
@@ -172,7 +189,15 @@ def test_an_engine_that_nobody_ran_has_the_mean_of_the_others_numbers():
 
 def made_errors(errors: list[float]) -> pd.DataFrame:
     """One point an error of TPOT; three lines more that are not judged, and one point too few of TTFT."""
-    columns = {"quantity": "tpot", "evaluated": True, "saturated": False, "load": "closed_loop", "measured": 1.0}
+    columns = {
+        "file": "x",
+        "row": "1",
+        "quantity": "tpot",
+        "evaluated": True,
+        "saturated": False,
+        "load": "closed_loop",
+        "measured": 1.0,
+    }
     lines = [{**columns, "point": f"p{n}", "relative_error": each} for n, each in enumerate(errors)]
     spared = [{"saturated": True}, {"load": "static"}, {"evaluated": False}]
     lines += [{**columns, "point": f"far {n}", "relative_error": 9.0, **each} for n, each in enumerate(spared)]
@@ -184,11 +209,11 @@ def test_errors_of_what_is_left_out_are_those_below_saturation(monkeypatch):
     """Of 0, 0.1, ..., 0.9 and -1.0: median 0.5 of their sizes, p90 0.9, bias 0.4; as shipped and refitted 0.2."""
     errors = [-1.0, *(n / 10 for n in range(10))]
 
-    def told(rows, engines):
-        return made_errors([0.2] * 11 if engines["vllm"] == load_engine("vllm") else errors)
-
-    monkeypatch.setattr(left_out, "evaluate", told)
-    monkeypatch.setattr(left_out, "fit_engine", lambda *_, again: EngineFit(load_engine("vllm"), (), 0, 0.0, ()))
+    shipped = load_engine("vllm")
+    far = left_out.without_fit("vllm")
+    monkeypatch.setattr(left_out, "forecast", lambda _, engine: made_errors(errors if engine == far else [0.2] * 11))
+    monkeypatch.setattr(left_out.Nearby, "lines_of", lambda near, _: np.arange(len(near.table)))
+    monkeypatch.setattr(left_out, "fit_engine", lambda *_, again, told: EngineFit(shipped, (), 0, 0.0, ()))
     (found,) = left_out.left_out([row_of(2, isl, 1.0) for isl in np.arange(100.0, 900.0, 100.0)], "engine")
     assert found[:4] == ("vllm", "vllm", "tpot", 11)
     assert found[4:] == pytest.approx((0.2, 0.2, 0.5, 0.9, 0.4))
