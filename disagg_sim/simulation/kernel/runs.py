@@ -134,9 +134,7 @@ def late_of_line(st: FleetState, first: float, slope: float, steps: int) -> int:
         return steps
     if slope <= 0.0 or first + (steps - 1) * slope <= limit:
         return 0
-    inside = int((limit - first) / slope)  # the last of them but for rounding
-    while inside > 0 and first + inside * slope > limit:
-        inside -= 1
+    inside = int((limit - first) / slope) - 1  # the last of them, or the one before: by rounding
     while first + (inside + 1) * slope <= limit:
         inside += 1
     return steps - 1 - inside
