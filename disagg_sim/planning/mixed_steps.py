@@ -180,10 +180,12 @@ class MixedSteps:
         held, times = held[columns], (every[0][columns], every[1][columns], every[2][columns], every[3][columns])
         time = times[0]
         if ranks == 1 and prompt < self.room[0]:  # short prompts that came during a step share the next
-            mixed, verified = self.mixed[:, columns], self.verified[columns]
-            for _ in range(3):
-                held = np.minimum(np.maximum(rate * prompt * time, np.minimum(prompt, room)), room)
+            mixed, verified, found = self.mixed[:, columns], self.verified[columns], [time]
+            for turn in range(3):
+                come = rate * prompt * (time if turn < 2 else _limit(*found))
+                held = np.minimum(np.maximum(come, np.minimum(prompt, room)), room)
                 time = _between(self.tokens, mixed, held + verified)
+                found.append(time)
         further = gathered(rate * hold_steps * step, ranks) if np.any(hold_steps) else 0.0
         fullest, before = held, [time]
         for turn in range(3 if ranks > 1 and prompt < self.room[0] else 2 if ranks > 1 else 0):
