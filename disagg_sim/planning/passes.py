@@ -125,15 +125,24 @@ def kinds(weights: Floats, values: Floats) -> Floats:
     >>> kinds(np.full(4, 0.25), np.array([[3.0], [-1.0], [-2.0], [0.0]]))
     array([[-2., -1.,  0.,  3.]])
     """
+    found = parts(weights, values)
+    spread = np.sqrt(weights @ values**2 / np.maximum((found**2).mean(axis=1), 1e-300))
+    return np.asarray(found * spread[:, None])
+
+
+def parts(weights: Floats, values: Floats) -> Floats:
+    """Means of ``KINDS`` equally probable parts of distributions, the least values first; a single value is one part.
+
+    Takes and returns as ``kinds``.
+    """
     if weights.size == 1:
-        return np.zeros((values.shape[1], 1))
+        return np.asarray(values.T)
     ends, found = np.linspace(0.0, 1.0, KINDS + 1), np.empty((values.shape[1], KINDS))
     for row, (column, order) in enumerate(zip(values.T, np.argsort(values, axis=0).T, strict=True)):
         reached = np.append(0.0, np.cumsum(weights[order]))
         summed = np.append(0.0, np.cumsum(weights[order] * column[order]))
         found[row] = np.diff(np.interp(ends, reached / reached[-1], summed)) * KINDS
-    spread = np.sqrt(weights @ values**2 / np.maximum((found**2).mean(axis=1), 1e-300))
-    return np.asarray(found * spread[:, None])
+    return found
 
 
 def _sizes(rate: float, batch: Floats, busy: Floats, servers: int, unlike: Floats) -> tuple[Floats, Floats, Floats]:

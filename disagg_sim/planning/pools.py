@@ -22,7 +22,7 @@ from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocki
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
-from disagg_sim.planning.passes import kinds, passes
+from disagg_sim.planning.passes import kinds, parts, passes
 from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.queueing import (
@@ -36,7 +36,7 @@ from disagg_sim.planning.queueing import (
     shortest_queue_delay,
 )
 from disagg_sim.planning.shared_instances import alike, beside, evened, renewed, sent
-from disagg_sim.planning.token_times import Joining, met_prompts, token_times
+from disagg_sim.planning.token_times import Joining, token_times
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
@@ -291,6 +291,13 @@ class ColocatedChoice:
         """Tokens that a step emits for a sequence, on average. [token]"""
         return float(self.at.accepted_length(self.mapping.draft_tokens))
 
+    @cached_property
+    def _lasting(self) -> Floats:
+        """Decode steps of equally many requests, over their mean. [1]"""
+        law = self.work.lengths.requests
+        gaps = np.maximum(law.osl - 1.0, 1.0)
+        return np.asarray(parts(law.osl_weight, (gaps / float(law.osl_weight @ gaps))[:, None])[0])
+
     @property
     def _slowest(self) -> float:
         """Time in which a request decodes at the TPOT limit. [s]"""
@@ -389,18 +396,17 @@ class ColocatedChoice:
         """TPOT. [s]"""
         if (key := ("tpot", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
-            each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
-            mean, wide = found.moments(each_step)
             prompts = self.steps.worth(found.mean, self.nodes, self.pasts)
             uneven = float(self.weights @ prompts**2) / float(self.weights @ prompts) ** 2
+            each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
+            mean, wide = found.moments(each_step)
             steps = self.work.lengths.gaps / self._accepted
             tables = self.steps.cut[0] * mixing.time, mixing.used
             own, used = (float(np.interp(found.mean, self.batch, each)) for each in tables)
             decoding = steps * mean / (steps * mean + own + used * mean_wait(1, used, own, 0.5))
             even = self.work.dispersion * renewed(self.work.lengths.requests, instances, decoding)
             arrivals = Joining(rate / instances, even, uneven, beside(found, instances, decoding))
-            alone, met = met_prompts(self.steps, mixing, found.mean, (steps, mean), arrivals)
-            each = token_times(alone, wide, met, steps, float(np.interp(found.mean, self.batch, self.steps.full)))
+            each = token_times(self.steps, mixing, found.mean, (mean, wide), steps * self._lasting, arrivals)
             self._known[key] = replace(each, calm=each.calm / self._accepted)
         delay: Delay = self._known[key]
         return delay

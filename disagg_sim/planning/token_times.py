@@ -1,30 +1,35 @@
 r"""Compute the distribution of TPOT over the requests of an instance that prefills between their tokens.
 
-A request decodes for G steps of :math:`T_d`; each prompt that comes meanwhile adds s, and others come while it is
-computed, :math:`\rho = \lambda s` on average. One rank serves prompts before decodes, so that many steps take until
-:math:`G\,T_d` of decodes are done, the delay busy period of one server: with K prompts
+A request decodes for G steps, of :math:`T_d` alone and :math:`T_f` with prefill. Where a share Y of its time t has
+prefill,
 
-.. math:: TPOT = T_d + \frac{s K}{G}, \quad E[K] = \frac{\lambda V}{1 - \rho}, \quad
-    Var[K] = \frac{\lambda V D}{(1 - \rho)^3} \left(1 - \frac{2 \rho b}{G}\right), \quad V = G\,T_d + D s b
+.. math:: G = t \left(\frac{1 - Y}{T_d} + \frac{Y}{T_f}\right)
 
-Prompts that came in the step of the request's own prompt wait behind it. Steps last :math:`T_d + s N(T)`, with N
-arrivals in the one before, and that of a prompt is longer than others by :math:`D s/(1 - \rho^2)`, where arrivals vary
-D times as much as Poisson ones. Of what that adds in the end a share :math:`1 - \rho^G` falls into G steps, so that
-:math:`b = (1 - \rho^G)/(1 - \rho^2)`; prompts of the last steps delay others, which makes the variance smaller.
+so that its TPOT is at most x if steps without prefill have at least :math:`y = (1 - Y) t` of t = G x. Prompts are one
+queue, of load :math:`\varphi`: in t it idles for y if it ends what waits at the first token, and what comes, within t.
+Over a long time it varies by :math:`\omega` per second, :math:`\lambda E[s^2]` where prompts of s come at random.
+Behind a request as much waits as at any time: nothing with the probability :math:`1 - \varphi`, else an exponential
+time of :math:`\omega/(2 \varphi m)` on average, :math:`m = 1 - \varphi`. The time until a queue has idled for y, a
+delay busy period, is inverse Gaussian, with :math:`\Phi` of the normal law :math:`e^{-z^2/2}/\sqrt{2 \pi}` and
+:math:`R(z) = \Phi(-z)/\Phi'(z)`
 
-K has the law of Borel and Tanner, :math:`P(K = k) = a (a + k \rho)^{k-1} e^{-a - k \rho} / k!` with
-:math:`a = \lambda V`. Prompts of several lengths take the law of as large a mean and variance, and so does the time in
-which some of several ranks has a prompt (``queueing.busy_variance``). There a step takes longer by d for each further
-prompt, which varies the time by :math:`\lambda d^2/(1 - \lambda d)^2` per second in steps with prefill.
+.. math:: P(TPOT \le x) = \Phi(a) + \frac{1 - 2 \varphi}{m}\, \Phi'(a) \left(R(b) - \varphi R(c)\right), \quad
+    a, b, c = \frac{m t - y,\ \ m t + y,\ \ y - (1 - 2 \varphi) m t}{\sqrt{\omega t}}
+
+Of many steps the mean is that of all, :math:`1/((1 - \varphi)/T_d + \varphi/T_f)`; of fewer than a busy time has it is
+more, up to :math:`(1 - \varphi) T_d + \varphi T_f`. :math:`\varphi` is chosen to meet the mean time of all steps.
+Several ranks have a prompt for a time that varies otherwise (``queueing.busy_variance``), and a step takes longer by d
+for each further prompt, which varies it by :math:`\lambda d^2/(1 - \lambda d)^2` per second in steps with prefill.
 
 Of several instances each is given fewer requests while one decodes there (``planning.shared_instances``).
 
-The prompts that a request meets decode beside it, too. Over its time W the sequences in service are the arrivals of W
-before and W after its first token, each by the share of W in which it is there: their mean has 2/3 of the variance of
-their number at one time, of which 1/4 follows from the prompts that are met, and 5/12 does not.
+A slow request has more others beside it: the sequences in its time are the arrivals of this time and of as much before,
+so that their number grows by half of the share by which it is slower. Apart from that, their mean has 5/12 of the
+variance of their number at one time: of 2/3 a quarter follows from the prompts that are met.
 
-Sources: J. C. Tanner, "A derivation of the Borel distribution", Biometrika 48 (1961); R. W. Conway, W. L. Maxwell and
-L. W. Miller, "Theory of Scheduling", 1967, section 8-4, for delay busy periods.
+Sources: R. W. Conway, W. L. Maxwell and L. W. Miller, "Theory of Scheduling", 1967, section 8-4, for delay busy
+periods; D. P. Gaver, "Diffusion approximations and models for certain congestion problems", J. Appl. Prob. 5 (1968),
+for the inverse Gaussian law.
 """
 
 from __future__ import annotations
@@ -38,18 +43,24 @@ from disagg_sim.arrays import Floats
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
 from disagg_sim.planning.queueing import Delay, busy_variance
 
-#: Most numbers of prompts that are told apart, and standard deviations beyond the mean that they reach. [1]
-NUMBERS, REACH = 96, 8.0
 #: Standard deviation of the sequences beside a request over that of their number at one time, apart from what follows
-#: from the prompts that it meets. [1]
+#: from how slow it is. [1]
 APART = math.sqrt(5 / 12)
+#: Share by which the sequences beside a request grow as it is slower. [1]
+FOLLOW = 0.5
 #: Standard deviations at which a normal law is taken, and their probabilities. [1]
-AT = np.linspace(-3.5, 3.5, 29)
+AT = np.linspace(-2.4, 2.4, 9)
 CHANCES = np.exp(-(AT**2) / 2) / np.exp(-(AT**2) / 2).sum()
-#: Least variance of the prompts that are met over their mean. [1]
-EVENEST = 1e-4
-#: Least share of the time that prompts take, and most. [1]
+#: Standard deviations from its mean at which the share of the time with prefill is looked at. [1]
+PLACES = np.linspace(-4.5, 6.0, 48)
+#: Places between a step alone and one with prefill at which its mean time is looked at, by its logarithm. [1]
+EVENLY = np.linspace(0.0, 1.0, 48)
+#: Turns in which sequences and their TPOT are found from each other. [1]
+TURNS = 3
+#: Least share of the time with prefill, and most. [1]
 LEAST, MOST = 1e-9, 1.0 - 1e-6
+#: Value of a normal number beyond which its tail is taken as that of its density over the value. [1]
+FAR = 25.0
 
 
 class Joining(NamedTuple):
@@ -61,75 +72,42 @@ class Joining(NamedTuple):
     beside: float = 1.0  # rate while one of its requests decodes, over the mean rate [1]
 
 
-class Met(NamedTuple):
-    """What the prompts that come while a request decodes add to its time."""
+class Prefilling(NamedTuple):
+    """Prefill of an instance beside decodes."""
 
-    mean: float  # [s]
-    variance: float  # [s^2]
-    each: float  # of one prompt [s]
+    share: float  # of the time with prefill [1]
+    varies: float  # variance of the time with prefill in a long time, over that time [s]
 
 
-def met_prompts(
-    law: MixedSteps, mixing: Mixing, sequences: float, decodes: tuple[float, float], arrivals: Joining
-) -> tuple[float, Met]:
-    """Find the mean time of a step by decodes alone [s], and what prompts add to a request.
+def token_times(
+    law: MixedSteps, mixing: Mixing, sequences: float, step: tuple[float, float], steps: Floats, arrivals: Joining
+) -> Delay:
+    """Find the distribution of the mean time of a step over requests that decode for so many ``steps``. [s]
 
-    Takes ``sequences`` of the instance [request] and ``decodes`` (steps of a request [1], and their mean time [s]).
+    Takes the mean number of ``sequences`` [request], the mean time of a ``step`` with its standard deviation by these
+    [s], and ``steps`` of equally many requests [1].
     """
-    held, time, share, alone, one = (
-        float(np.interp(sequences, law.batch, values))
-        for values in (mixing.held, mixing.time, mixing.share, law.step, law.own[1][0])
-    )
-    (steps, mean), (rate, even, uneven, beside) = decodes, arrivals
-    used = min(max(share * (1.0 - alone / time), LEAST), MOST)
-    mean, used, share, rate = mean * (1.0 - used), used * beside, share * beside, rate * beside
-    window = steps * mean / (1.0 - used)
-    if law.ranks == 1:
-        each, begun = used / rate, (1.0 - used**steps) / (1.0 - used**2)
-        work = window * (1.0 - used) + even * each * begun
-        varied = even * uneven * each * used * work / (1.0 - used) ** 3 * (1.0 - 2.0 * used * begun / steps)
-        return mean, Met(used * work / (1.0 - used), varied, each)
-    busy = max(law.prompt / held, 1.0) * time  # steps of a prompt [s]
-    further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
-    further = min(max(further, 0.0), MOST / rate)
-    alternating = (used / share / (1.0 - used)) ** 2 * busy_variance(share, busy, law.ranks)
-    several = share * rate * (further / (1.0 - rate * further)) ** 2
-    return mean, Met(window * used, even * window * (alternating + several), max(time - alone, LEAST))
-
-
-def token_times(alone: float, wide: float, met: Met, tokens: float, most: float) -> Delay:
-    """Find the distribution of the time of a token.
-
-    Parameters
-    ----------
-    alone, wide
-        Mean time of a token by decodes alone, and the standard deviation by the sequences in service. [s]
-    met
-        What prompts add, over all tokens.
-    tokens
-        Of a request after its first. [1]
-    most
-        Time of a token where the budgets of all steps are full. [s]
-
-    Returns
-    -------
-    Delay
-        Of all requests. [s]
-
-    Examples
-    --------
-    Ten prompts on average come at random (Poisson), and each adds 1 ms to each of 100 tokens:
-
-    >>> found = token_times(5e-3, 0.0, Met(1.0, 0.1, 0.1), 100, 1.0)
-    >>> round(found.mean * 1e3, 6), round(found.at(0.9) * 1e3, 6)
-    (15.0, 19.0)
-    """
-    dispersion = max(met.variance / (met.mean * met.each), EVENEST)
-    numbers, shares = prompts_met(met.mean / met.each, dispersion)
-    added = numbers * met.each
-    beside = wide / 2.0 * (added - met.mean) / math.sqrt(dispersion * met.mean * met.each)
+    (mean, wide), gaps = step, float(steps.mean())
+    with_prefill, known = law.full if law.ranks == 1 else mixing.time, (np.array([0.0, 1.0]), np.ones(2))
+    for _ in range(TURNS):
+        prefill = prefilling(law, mixing, sequences, arrivals)
+        alone, full = (float(np.interp(sequences, law.batch, each)) for each in (law.step, with_prefill))
+        over = min(alone / full, MOST)
+        near = prefill.share + math.sqrt(prefill.varies / (gaps * mean)) * PLACES
+        share = np.sort(np.append(np.clip(near, 0.0, 1.0), (1.0 - over**EVENLY) / (1.0 - over)))
+        beside = np.clip(sequences * (1.0 + FOLLOW * (np.interp(share, *known) - 1.0)), 0.0, law.batch[-1])
+        times = 1.0 / sum(
+            part / np.interp(beside, law.batch, each) for part, each in ((1.0 - share, law.step), (share, with_prefill))
+        )
+        reached = at_most(share, np.multiply.outer(steps, times), prefill).mean(axis=0)
+        shares = np.diff(np.append(np.maximum.accumulate(reached), 1.0), prepend=0.0)
+        values = np.concatenate([times[:1], np.sqrt(times[1:] * times[:-1]), times[-1:]])
+        mean = float(shares @ values)
+        known = share, times / mean
+        sequences = float(np.clip(arrivals.rate * gaps * mean, 0.0, law.batch[-1]))
+    calm = np.clip(np.add.outer(values, AT * (wide * APART)), law.step[0], values[-1])
     return Delay(
-        calm=np.minimum(np.add.outer(alone + added / tokens + beside, AT * (wide * APART)), most).ravel(),
+        calm=calm.ravel(),
         calm_share=np.multiply.outer(shares, CHANCES).ravel(),
         held=np.zeros(1),
         held_share=np.zeros(1),
@@ -137,24 +115,41 @@ def token_times(alone: float, wide: float, met: Met, tokens: float, most: float)
     )
 
 
-def prompts_met(mean: float, dispersion: float) -> tuple[Floats, Floats]:
-    """Find the numbers of prompts and their probabilities, by the mean and by the variance over it. [1]
+def prefilling(law: MixedSteps, mixing: Mixing, sequences: float, arrivals: Joining) -> Prefilling:
+    """Find how much of its time an instance of so many ``sequences`` [request] spends with prefill, and how evenly."""
+    held, time, share, rate, alone, one, full = (
+        float(np.interp(sequences, law.batch, values))
+        for values in (mixing.held, mixing.time, mixing.share, mixing.steps, law.step, law.own[1][0], law.full)
+    )
+    _, even, uneven, beside = arrivals
+    if law.ranks == 1:
+        spent = min(max((1.0 / alone - rate) / max(1.0 / alone - 1.0 / full, LEAST), LEAST), MOST)
+        return Prefilling(spent * beside, even * uneven * spent**2 * beside / arrivals.rate)
+    rate, share = arrivals.rate * beside, min(max(share * beside, LEAST), MOST)
+    busy, longer = max(law.prompt / held, 1.0) * time, max(1.0 - alone / time, LEAST)  # steps of a prompt [s]
+    further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
+    further = min(max(further, 0.0), MOST / rate)
+    several = share * rate * (further / (1.0 - rate * further) * (1.0 - share * longer) / longer) ** 2
+    return Prefilling(share, even * (busy_variance(share, busy, law.ranks) + several))
 
-    Where these vary less than Poisson numbers, more prompts count as less each.
 
-    >>> numbers, shares = prompts_met(3.0, 4.0)
-    >>> mean = float(shares @ numbers)
-    >>> round(mean, 4), round(float(shares @ (numbers - mean) ** 2), 2)
-    (3.0, 12.0)
+def at_most(share: Floats, times: Floats, prefill: Prefilling) -> Floats:
+    """Chance that at most so large a share of a time [s] has prefill, where its first moment ends a prompt. [1]
+
+    At a load of half the idle time of a long window is normal, beside the mean as often above as below:
+
+    >>> at_most(np.array([0.4, 0.5, 0.6]), np.array(100.0), Prefilling(0.5, 0.5)).round(3).tolist()
+    [0.079, 0.5, 0.921]
     """
-    less = min(dispersion, 1.0)
-    mean, wide = mean / less, max(dispersion, 1.0)
-    behind = 1.0 - 1.0 / math.sqrt(wide)
-    reach = REACH * (math.sqrt(mean * wide) + wide)
-    least, last = max(math.floor(mean - reach), 0), math.ceil(mean + reach)
-    numbers = np.unique(np.round(np.linspace(least, last, min(last - least + 1, NUMBERS))))
-    first = mean * (1.0 - behind)
-    ahead = first + numbers * behind
-    logs = (numbers - 1.0) * np.log(ahead) - ahead - np.array([math.lgamma(each + 1.0) for each in numbers.tolist()])
-    shares = np.exp(logs - logs.max())
-    return numbers * less, shares / shares.sum()
+    load, wide = prefill.share, np.sqrt(prefill.varies * times)
+    mean, idle = (1.0 - load) * times, (1.0 - share) * times
+    a, b, c = (mean - idle) / wide, (mean + idle) / wide, (idle - (1.0 - 2.0 * load) * mean) / wide
+    odd = (1.0 - 2.0 * load) / (1.0 - load)
+    return np.asarray(_above(-a, a) + odd * (_above(b, a) - load * _above(c, a)))
+
+
+def _above(value: Floats, other: Floats) -> Floats:
+    """Chance that a normal number is above a value, times its density at another one over that at the value. [1]"""
+    near = np.minimum(value, FAR)
+    chance = np.array([math.erfc(each) for each in (near / math.sqrt(2.0)).ravel().tolist()]).reshape(near.shape) / 2.0
+    return np.asarray(np.exp((near**2 - other**2) / 2.0) * chance * FAR / np.maximum(value, FAR))
