@@ -72,7 +72,7 @@ class Joining(NamedTuple):
     beside: float = 1.0  # rate while one of its requests decodes, over the mean rate [1]
 
 
-class Prefilling(NamedTuple):
+class TimeWithPrefill(NamedTuple):
     """Prefill of an instance beside decodes."""
 
     share: float  # of the time with prefill [1]
@@ -115,7 +115,7 @@ def token_times(
     )
 
 
-def prefilling(law: MixedSteps, mixing: Mixing, sequences: float, arrivals: Joining) -> Prefilling:
+def prefilling(law: MixedSteps, mixing: Mixing, sequences: float, arrivals: Joining) -> TimeWithPrefill:
     """Find how much of its time an instance of so many ``sequences`` [request] spends with prefill, and how evenly."""
     held, time, share, rate, alone, one, full = (
         float(np.interp(sequences, law.batch, values))
@@ -124,21 +124,21 @@ def prefilling(law: MixedSteps, mixing: Mixing, sequences: float, arrivals: Join
     _, even, uneven, beside = arrivals
     if law.ranks == 1:
         spent = min(max((1.0 / alone - rate) / max(1.0 / alone - 1.0 / full, LEAST), LEAST), MOST)
-        return Prefilling(spent * beside, even * uneven * spent**2 * beside / arrivals.rate)
+        return TimeWithPrefill(spent * beside, even * uneven * spent**2 * beside / arrivals.rate)
     rate, share = arrivals.rate * beside, min(max(share * beside, LEAST), MOST)
     busy, longer = max(law.prompt / held, 1.0) * time, max(1.0 - alone / time, LEAST)  # steps of a prompt [s]
     further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
     further = min(max(further, 0.0), MOST / rate)
     several = share * rate * (further / (1.0 - rate * further) * (1.0 - share * longer) / longer) ** 2
-    return Prefilling(share, even * (busy_variance(share, busy, law.ranks) + several))
+    return TimeWithPrefill(share, even * (busy_variance(share, busy, law.ranks) + several))
 
 
-def at_most(share: Floats, times: Floats, prefill: Prefilling) -> Floats:
+def at_most(share: Floats, times: Floats, prefill: TimeWithPrefill) -> Floats:
     """Chance that at most so large a share of a time [s] has prefill, where its first moment ends a prompt. [1]
 
     At a load of half the idle time of a long window is normal, beside the mean as often above as below:
 
-    >>> at_most(np.array([0.4, 0.5, 0.6]), np.array(100.0), Prefilling(0.5, 0.5)).round(3).tolist()
+    >>> at_most(np.array([0.4, 0.5, 0.6]), np.array(100.0), TimeWithPrefill(0.5, 0.5)).round(3).tolist()
     [0.079, 0.5, 0.921]
     """
     load, wide = prefill.share, np.sqrt(prefill.varies * times)

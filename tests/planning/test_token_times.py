@@ -10,7 +10,7 @@ from disagg_sim.facts.traffic import EmpiricalLength, TrafficCase
 from disagg_sim.planning.evaluate import evaluate
 from disagg_sim.planning.mixed_steps import MixedSteps, share_by_steps
 from disagg_sim.planning.prove import prove
-from disagg_sim.planning.token_times import Joining, Prefilling, at_most, token_times
+from disagg_sim.planning.token_times import Joining, TimeWithPrefill, at_most, token_times
 from disagg_sim.simulation.deployment import Replicas
 
 
@@ -25,7 +25,7 @@ def test_time_with_prefill_behind_the_end_of_a_prompt(load, window):
     spent = np.interp(done + window, places, np.stack([number - 1.0, number], axis=1).ravel()) - number
     busy = spent[: -int(4 * window)] / window
     for share in (load, min(1.5 * load, 0.95)):
-        found = at_most(np.array(share), np.array(window), Prefilling(load, load))
+        found = at_most(np.array(share), np.array(window), TimeWithPrefill(load, load))
         assert float(found) == pytest.approx(np.mean(busy <= share), abs=0.06)
 
 
