@@ -85,7 +85,7 @@ MOST_IMPORTERS = {
     "prefill_delay": 9,
     "prefix": 33,
     "ranks": 12,
-    "speculation": 28,
+    "speculation": 17,
     "split": 16,
 }
 #: Of the package; of the laboratory beside it; of both.

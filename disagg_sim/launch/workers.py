@@ -23,7 +23,6 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.techniques.speculation.facts import MTP
-from disagg_sim.techniques.speculation.physics import draft_model_of
 from disagg_sim.workload.lengths import Lengths
 
 #: What a worker does; pairs split each request between two instances, encode pools make embeddings of images.
@@ -305,7 +304,7 @@ def format_of(at: Setup) -> str:
 
 def _of_drafter(at: Setup, *, quantises: bool) -> Weights | None:
     """Checkpoint of a head or a draft model."""
-    speculation, own = at.speculation, draft_model_of(at)
+    speculation, own = at.speculation, at.draft_model
     if speculation is None or speculation.method == MTP:
         return None
     if speculation.checkpoint:

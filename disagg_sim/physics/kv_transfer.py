@@ -20,7 +20,6 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
-from disagg_sim.techniques.speculation.physics import handed_bytes
 
 #: Decimals of a count of GPUs that follows from a division.
 ROUNDED = 9
@@ -358,7 +357,7 @@ def kv_hand_over(
     whole_number("threads", threads)
     check_word("path", path, PATHS)
     layout = layout or KvLayout()
-    load = KvLoad(blocks_of(at.cached_layers, tokens, layout), handed_bytes(at, tokens), tokens)
+    load = KvLoad(blocks_of(at.cached_layers, tokens, layout), at.handed_bytes(tokens), tokens)
     return hand_over(
         (at, at), sender, receiver, load, path=path, layout=layout, descriptor_s=descriptor_s, threads=threads
     )

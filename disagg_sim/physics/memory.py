@@ -44,7 +44,7 @@ from disagg_sim.physics.residents import (
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import is_one
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
-from disagg_sim.techniques.speculation.physics import draft_model_of, joining_bytes, with_draft_layers
+from disagg_sim.techniques.speculation.physics import joining_bytes
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
 ALL_TO_ALL_BUFFER_BYTES = 3.0
@@ -171,10 +171,10 @@ def _stages(at: Setup, mapping: Sharding, residents: Residents) -> Iterator[_OfS
 
     A draft model stands on the last stage.
     """
-    model, precision = with_draft_layers(at).model, at.precision
+    model, precision = at.with_draft_layers.model, at.precision
     tp, d = mapping.tp_attn, model.hidden
     table = stage_table(model, mapping.pp)
-    drafter = draft_model_of(at)
+    drafter = at.draft_model
     own = None if drafter is None else next(_stages(drafter, replace(mapping, pp=1), residents))
     layers = [layer for layer, _ in layers_of(model)]
     of_layer = [layer_weight_bytes(model, layer, precision, mapping) for layer in layers]

@@ -16,7 +16,6 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.techniques.speculation.physics import drafts_of
 
 #: The MLA form that keeps up-projected keys and values beside the latent.
 EXPANDED = "cached"
@@ -162,7 +161,7 @@ def decode_load(
     result is of the fullest DP rank, of the broadcast shape of mapping and batch.
     """
     sequences = np.ceil(batch / mapping.dp_attn)
-    drafts = drafts_of(at, mapping)
+    drafts = at.drafts(mapping)
     tokens = cached.of(sequences, at.profile.resident_deviations) + sequences * drafts
     live, queries = decode_live(mapping, batch), 1.0 + drafts
     return Residents(
@@ -222,7 +221,7 @@ def colocated_load(
     deviations = at.profile.resident_deviations
     prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
     sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
-    drafts = drafts_of(at, mapping)
+    drafts = at.drafts(mapping)
     queries = 1.0 + drafts
     decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
     together = np.add if prefilling.mixed else np.maximum

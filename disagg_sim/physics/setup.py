@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import ContextExchange, EngineMemory, EngineSpec
@@ -27,9 +28,9 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 from disagg_sim.techniques.registry import Chosen, chosen_in, stretch_of
-from disagg_sim.techniques.speculation.facts import Speculation
+from disagg_sim.techniques.speculation.facts import JOINED, Speculation
 from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 
 #: In place of the name of an engine: bare kernels.
@@ -91,6 +92,54 @@ class Setup(Shown):
         """
         return self.model if self.speculation is None else _served(self.model, self.speculation)
 
+    @property
+    def with_draft_layers(self) -> Setup:
+        """The model and its draft layers, of its own width, without speculation: what prefill passes and memory holds.
+
+        Itself where it has no speculation, or a ``draft_model``.
+        """
+        return self if self.speculation is None or self.speculation.drafter is not None else _in_prefill(self)
+
+    @property
+    def draft_model(self) -> Setup | None:
+        """The draft model on the same GPUs; None without one: no speculation, or draft layers behind the model's.
+
+        >>> said = "draft_model llama_3_1_8b 0.7 0.5"
+        >>> own = setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said).draft_model
+        >>> own.model.name, own.speculation
+        ('llama_3_1_8b', None)
+        """
+        return None if self.speculation is None or self.speculation.drafter is None else _in_prefill(self)
+
+    def drafts(self, mapping: Sharding) -> Numeric:
+        """Draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
+
+        >>> setup("llama_3_1_8b", "h200_sxm", "fp8").drafts(Sharding(draft_tokens=2))
+        Traceback (most recent call last):
+        disagg_sim.errors.InputError: a mapping has 2 draft tokens and its setup no speculation; give setup() one
+        """
+        drafts = mapping.draft_tokens
+        most = float(np.max(drafts)) if np.size(drafts) else 0.0
+        if most == 0:
+            return 0
+        if self.speculation is None:
+            raise InputError(f"a mapping has {most:g} draft tokens and its setup no speculation; give setup() one")
+        self.speculation.trying((int(most),))
+        return drafts
+
+    def handed_bytes(self, isl: float) -> float:
+        """Size what a prefill instance hands over of one prompt, each element once: caches, states, to a drafter. [B]
+
+        A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3, of none for a
+        draft model. Engines hand over the drafter's cache with that of the model
+        (sglang/srt/disaggregation/prefill.py: draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all
+        others).
+        """
+        cache, asked = self.cached_layers.kv_bytes(isl, self.precision), self.speculation
+        if asked is None or asked.drafter is not None:
+            return cache
+        return cache + (JOINED[asked.method] if asked.layer else 1) * self.model.hidden * ACTIVATION_BYTES
+
     def accepted_length(self, drafts: Numeric) -> Numeric:
         """Mean tokens that a step emits for a sequence, 1 without a drafter. [token]"""
         return accepted_length(self.speculation, drafts)
@@ -135,6 +184,13 @@ class Setup(Shown):
 def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
     """The model with every kind of layer whose rates a setup needs."""
     return model if speculation is None else replace(model, layers=(*model.layers, *speculation.layers_on(model)))
+
+
+@lru_cache(maxsize=64)
+def _in_prefill(at: Setup) -> Setup:
+    """What prompts pass of a drafter: the draft model, or the model with the draft layers behind its own."""
+    assert at.speculation is not None
+    return replace(at, model=at.speculation.drafter or at.cached_layers, speculation=None)
 
 
 def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric:

@@ -18,7 +18,6 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Instance
 from disagg_sim.techniques.prefix.search import stored_bytes
-from disagg_sim.techniques.speculation.physics import handed_bytes
 from disagg_sim.workload.lengths import Lengths
 
 PHASES = ("prefill", "decode")
@@ -77,7 +76,7 @@ class PhaseGrid(Shown):
     @cached_property
     def kv_bytes_per_request(self) -> float:
         """Expected cache that a prompt sends, each element once, with a drafter's; windows saturate by prompt. [B]"""
-        return self.lengths.mean_over_prompts(lambda isl: handed_bytes(self.setup, isl))
+        return self.lengths.mean_over_prompts(self.setup.handed_bytes)
 
     @cached_property
     def stored_bytes_per_request(self) -> float:

@@ -33,7 +33,6 @@ from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait
 from disagg_sim.techniques.prefix.search import align_to_checkpoints
-from disagg_sim.techniques.speculation.physics import handed_bytes
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
@@ -369,7 +368,7 @@ def points_of_search(
         model=at.model.name,
         matching="none",
         lengths=lengths,
-        kv_bytes_per_request=lengths.mean_over_prompts(lambda isl: handed_bytes(at, isl)),
+        kv_bytes_per_request=lengths.mean_over_prompts(at.handed_bytes),
         speculation=at.speculation,
         techniques=at.techniques,
         prefill=prefill,

@@ -36,7 +36,6 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site, placed_slo, request_host
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.techniques.prefix.physics import loaded_bytes, rank_bandwidth
-from disagg_sim.techniques.speculation.physics import drafts_of
 from disagg_sim.techniques.split.physics import half_setups, split_bytes, split_step
 from disagg_sim.techniques.split.search import check_split
 from disagg_sim.units import GB, GIB
@@ -71,7 +70,7 @@ def kv_blocks(
     '1.0 million tokens'
     """
     ranks = float(np.max(mapping.dp_attn))
-    queries = 1.0 + float(np.max(drafts_of(at, mapping)))
+    queries = 1.0 + float(np.max(at.drafts(mapping)))
     live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts, queries)
 
     def fullest_bytes(blocks: int) -> float:

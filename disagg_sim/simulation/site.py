@@ -30,7 +30,6 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
-from disagg_sim.techniques.speculation.physics import handed_bytes
 
 #: Scheduler of the engines of a site unless a run names another.
 SCHEDULER = "vllm_v1_2026"
@@ -124,7 +123,7 @@ class Site:
 
     def kv_bytes(self, tokens: int) -> float:
         """Cache of ``tokens`` of one request, each element once, with what a drafter takes of it. [B]"""
-        return handed_bytes(self.setup, tokens)
+        return self.setup.handed_bytes(tokens)
 
     def transfer_s(self, tokens: int, sender: Sharding, receiver: Sharding) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""

@@ -38,7 +38,6 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
 from disagg_sim.serving.points import Column
 from disagg_sim.techniques.prefix.search import stored_bytes
-from disagg_sim.techniques.speculation.physics import with_draft_layers
 from disagg_sim.units import US
 from disagg_sim.workload.lengths import Lengths
 
@@ -94,7 +93,7 @@ class KvWire:
     def over(self, ends: tuple[Setup, Setup], sender: Sharding, receiver: Sharding, load: KvLoad) -> KvHandOver:
         """Hand-overs between instances, of the shape of their mappings."""
         return hand_over(
-            (with_draft_layers(ends[0]), with_draft_layers(ends[1])),
+            (ends[0].with_draft_layers, ends[1].with_draft_layers),
             sender,
             receiver,
             load,
@@ -145,7 +144,7 @@ def classes_of(mappings: Sharding, takers: Sharding, at: Setup) -> Ints:
 
 def _receiver_key(mappings: Sharding, at: Setup) -> Floats:
     """What hand-overs depend on in a receiver: distinct heads, GPUs that carry a request, stages, shares of tokens."""
-    model, ranks = with_draft_layers(at).model, mappings.dp_attn
+    model, ranks = at.with_draft_layers.model, mappings.dp_attn
     plain = replace(mappings, dcp=np.ones_like(mappings.dcp))
     heads, parts = (unique_gpus(model, each) / (ranks * mappings.pp) for each in (plain, mappings))
     return np.round(np.stack(np.broadcast_arrays(heads, parts, mappings.pp, mappings.dcp), axis=1), ROUNDED)

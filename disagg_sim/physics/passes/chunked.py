@@ -43,7 +43,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, distinct, is_one, tabulate
 from disagg_sim.physics.work import Numeric, Tokens, head
 from disagg_sim.techniques.ranks.physics import ChunkLoad
-from disagg_sim.techniques.speculation.physics import draft_model_of, with_draft_layers
 
 
 def chunked_prefill_pass(
@@ -123,7 +122,7 @@ def chunked_passes(
     slowest: ChunkLoad | None = None,
 ) -> list[PrefillPass]:
     """Time the same passes as ``chunked_prefill_pass`` under several forms of MLA: they differ in scores and values."""
-    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
+    at, own, pp, new = at.with_draft_layers, at.draft_model, mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
     alike = None if slowest is not None else alike_rows((mapping.dp_attn, pcp, chunk_tokens, new), batch)

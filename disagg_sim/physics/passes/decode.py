@@ -19,7 +19,7 @@ from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
-from disagg_sim.techniques.speculation.physics import drafts_of, joining, of_drafter
+from disagg_sim.techniques.speculation.physics import joining, of_drafter
 
 
 class DecodeStep(NamedTuple):
@@ -93,7 +93,7 @@ def decode_step(
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
     """
-    pp, drafts, (dcp, _) = mapping.pp, drafts_of(at, mapping), mapping.shares
+    pp, drafts, (dcp, _) = mapping.pp, at.drafts(mapping), mapping.shares
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)

@@ -24,7 +24,6 @@ from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.roofline import AnySums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.techniques.speculation.physics import draft_model_of
 
 
 class Stage(NamedTuple):
@@ -183,7 +182,7 @@ def launch_time(at: Setup, mapping: Sharding, *, captured: bool = True) -> Numer
     launch = at.overheads.kernel_launch
     if not captured and at.overheads.uncaptured_launch is not None:
         launch = at.overheads.uncaptured_launch
-    own = draft_model_of(at)
+    own = at.draft_model
     return launch * _kernels(at.model) / mapping.pp + (0.0 if own is None else launch * _kernels(own.model))
 
 

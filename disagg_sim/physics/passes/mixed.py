@@ -37,7 +37,7 @@ from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
-from disagg_sim.techniques.speculation.physics import drafts_of, joining, of_drafter
+from disagg_sim.techniques.speculation.physics import joining, of_drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def mixed_step_by_form(
     >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
     ['28.5 ms', '24.4 ms', '24.3 ms']
     """
-    pp, dp, drafts = mapping.pp, mapping.dp_attn, drafts_of(at, mapping)
+    pp, dp, drafts = mapping.pp, mapping.dp_attn, at.drafts(mapping)
     ranks = dp if chunk.ranks is None else chunk.ranks
     microbatches = np.minimum(pp, np.maximum(batch, 1.0))
     mean, tokens = batch / microbatches, chunk.tokens / microbatches

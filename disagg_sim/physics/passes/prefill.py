@@ -31,7 +31,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
 from disagg_sim.techniques.ranks.physics import PromptLoad
-from disagg_sim.techniques.speculation.physics import draft_model_of, with_draft_layers
 
 
 class PrefillPass(NamedTuple):
@@ -113,7 +112,7 @@ def prefill_pass(
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
-    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
+    at, own, pp, new = at.with_draft_layers, at.draft_model, mapping.pp, 1.0 * (isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)

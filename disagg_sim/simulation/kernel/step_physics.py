@@ -35,7 +35,7 @@ from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
 from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
 from disagg_sim.simulation.kernel import times as k
-from disagg_sim.techniques.speculation.physics import draft_model_of, joining, of_drafter, with_draft_layers
+from disagg_sim.techniques.speculation.physics import joining, of_drafter
 from disagg_sim.techniques.split.physics import split_step
 
 
@@ -44,8 +44,8 @@ class StepPhysics:
 
     def __init__(self, at: Setup, mapping: Sharding, mla_form: str = "auto") -> None:
         self._at, self._mapping, self._form = at, mapping, mla_form
-        self._prefilled = with_draft_layers(at)  # prompts pass the layers of a drafter as any others
-        self._own = draft_model_of(at)  # which follows on the last stage
+        self._prefilled = at.with_draft_layers  # prompts pass the layers of a drafter as any others
+        self._own = at.draft_model  # which follows on the last stage
         self.queries = 1 + int(np.max(mapping.draft_tokens))
         self.stages, self.ranks = int(np.max(mapping.pp)), int(np.max(mapping.dp_attn))
         self._dcp, self._pcp = mapping.shares

@@ -41,7 +41,6 @@ from disagg_sim.simulation.kernel.step_physics import (
     stair_axis,
     token_axis,
 )
-from disagg_sim.techniques.speculation.physics import drafts_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
@@ -322,7 +321,7 @@ class _Parts:
 
 def _accepted(at: Setup, mapping: Sharding) -> Floats:
     """Marginal acceptance of the drafts of an instance; none without speculation. [1]"""
-    drafts = int(np.max(drafts_of(at, mapping)))
+    drafts = int(np.max(at.drafts(mapping)))
     return np.array(at.speculation.acceptance[:drafts] if at.speculation else (), dtype=float)
 
 

@@ -15,39 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-
-from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, gemm
+from disagg_sim.physics.work import Numeric, Operator, gemm
 from disagg_sim.techniques.speculation.facts import JOINED, Speculation
-
-
-@lru_cache(maxsize=64)
-def with_draft_layers(at: Setup) -> Setup:
-    """Make the setup of the model and its draft layers, of its own width: what prefill passes, and what memory holds.
-
-    The result comes without speculation; ``at`` itself where it has none, or a draft model, which ``draft_model_of``
-    finds.
-    """
-    if at.speculation is None or at.speculation.drafter is not None:
-        return at
-    return replace(at, model=at.cached_layers, speculation=None)
-
-
-def draft_model_of(at: Setup) -> Setup | None:
-    """Find the setup of the draft model, on the same GPUs.
-
-    Returns None without one: no speculation, or draft layers behind those of the model.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> said = "draft_model llama_3_1_8b 0.7 0.5"
-    >>> own = draft_model_of(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said))
-    >>> own.model.name, own.speculation
-    ('llama_3_1_8b', None)
-    """
-    return of_drafter(at) if at.speculation is not None and at.speculation.drafter is not None else None
 
 
 @lru_cache(maxsize=64)
@@ -62,32 +32,12 @@ def of_drafter(at: Setup) -> Setup:
     >>> len(own.layers), f"{(own.total_params - ends) / 1e9:.1f}e9"
     (1, '11.5e9')
     """
+    if at.draft_model is not None:
+        return at.draft_model
     model, speculation = at.model, at.speculation
     assert speculation is not None
-    if speculation.drafter is None:
-        vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
-        model = replace(model, layers=speculation.layers_on(model), vocab=vocab)
-    return replace(at, model=speculation.drafter or model, speculation=None)
-
-
-def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
-    """Find the draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
-
-    Returns 0, or of the shape of ``mapping.draft_tokens``.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> drafts_of(setup("llama_3_1_8b", "h200_sxm", "fp8"), Sharding(draft_tokens=2))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: a mapping has 2 draft tokens and its setup no speculation; give setup() one
-    """
-    drafts = mapping.draft_tokens
-    most = float(np.max(drafts)) if np.size(drafts) else 0.0
-    if most == 0:
-        return 0
-    if at.speculation is None:
-        raise InputError(f"a mapping has {most:g} draft tokens and its setup no speculation; give setup() one")
-    at.speculation.trying((int(most),))
-    return drafts
+    vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
+    return replace(at, model=replace(model, layers=speculation.layers_on(model), vocab=vocab), speculation=None)
 
 
 def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Operator]:
@@ -138,16 +88,3 @@ def _embedding_columns(speculation: Speculation) -> int:
     """Columns of queries, keys and values that an EAGLE-3 layer makes of the embedding. [1]"""
     layer = speculation.layer
     return 0 if layer is None else (layer.q_heads + 2 * layer.kv_heads) * layer.head_dim
-
-
-def handed_bytes(at: Setup, isl: float) -> float:
-    """Size what a prefill instance hands over of one prompt, each element once: caches, states, and to a drafter. [B]
-
-    A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3, of none for a
-    draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
-    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others).
-    """
-    cache = at.cached_layers.kv_bytes(isl, at.precision)
-    if at.speculation is None or at.speculation.drafter is not None:
-        return cache
-    return cache + (JOINED[at.speculation.method] if at.speculation.layer else 1) * at.model.hidden * ACTIVATION_BYTES

@@ -19,7 +19,6 @@ from disagg_sim.physics.residents import decode_residents
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.techniques.prefix.physics import loaded_bytes
 from disagg_sim.techniques.speculation.facts import stated_speculation
-from disagg_sim.techniques.speculation.physics import handed_bytes
 
 SHARES = "0.8 0.6 0.45"
 FOUR = Sharding(tp_attn=4, tp_ffn=4)
@@ -92,8 +91,8 @@ class TestByHand:
     def test_both_caches_are_handed_over_and_lie_in_tiers(self):
         at, plain, _ = setups()
         both = (80 + 32) * 2 * 8 * 128
-        assert handed_bytes(at, 1000) == loaded_bytes(at, 1000) == 1000 * both
-        assert handed_bytes(plain, 1000) == loaded_bytes(plain, 1000) == 1000 * 80 * 2 * 8 * 128
+        assert at.handed_bytes(1000) == loaded_bytes(at, 1000) == 1000 * both
+        assert plain.handed_bytes(1000) == loaded_bytes(plain, 1000) == 1000 * 80 * 2 * 8 * 128
 
     def test_the_module_of_a_head_lies_in_tiers_too(self):
         at = ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")

@@ -23,7 +23,7 @@ from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.techniques.speculation.facts import stated_speculation
 from disagg_sim.techniques.speculation.facts_asked import measured_speculation
-from disagg_sim.techniques.speculation.physics import handed_bytes, joining_bytes, with_draft_layers
+from disagg_sim.techniques.speculation.physics import joining_bytes
 from disagg_sim.workload.lengths import lengths
 
 CURVES = ds.list_specs("speculation")
@@ -123,7 +123,7 @@ class TestCounts:
         plain = decode_bytes(replace(at, speculation=None), WIDE, 64.0, cached=resident)
         deviations = at.profile.resident_deviations
         tokens = 8 * 1500 + deviations * np.sqrt(8.0) * 1000 / np.sqrt(12.0)
-        moe = with_draft_layers(at).model.layers[-1]
+        moe = at.with_draft_layers.model.layers[-1]
         experts = 256 * 3 * 7168 * 2048 / 8
         rest = moe.attention.matmul_params(7168) + 3 * 7168 * 2048  # attention and the shared expert, whole, in fp8
         router = 7168 * 256 + 256
@@ -150,9 +150,9 @@ class TestCounts:
 
     def test_what_is_handed_over_grows_by_a_layer_and_a_hidden_state(self):
         at = drafted("deepseek_r1")
-        assert handed_bytes(at, 1000) == 62 * 576 * 1000 + 2 * 7168
+        assert at.handed_bytes(1000) == 62 * 576 * 1000 + 2 * 7168
         eagle = drafted("kimi_k2_5", "kimi_k2_5_eagle3_thinking")
-        assert handed_bytes(eagle, 1000) == 61 * 576 * 1000 + 2 * 64 * 128 * 1000 + 3 * 2 * 7168
+        assert eagle.handed_bytes(1000) == 61 * 576 * 1000 + 2 * 64 * 128 * 1000 + 3 * 2 * 7168
 
     def test_prompts_pass_the_draft_layer(self):
         """One layer more of 62, the last of the same kind: between nothing and 1/58 of the pass more."""
