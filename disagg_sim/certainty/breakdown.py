@@ -37,6 +37,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, attention_parts, cost, experts, gemm
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time
 from disagg_sim.physics.residents import (
@@ -48,7 +49,6 @@ from disagg_sim.physics.residents import (
 )
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.techniques.prefix.physics import load_time
 
 #: Kind of an operator -> function with its equation and the papers behind it.
 EQUATIONS: dict[str, Callable[..., Any]] = {

@@ -15,9 +15,9 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import Sharding
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.queueing import Service, mean_wait, share_that_waits
-from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.techniques.prefix.requests import Prompts
 
 #: Places at which the wait for a link is taken. [1]

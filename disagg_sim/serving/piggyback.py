@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step_by_form
 from disagg_sim.physics.residents import prefilling_in_pieces
@@ -39,7 +40,6 @@ from disagg_sim.serving.colocation import (
     searched,
 )
 from disagg_sim.serving.step_mixing import mixed_steps, own_step
-from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]

@@ -19,6 +19,7 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
+from disagg_sim.physics.cache_tiers import loaded_bytes, rank_bandwidth
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.memory import decode_bytes, instance_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -35,7 +36,6 @@ from disagg_sim.simulation.metrics import ServiceClass, slo_of
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site, placed_slo, request_host
 from disagg_sim.simulation.wishes import Limits
-from disagg_sim.techniques.prefix.physics import loaded_bytes, rank_bandwidth
 from disagg_sim.techniques.split.physics import half_setups, split_bytes, split_step
 from disagg_sim.techniques.split.search import check_split
 from disagg_sim.units import GB, GIB

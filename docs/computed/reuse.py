@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.techniques.prefix.physics import break_even_bandwidth, load_time
+from disagg_sim.physics.cache_tiers import break_even_bandwidth, load_time
 from disagg_sim.techniques.prefix.requests_hits import routed
 from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.units import GB, MS

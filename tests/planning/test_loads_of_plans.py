@@ -6,6 +6,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.kv_transfer import KvLayout, KvLoad, hand_over
 from disagg_sim.planning.choices import decode_choices, prefill_choices
 from disagg_sim.planning.kv_links import cache_of, linked
@@ -14,7 +15,6 @@ from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.prove import prove
 from disagg_sim.serving.candidates import kv_rate_per_gpu, prefill_candidates
 from disagg_sim.simulation.kv_link import Wire
-from disagg_sim.techniques.prefix.physics import load_time
 
 AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
 

@@ -10,9 +10,9 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
-from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.synthetic import drawn_pasts
 
 SLO = ds.Slo(ttft=100.0, tpot=10.0)

@@ -8,10 +8,10 @@ import numpy as np
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import Sharding
+from disagg_sim.physics.cache_tiers import load_time, tier_tokens
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
-from disagg_sim.techniques.prefix.physics import load_time, tier_tokens
 from disagg_sim.workload.lengths import Lengths
 
 

@@ -26,13 +26,13 @@ from typing import NamedTuple
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier, SystemSpec
+from disagg_sim.physics.cache_tiers import loaded_bytes, rank_bandwidth, tier_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
-from disagg_sim.techniques.prefix.physics import loaded_bytes, rank_bandwidth, tier_tokens
 from disagg_sim.techniques.prefix.play import Checkpointed, FreeMemory, PrefixCache, PrefixMemory
 from disagg_sim.techniques.prefix.play_stated import StatedPasts, StatedStores
 

@@ -10,13 +10,13 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.cache_tiers import loaded_bytes, room_tokens
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.techniques.prefix.physics import loaded_bytes, room_tokens
 from disagg_sim.techniques.prefix.requests import Prompts
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.turns import TurnCaches

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.domain import Sharding
+from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.techniques.prefix.physics import load_time
 from disagg_sim.workload.lengths import Lengths
 
 

@@ -9,7 +9,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.techniques.prefix.physics import break_even_bandwidth
+from disagg_sim.physics.cache_tiers import break_even_bandwidth
 
 MAPPINGS = [ds.Sharding(tp_attn=8, tp_ffn=8), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)]
 

@@ -1,4 +1,4 @@
-"""Load cached prefixes from memory below HBM, or compute them again.
+"""Load caches from memory below HBM, or compute them again; what such memory holds.
 
 Source: physics page, section 8 (Prefix reuse).
 """
