@@ -64,11 +64,10 @@ from disagg_sim.techniques.availability.law import Spares
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.techniques.prefill_delay.plan_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.techniques.prefix.plan import TierUse, tiers_of_designs
-from disagg_sim.techniques.prefix.requests import reuse_text
 from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
-from disagg_sim.workload.named import lengths_named
+from disagg_sim.workload.named import lengths_named, reuse_text
 
 #: Fields that choose a row of a table, and fields for both rows and designs given by options.
 OF_ROWS = ("row", "case", "best", "at_interactivity")

@@ -14,9 +14,8 @@ from disagg_sim.certainty.contributions import LABELS
 from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import Trust, added, trust_of_entry
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
-from disagg_sim.techniques.prefix.requests import constant_named, parted, reuse_text
 from disagg_sim.units import GB, MS, US
-from disagg_sim.workload.named import ranks_parted
+from disagg_sim.workload.named import constant_named, parted, ranks_parted, reuse_text
 
 #: Resources as people read them.
 RESOURCE_TEXT = {

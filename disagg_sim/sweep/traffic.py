@@ -31,11 +31,10 @@ from disagg_sim.facts.schema import (
 )
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
 from disagg_sim.physics.setup import Setup
-from disagg_sim.techniques.prefix.requests import reuse_text
 from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.units import TB
 from disagg_sim.workload.lengths import Lengths, lengths, uneven
-from disagg_sim.workload.named import RANKS_SUFFIX
+from disagg_sim.workload.named import RANKS_SUFFIX, reuse_text
 from disagg_sim.workload.turns import TurnCaches, turn_lengths, turns_text
 
 

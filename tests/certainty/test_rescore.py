@@ -13,9 +13,8 @@ from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.engine_time import without_host
-from disagg_sim.techniques.prefix.requests import constant_named, parted
 from disagg_sim.workload.lengths import uneven
-from disagg_sim.workload.named import lengths_named, ranks_parted
+from disagg_sim.workload.named import constant_named, lengths_named, parted, ranks_parted
 
 NUMBERS = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s", "ttl_s")
 

@@ -10,11 +10,10 @@ Source: physics page, section 8 (Prefix reuse).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,11 +36,6 @@ FEW = 2
 SHARE_NODES = 12
 #: A share of a length that is whole but for rounding counts as whole. [1]
 ROUNDING = 1e-12
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
-_REUSE = re.compile(
-    rf"(?P<traffic>.+)/cached(?P<share>{_NUMBER})(_decode(?P<decode>{_NUMBER}))?(_blocks(?P<blocks>[0-9]+))?"
-    rf"(?P<tiers>(_[a-z]+({_NUMBER})?)*)"
-)
 
 
 class Prompts(NamedTuple):
@@ -147,41 +141,6 @@ class CachedPrefixes(ByValue):
         rank[order] = np.cumsum(self.weight[order]) / self.weight[order].sum()
         place = np.minimum(np.floor(rank * STRATA * (1 - ROUNDING)), STRATA - 1)
         return [*found, *(each for k in range(STRATA) if (each := warm & (place == k)).any())]
-
-
-def reuse_text(reuse: Reuse) -> str:
-    """Name a constant share in the tables of a sweep."""
-    usual = Reuse(share=reuse.share)
-    assert isinstance(reuse.share, ConstantShare)
-    said = [f"cached{reuse.share.share:.12g}"]
-    if reuse.in_decode != usual.in_decode:
-        said.append(f"decode{reuse.in_decode:.12g}")
-    if reuse.block_tokens != usual.block_tokens:
-        said.append(f"blocks{reuse.block_tokens}")
-    said += [f"{name}{'' if share == 1.0 else f'{share:.12g}'}" for name, share in reuse.tiers]
-    return "_".join(said)
-
-
-def parted(traffic: str) -> tuple[str, Reuse | None]:
-    """Part the name of a traffic from what is cached, as ``reuse_text`` writes it; None = nothing is said."""
-    found = _REUSE.fullmatch(traffic)
-    if found is None:
-        return traffic, None
-    share, in_decode, block_tokens = found.group("share", "decode", "blocks")
-    own: dict[str, Any] = {"in_decode": float(in_decode)} if in_decode else {}
-    own |= {"block_tokens": int(block_tokens)} if block_tokens else {}
-    tiers = re.findall(rf"_([a-z]+)({_NUMBER})?", found.group("tiers"))
-    own |= {"tiers": tuple((name, float(part or 1.0)) for name, part in tiers)}
-    return found.group("traffic"), Reuse(share=ConstantShare(share=float(share)), **own)
-
-
-def constant_named(traffic: str) -> bool:
-    """Tell constant lengths in the tables of a sweep from the name of a traffic.
-
-    >>> [constant_named(name) for name in ("1024/128", "reasoning", "coding_agent/turns0.2_hbm100000")]
-    [True, False, False]
-    """
-    return re.fullmatch("[0-9]+/[0-9]+", traffic) is not None
 
 
 def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:

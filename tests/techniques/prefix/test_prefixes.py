@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
-from disagg_sim.techniques.prefix.requests import parted, reuse_text
 from disagg_sim.workload.lengths import lengths
-from disagg_sim.workload.named import lengths_named
+from disagg_sim.workload.named import lengths_named, parted, reuse_text
 
 
 def test_a_past_is_whole_blocks_and_leaves_a_token():
