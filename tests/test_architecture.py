@@ -83,7 +83,7 @@ MOST_IMPORTERS = {
     "encode": 16,
     "experts": 5,
     "prefill_delay": 9,
-    "prefix": 33,
+    "prefix": 24,
     "ranks": 12,
     "speculation": 17,
     "split": 16,

@@ -30,11 +30,10 @@ from disagg_sim.question import TECHNIQUES
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
-from disagg_sim.techniques.prefix.requests import constant_named, parted
 from disagg_sim.techniques.prefix.search import align_to_checkpoints
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
-from disagg_sim.workload.named import lengths_named, ranks_parted
+from disagg_sim.workload.named import constant_named, lengths_named, parted, ranks_parted
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
@@ -256,6 +255,10 @@ def _read(
     degrees["decode"]["draft_tokens"] = column("decode_draft_tokens")
     if words["mode"] != MODES[0]:
         degrees["prefill"]["draft_tokens"] = column("decode_draft_tokens")
+    rounding = np.ones(rows.size)  # what whole instances leave of the rate P*R/(P+R), P and R being rates per GPU [1]
+    if words["mode"] == MODES[0]:
+        needed = sum(column(f"{side}_gpus") / column(f"{side}_request_rate_per_s") for side in degrees)
+        rounding = np.asarray(column("request_rate_per_s") / column("total_gpus") * needed)
     return Designs(
         mode=str(words["mode"]),
         lengths=lengths,
@@ -273,7 +276,7 @@ def _read(
         mixed_chunk=column("mixed_chunk_tokens"),
         mixed_share=column("mixed_step_share"),
         hold_steps=column("hold_steps"),
-        rounding=_rounding(column) if words["mode"] == MODES[0] else np.ones(rows.size),
+        rounding=rounding,
         by_gap=column("ttl_s") > column("ttl_mean_s"),
         by_tpot=column("ttl_s") < column("ttl_mean_s"),
         form=_form(str(words["prefill_mla_form"])),
@@ -289,12 +292,6 @@ def numbers(table: pd.DataFrame, name: str) -> Floats:
     if not (np.isfinite(values) & (values >= 0)).all():
         raise InputError(f"the table's column {name!r} has a value that is empty, infinite or below 0")
     return np.asarray(values)
-
-
-def _rounding(column: Callable[[str], Floats]) -> Floats:
-    """What whole instances leave of the rate P*R/(P+R) of real-valued counts, P and R being rates per GPU. [1]"""
-    needed = sum(column(f"{side}_gpus") / column(f"{side}_request_rate_per_s") for side in ("prefill", "decode"))
-    return np.asarray(column("request_rate_per_s") / column("total_gpus") * needed)
 
 
 def _form(word: str) -> str:

@@ -148,7 +148,10 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--quantization", weights.quantised or None)
     if workers.role in _KV_ROLES:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
-    flags |= _hicache(workers)
+    if kept := tier_bytes(workers, "dram"):  # HiCache: host memory of each GPU, then files
+        flags |= {"--enable-hierarchical-cache": True, "--hicache-size": round(kept / GB)}
+        flags["--hicache-write-policy"] = "write_through"
+        flags |= {"--hicache-storage-backend": "file"} if tier_bytes(workers, "ssd") else {}
     return _known("sglang", workers, flags | _sglang_drafts(workers, weights))
 
 
@@ -168,16 +171,6 @@ def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
 #: Names of drafting methods in SGLang and TensorRT-LLM.
 _SGLANG_DRAFTERS = {MTP: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
 _TRTLLM_DRAFTERS = {EAGLE3: "Eagle3", DRAFT_MODEL: "Draft_Target"}
-
-
-def _hicache(workers: Workers) -> dict[str, Any]:
-    """Configure HiCache, SGLang's tiers below HBM: host memory of each GPU, then files."""
-    kept = tier_bytes(workers, "dram")
-    if not kept:
-        return {}
-    flags: dict[str, Any] = {"--enable-hierarchical-cache": True, "--hicache-size": round(kept / GB)}
-    flags["--hicache-write-policy"] = "write_through"
-    return flags | ({"--hicache-storage-backend": "file"} if tier_bytes(workers, "ssd") else {})
 
 
 def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:

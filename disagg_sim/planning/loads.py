@@ -49,6 +49,8 @@ class Loads:
         Takes ``sooner`` (None = always). Returns None where all pasts are in HBM.
         """
         tiers = [at.system.tier(name) for name in prompts.tier]
+        if not any(tiers):
+            return None
         latency = np.array([0.0 if tier is None else tier.latency_s for tier in tiers])
         ranks = int(mapping.dp_attn)
         time = [

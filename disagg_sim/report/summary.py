@@ -25,7 +25,7 @@ from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
 from disagg_sim.sweep.results import CaseResult, SweepResult
-from disagg_sim.sweep.spec import PointLimits, SweepSpec
+from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.units import GB, MS
 
 #: What a table of throughput counts in.
@@ -204,11 +204,8 @@ def _made(result: SweepResult) -> str:
 def _limits(spec: SweepSpec) -> str:
     if len(spec.limits) > 1:
         return "limits as in the names of the cases"
-    latencies = dict.fromkeys(spec.limits[0].of(traffic).ftl_s for traffic in spec.traffic)
-    return _limits_text(spec.limits[0], " or ".join(f"{latency:g}" for latency in latencies))
-
-
-def _limits_text(limits: PointLimits, ftl: str) -> str:
+    (limits,) = spec.limits
+    ftl = " or ".join(f"{each:g}" for each in dict.fromkeys(limits.of(traffic).ftl_s for traffic in spec.traffic))
     ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
     rules = {"all": ", all layouts", "served": ", layouts that were served alone"}.get(limits.layouts, "")
     rules += ", TP over NICs, too" if limits.tp_over_nics else ""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from disagg_sim.domain import ServingMode
 from disagg_sim.report.words import NOT_REACHED
 
@@ -67,28 +65,18 @@ def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) ->
 
     points = {SPLIT: best(split=True), SHARED: best(split=False)}
     ours, theirs = ((0.0 if each is None else float(each[column])) for each in points.values())
-    nothing = math.nan, math.nan, math.nan
+    low, high, sure = math.nan, math.nan, math.nan
     if not (ours or theirs):
-        return ModeVerdict(
-            better="", leads="", gain=math.nan, low=math.nan, high=math.nan, probability=math.nan, points=points
-        )
-    low, high, sure = _bars(fidelity, speed) or nothing
+        return ModeVerdict(better="", leads="", gain=math.nan, low=low, high=high, probability=sure, points=points)
+    if fidelity is not None and len(fidelity.gain):
+        bars = fidelity.gain[fidelity.gain[X] == speed][["gain_p10", "gain_p90", "probability"]]
+        low, high, sure = map(float, bars.iloc[0]) if len(bars) else (low, high, sure)
     leads, gain = (SPLIT, _ratio(ours, theirs)) if ours >= theirs else (SHARED, _ratio(theirs, ours))
     if leads == SHARED:
         low, high, sure = _ratio(1.0, high), _ratio(1.0, low), 1.0 - sure
     clear = gain >= LEAST_GAIN and not sure < LEAST_PROBABILITY
     better = leads if clear else EITHER
     return ModeVerdict(better=better, leads=leads, gain=gain, low=low, high=high, probability=sure, points=points)
-
-
-def _bars(fidelity: CaseFidelity | None, speed: float) -> tuple[float, float, float]:
-    """Band of the gain of disaggregation and its probability to be above 1; NaN where they are not known."""
-    rows = pd.DataFrame() if fidelity is None else fidelity.gain
-    rows = rows[rows[X] == speed] if len(rows) else rows
-    if not len(rows):
-        return math.nan, math.nan, math.nan
-    low, high, sure = (float(rows[name].iloc[0]) for name in ("gain_p10", "gain_p90", "probability"))
-    return low, high, sure
 
 
 def _ratio(above: float, below: float) -> float:

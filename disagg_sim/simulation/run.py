@@ -316,9 +316,9 @@ def _opened(
     arrival, *lengths = _columns(trace, clients, coming)
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
-    prefix: PrefixMemory | None = prefix_memory(
-        trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoints=checkpoints
-    )
+    prefix: PrefixMemory | None = None
+    if options.prefix_cache_tokens or options.prefix_cache:
+        prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, checkpoints=checkpoints)
     stated = None
     if options.reuse is not None and isinstance(trace, Trace):
         rng, step = site.rng("stated pasts"), checkpoint_tokens(*saves)

@@ -68,7 +68,7 @@ def remembering(tokens, checkpoints, prompts):
         arrival=np.arange(len(prompts)), input_tokens=lengths, output_tokens=np.ones_like(lengths), prefix=ids
     )
     fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1000)])
-    memory = prefix_memory(trace, fleet, tokens, free=False, checkpoints=checkpoints)
+    memory = prefix_memory(trace, fleet, tokens, checkpoints=checkpoints)
     for request in range(len(prompts)):
         memory.keep(0, request, request)
     return [memory.found(0, request) for request in range(len(prompts))]

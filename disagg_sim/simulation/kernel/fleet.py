@@ -309,10 +309,6 @@ class Fleet:
         """Find the attention rank of an instance that takes the next request, from 0 on."""
         return kernel.next_rank(self.home, instance) if self._ranks[instance] > 1 else 0
 
-    def rank_of(self, segment: int) -> int:
-        """The attention rank of its instance that has a segment, from 0 on."""
-        return int(self._seg["rank"][segment])
-
     def set_limits(self, instance: int, now: float, limits: Mapping[str, float]) -> None:
         """Change limits of an ``InstanceSpec``, by name, from the next step of an instance on."""
         most = self._specs[instance].max_sequences

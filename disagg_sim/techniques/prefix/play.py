@@ -299,14 +299,12 @@ class Checkpointed:
 
 
 def prefix_memory(
-    trace: Trace | TraceStream, fleet: Fleet, tokens: int, *, free: bool, checkpoints: Checkpoints = ANYWHERE
-) -> PrefixMemory | None:
-    """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None).
+    trace: Trace | TraceStream, fleet: Fleet, tokens: int, *, checkpoints: Checkpoints = ANYWHERE
+) -> PrefixMemory:
+    """What instances remember: ``tokens`` beside their requests, or, of 0, in their free memory.
 
     Prompts are taken up again at checkpoints. In the free memory these have made the blocks fewer: ``kv_blocks``.
     """
-    if not tokens and not free:
-        return None
     if trace.prefix is None:
         key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
         raise InputError(f"{key}: trace {trace.name} has no block ids")
