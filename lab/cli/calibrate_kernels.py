@@ -23,7 +23,6 @@ def kernels(
     exclude: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to exclude, with conditions and reasons (CSV).")
     ] = None,
-    framework: Annotated[str, typer.Option(help="Fit only this library (and NCCL).")] = "",
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
     ] = True,
@@ -42,7 +41,7 @@ def kernels(
     """
     beside = assumptions or find_assumptions(load_system(system if is_path(system) else spec_name(system)).name)
     told = assumptions_of(beside).prefill_keys if beside else ()
-    done = calibrate_kernels(files, system, exclude=exclude, framework=framework, split=split, prefill_keys=told)
+    done = calibrate_kernels(files, system, exclude=exclude, split=split, prefill_keys=told)
     spec = write_efficiency(out, efficiency_text(done, data=data, date=date, assumptions=beside, split=split))
     rows = done.residuals[(done.residuals["masked"] == "") & done.residuals["predicted"].notna()]
     keys = ("operator", "framework", "part")

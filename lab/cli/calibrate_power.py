@@ -19,9 +19,6 @@ def power(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Table of power (CSV or Parquet; docs/calibration.md).")],
     system: Annotated[str, typer.Option(help="Measured system.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Power file to write.")],
-    split: Annotated[
-        bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
-    ] = True,
     data: Annotated[str, typer.Option(help="Name of the data set, written into the file.")] = "own measurements",
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
@@ -30,8 +27,8 @@ def power(
     The same data give the same file; the date in it is that of --date.
     """
     table = read_power_table(file, spec_name(system))
-    fit = calibrate_power(table, split=split)
-    write_power(out, power_text(fit, data=data, date=date, split=split))
+    fit = calibrate_power(table)
+    write_power(out, power_text(fit, data=data, date=date))
     keys = ("kind", "framework", "part")
     rows = fit.rows.assign(
         error=fit.rows["predicted"] / fit.rows["watts"] - 1.0, part=fit.rows["held_out"].map(part_of)

@@ -31,10 +31,6 @@ def uncertainty(
     efficiency: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of efficiency files; default: the shipped ones.")
     ] = None,
-    assumed: Annotated[float, typer.Option(help="Standard deviation of the logarithm of an unmeasured time.")] = 0.3,
-    per_doubling: Annotated[
-        float, typer.Option(help="Standard deviation added per doubling outside a fit's range.")
-    ] = 0.05,
     data: Annotated[str, typer.Option(help="Names of the data sets, written into the file.")] = "own measurements",
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
@@ -48,12 +44,12 @@ def uncertainty(
         found, others = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
         kinds = {name: kind if kind.rows else kinds[name] for name, kind in found.items()}
         composed = {**composed, **others}
-    spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)
+    spread = replace(shipped, kinds=kinds, composed=composed)
     rows, faults = read_files(serving or [])
     for fault in faults:
         typer.echo(f"warning: left out: {fault}", err=True)
     served = served_spreads(with_bands(evaluate(rows), rows, spread)) if rows else (shipped.shared, shipped.served)
-    text = spreads_text(kinds, composed, served, data=data, date=date, assumed=assumed, per_doubling=per_doubling)
+    text = spreads_text(spread, served, data=data, date=date)
     spec = write_spreads(out, text)
     told = [
         (name, f"{kind.shared:.2f}", f"{kind.transfer:.3f}", f"{kind.transfer_across:.3f}", str(kind.rows))

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.efficiency import LARGE_MESSAGES, LIBRARIES, SECTIONS, DataFile, Fit, PrefillKeys, with_keys
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import LIBRARIES, SECTIONS, DataFile, Fit, PrefillKeys, with_keys
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.yaml_files import is_path, shown
@@ -51,30 +51,25 @@ def calibrate_kernels(
     system: str,
     *,
     exclude: Path | None = None,
-    framework: str = "",
     split: bool = True,
     prefill_keys: Sequence[PrefillKeys] = (),
 ) -> Calibration:
     """Fit everything that the tables measure of a system.
 
-    Takes ``framework`` (fit this library alone, and NCCL, to which engines hand their large messages; "" = all).
     Returns fits by section of the efficiency file, the files that they rest on, and every row with its prediction [s].
     """
-    if framework and framework not in LIBRARIES:
-        raise InputError(
-            f"framework {framework!r} is unknown{nearest(framework, LIBRARIES)}; allowed: {', '.join(LIBRARIES)}"
-        )
+
     spec = load_system(system if is_path(system) else spec_name(system))
     tables = read_all(paths, exclude, faults_of=partial(beyond_physics, system=spec))
     forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
-    wanted = (framework, LARGE_MESSAGES) if framework else LIBRARIES
+
     fits: dict[str, tuple[Fit, ...]] = {}
     left: list[LeftOut] = []
     unseen = 0
     for form, operator in OPERATORS.items():
         if operator.fit is not None and forms[form] is not None:
             rows = forms[form]
-            usable = rows[(rows["masked"] == "") & rows["framework"].isin(wanted)]
+            usable = rows[(rows["masked"] == "") & rows["framework"].isin(LIBRARIES)]
             fitted = usable[~usable["held_out"]] if split else usable
             unseen += len(usable) - len(fitted)
             raw = [_rounded(fit) for fit in with_keys(operator.fit_rows(fitted, spec), prefill_keys)]
@@ -86,7 +81,7 @@ def calibrate_kernels(
         held = f"; {unseen} rows are of shapes that are held out, --no-split fits them, too" if unseen else ""
         files = ", ".join(shown(path) for path in paths)
         raise InputError(f"no row of {spec.name} that can be fitted in {files}{held}")
-    told = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
+    told = tuple(_data_file(table, spec, fits, split=split) for table in tables)
     by_section = {key: fits.get(key, ()) for key in SECTIONS}
     return Calibration(spec, by_section, told, _residuals(forms, fits, spec, split), tuple(left))
 
@@ -169,9 +164,7 @@ def _errors(
     return int(mine.sum()), median, p90, round(spread, DIGITS)
 
 
-def _data_file(
-    table: KernelTable, system: SystemSpec, wanted: Sequence[str], fits: Mapping[str, tuple[Fit, ...]], *, split: bool
-) -> DataFile:
+def _data_file(table: KernelTable, system: SystemSpec, fits: Mapping[str, tuple[Fit, ...]], *, split: bool) -> DataFile:
     """What became of the rows of a table."""
     rows = table.rows[table.rows["system"] == system.name]
     fate = np.where(rows["held_out"].to_numpy(dtype=bool) & split, "held out", "fitted").astype(object)
@@ -181,7 +174,7 @@ def _data_file(
     else:
         known = [fit for section in operator.sections for fit in fits.get(section, ())]
         fate[~np.isfinite(operator.predict(rows, system, known))] = "no fit of this kind of row is shipped"
-    fate[~rows["framework"].isin(wanted).to_numpy()] = "another framework"
+    fate[~rows["framework"].isin(LIBRARIES).to_numpy()] = "another framework"
     masked = rows["masked"].to_numpy(dtype=object)
     fate = np.where(masked != "", masked, fate)
     counts = Counter(fate.tolist())

@@ -20,7 +20,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, uncertainty_of
+from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 from lab.calibration.files import Writer
 from lab.calibration.kernels.efficiency_yaml import COMMENTS
@@ -126,14 +126,7 @@ def transfers(
 
 
 def spreads_text(
-    kinds: Mapping[str, KindSpread],
-    composed: Mapping[str, float],
-    served: tuple[float, Mapping[str, ServedSpread]],
-    *,
-    data: str,
-    date: str,
-    assumed: float,
-    per_doubling: float,
+    spread: UncertaintySpec, served: tuple[float, Mapping[str, ServedSpread]], *, data: str, date: str
 ) -> str:
     """Write the YAML of a file of ``hw_specs/uncertainty/`` as text: the same text for the same numbers."""
 
@@ -144,10 +137,10 @@ def spreads_text(
     def words(factors: Mapping[str, float]) -> str:
         return "{" + ", ".join(f"{json.dumps(level)}: {value:.3g}" for level, value in factors.items()) + "}"
 
-    def lines_of_spread(name: str, spread: ServedSpread) -> list[str]:
-        levels = (f"      {kind}: {words(factors)}" for kind, factors in spread.levels.items())
-        head = [f"  {name}:", f"    base: {spread.base:.3g}", f"    rows: {spread.rows}", "    levels:"]
-        return [*head, *levels, f"    unseen: {words(spread.unseen)}"]
+    def lines_of_spread(name: str, found: ServedSpread) -> list[str]:
+        levels = (f"      {kind}: {words(factors)}" for kind, factors in found.levels.items())
+        head = [f"  {name}:", f"    base: {found.base:.3g}", f"    rows: {found.rows}", "    levels:"]
+        return [*head, *levels, f"    unseen: {words(found.unseen)}"]
 
     shared, spreads = served
     lines = [
@@ -156,14 +149,14 @@ def spreads_text(
         "title: spreads of the fitted kernels and of served runs",
         f'data: "{data}"',
         f'date: "{date}"',
-        f"assumed: {assumed:g}",
-        f"per_doubling: {per_doubling:g}",
+        f"assumed: {spread.assumed:g}",
+        f"per_doubling: {spread.per_doubling:g}",
         "kinds:",
-        *(f"  {name}: {flow(kind)}" for name, kind in kinds.items()),
-        "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in composed.items()) + "}",
+        *(f"  {name}: {flow(kind)}" for name, kind in spread.kinds.items()),
+        "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in spread.composed.items()) + "}",
         f"shared: {shared:.3g}",
         "served:",
-        *(line for name, spread in spreads.items() for line in lines_of_spread(name, spread)),
+        *(line for name, found in spreads.items() for line in lines_of_spread(name, found)),
         "sources:",
         *(f'  {name}: "{text}"' for name, text in read_mapping(COMMENTS)["sources"].items()),
     ]

@@ -50,9 +50,9 @@ class PowerFit:
     rows: pd.DataFrame  # of the table that have a law, with ``predicted`` [W]
 
 
-def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
+def calibrate_power(table: PowerTable) -> PowerFit:
     """Fit one law a class, engine and form."""
-    rows = table.rows.assign(held_out=table.rows["held_out"] & split, predicted=np.nan)
+    rows = table.rows.assign(predicted=np.nan)
     kept = rows[rows["dropped"] == ""]
     idle = float(kept["watts"].quantile(IDLE_QUANTILE)) / table.limit
     laws: list[PowerLaw] = []
@@ -114,13 +114,13 @@ def _judged(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> Pow
     )
 
 
-def power_text(fit: PowerFit, *, data: str, date: str, split: bool = True) -> str:
+def power_text(fit: PowerFit, *, data: str, date: str) -> str:
     """Write the YAML of a calibration as text."""
-    seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
+
     lines = [
         f"# Fitted power of kernels of the {fit.table.system.title}: shares of the power limit of one GPU.",
         "# Written by 'disagg-sim calibrate power': robust least squares of the logarithm of the power (soft L1).",
-        f"# Errors are shares of the measured power; held_out_* and sigma_log are those of {seen}.",
+        "# Errors are shares of the measured power; held_out_* and sigma_log are those of shapes that were held out.",
         f"system: {fit.table.system.name}",
         f"data: {plain_word(data)}",
         f"date: {plain_word(date)}  # of the data",

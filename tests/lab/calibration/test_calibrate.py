@@ -114,8 +114,6 @@ def test_a_masked_row_may_beat_physics(tmp_path):
 def test_a_system_without_rows_is_refused(table):
     with pytest.raises(InputError, match=r"no row of b200_sxm that can be fitted in .*q.csv"):
         calibrate_kernels([table], "b200_sxm")
-    with pytest.raises(InputError, match=r"framework 'vlm' is unknown, did you mean 'vllm'\?"):
-        calibrate_kernels([table], "h100_sxm", framework="vlm")
 
 
 def test_a_table_of_held_out_shapes_alone_says_how_it_can_be_fitted(tmp_path, table):

@@ -1,5 +1,7 @@
 """Spreads: estimated from made-up errors whose spread is known, written, read back; bands of served rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -51,11 +53,12 @@ def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_pat
     done = calibrate_kernels([table], "h100_sxm")
     write_efficiency(tmp_path / "h100_sxm.yaml", efficiency_text(done, data="d", date="2026-01-01", assumptions=None))
     kinds, composed = kernel_spreads([table], efficiency=tmp_path)
-    told = {"data": "d", "date": "2026-01-01", "assumed": 0.3, "per_doubling": 0.05}
+    told = {"data": "d", "date": "2026-01-01"}
     shipped = load_uncertainty("measured")
     served = shipped.shared, shipped.served
-    text = spreads_text(kinds, composed, served, **told)
-    assert text == spreads_text(*kernel_spreads([table], efficiency=tmp_path), served, **told)
+    text = spreads_text(replace(shipped, kinds=kinds, composed=composed), served, **told)
+    kinds, composed = kernel_spreads([table], efficiency=tmp_path)
+    assert text == spreads_text(replace(shipped, kinds=kinds, composed=composed), served, **told)
     spec = write_spreads(tmp_path / "mine.yaml", text)
     assert load_uncertainty(tmp_path / "mine.yaml") == spec
     assert (spec.shared, spec.served) == served
