@@ -260,6 +260,7 @@ def test_kernels_of_an_engine_end_where_they_were_timed_and_rings_do_not():
     own, ring = law("sglang", "two_shot", 4e-6, most=4), law("nccl", "ring", 8e-6, most=16, hop=3e-6)
     curve = collective_curve([own, ring], 1e9, latency=None, step=1e-6)
     assert curve.transfer(1e3, n, 0.0).time == pytest.approx(wire + np.array([4e-6, 4e-6, 29e-6, 101e-6]))
+    assert [float(curve.at(each)[0]) for each in (4.0, 8.0)] == pytest.approx([4e-6, 29e-6])
     assumed = law("assumed", "two_shot", 5e-6, most=16)
     helped = collective_curve([own, ring, assumed], 1e9, latency=None, step=1e-6)
     assert helped.transfer(1e3, n, 0.0).time == pytest.approx(wire + np.array([4e-6, 4e-6, 5e-6, 5e-6]))

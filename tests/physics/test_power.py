@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_power
 from disagg_sim.facts.power import PowerLaw
+from disagg_sim.physics.blocks.sparse import part_operator
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.power import kernel_power, power_at, watts_of
+from disagg_sim.physics.power import class_of, kernel_power, power_at, watts_of
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import all_reduce, gemm
+from disagg_sim.physics.work import AttentionShape, Work, all_reduce, gemm
 
 FIT = {"engine": "vllm", "version": "1", "points": 1, "median_error": 0.0, "p90_error": 0.0}
 LAWS = [law for name in ("h200_sxm", "b200_sxm", "gb200_nvl72") for law in load_power(name).laws]
@@ -69,6 +70,14 @@ def test_a_transfer_draws_more_the_longer_its_message_is():
     op = all_reduce("all-reduce", np.array([1.0, 1e5]), at.model, at.precision, 8.0)
     short, long = watts_of(at)(op, kernel_cost(op, at))
     assert power_at(at).idle <= short < long < 700.0
+
+
+def test_parts_of_attention_draw_by_the_law_of_their_kernel():
+    """An index of sparse attention as scores do, not as a GPU that waits."""
+    at, shape = setup("deepseek_v3_2", "h200_sxm", "fp8"), AttentionShape(64.0, 1.0, 65_535.0, 1.0, 1.0, 0.0)
+    op = part_operator("index", "dsa index_step", Work(1e12, 8e9), shape)
+    assert class_of(op) == ("attention_part", "index_step")
+    assert power_at(at).idle < watts_of(at)(op, kernel_cost(op, at)) < 700.0
 
 
 def test_systems_without_measurements_draw_the_share_of_their_own_tdp():
