@@ -57,6 +57,15 @@ def test_flop_of_a_token(kind, step, scan):
     assert prefill_work(model, isl=1000)["scan"].flops == pytest.approx(1000 * scan, rel=1e-6)
 
 
+def test_a_scan_reads_and_writes_what_passes_through_it_and_its_state_twice():
+    """In bf16: queries, keys, values and outputs; of KDA a decay of each row, too. States of 64 prompts in fp32."""
+    passed = {"gdn": 2 * 16 * 128 + 2 * 64 * 128, "kda": 5 * 96 * 128}
+    for kind, elements in passed.items():
+        scan = prefill_work(model_of(KINDS[kind], ffn=NoFfn()), isl=1000, batch=64)["scan"]
+        states = 64 * KINDS[kind].state_elements * 4
+        assert scan.hbm_bytes == pytest.approx(64_000 * 2 * elements + 2 * states, rel=1e-12)
+
+
 def test_a_chunk_of_one_token_is_nearly_the_recurrence():
     assert delta_scan_flops(128, 128, 1) / (6 * 128 * 128) == pytest.approx(1.0, abs=0.02)
 

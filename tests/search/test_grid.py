@@ -183,6 +183,12 @@ def test_chunks_are_whole(chunk):
         prefill_grid(GB200, Sharding(pp=2), lengths(128, 16), chunk_tokens=[64, chunk])
 
 
+def test_sizes_of_an_array_keep_the_bounds_of_a_list():
+    for values in ([8, 10**10], [0, 8]):
+        with pytest.raises(InputError, match=r"batch .* is out of range; allowed: whole numbers from 1 to 1000000000"):
+            decode_grid(GB200, Sharding(pp=2), lengths(128, 16), batch=np.array(values))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
