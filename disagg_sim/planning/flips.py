@@ -21,7 +21,7 @@ from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
-from disagg_sim.planning.sizing import fewest
+from disagg_sim.planning.sizing import fewest, gpus_for
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.simulation.instance_variants import ffn_of
 
@@ -214,7 +214,7 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
         kinds = [(split, replace(case, drawn=False)) for split, case in kinds]  # it matters only whether any serves
     for split, case in kinds:
         for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED):
-            most = _worth_counting(case, mode, SIMPLER * min(costs.values(), default=math.inf))
+            most = gpus_for(case, SIMPLER * min(costs.values(), default=math.inf))
             cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name, split)
             costs[key] = min(cost, costs.get(key, math.inf))
     best = min(costs, key=lambda key: (costs[key], key != now))
@@ -223,13 +223,6 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     _, system, split = best
     modes = (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)
     return first_mode({mode: costs.get((mode, system, split), math.inf) for mode in modes}), system, split
-
-
-def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
-    """Find how many GPUs a deployment may have before it costs more than ``cost``, if only GPUs cost. [1]"""
-    if mode == ServingMode.DISAGGREGATED or case.drawn or case.availability is not None or math.isinf(cost):
-        return MOST_GPUS
-    return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
 def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Iterator[AnswerFlip]:

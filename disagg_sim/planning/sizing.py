@@ -271,9 +271,15 @@ def may_cost(case: Candidates, rate: float, cost: float) -> bool:
     """
     if math.isinf(cost) or case.drawn or case.availability is not None or case.further is not None:
         return True
-    most = min(math.floor(cost / min(case.costs.values())) + 1, MOST_GPUS)
-    limit = cost * (1.0 + ROUNDED)
+    most, limit = gpus_for(case, cost), cost * (1.0 + ROUNDED)
     return any(fewest(case, mode, rate, most) <= limit for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED))
+
+
+def gpus_for(case: Candidates, cost: float) -> int:
+    """Find how many GPUs a deployment may have before it costs more than ``cost``, if only GPUs cost. [1]"""
+    if case.drawn or case.availability is not None or math.isinf(cost):
+        return MOST_GPUS
+    return min(math.floor(cost / min(case.costs.values())) + 1, MOST_GPUS)
 
 
 def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
