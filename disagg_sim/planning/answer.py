@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -18,11 +18,12 @@ from disagg_sim.notebook import Shown
 from disagg_sim.planning.candidates import Candidates, DecodeGrid, under_limits
 from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.kv_links import least_hand_over
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
-from disagg_sim.planning.ranking import NEAR, SIMPLER, first_mode, is_simpler, ranked, was_run
+from disagg_sim.planning.ranking import NEAR, SIMPLER, answer_of, ranked, standing, was_run
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
@@ -166,33 +167,45 @@ def _cost(design: Design) -> float:
 def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) -> _Chosen | None:
     """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
     value = partial(_value, drawn=cases[0].drawn)
-    heads: dict[ServingMode, Design] = {}
-    for mode, case in product((ServingMode.DISAGGREGATED, ServingMode.COLOCATED), cases):
-        most = most_rate(case, gpus, mode)
-        designs = ranked(designs_at(case, most / NEAR, gpus, mode), math.inf, case.prices) if most > 0 else []
-        if designs and not was_run(designs[0]):
-            run = [each for each in designs_at(case, most / SIMPLER, gpus, mode) if was_run(each)]
-            designs = [*ranked(run, near_of(case), case.prices), *designs]
-        for each in designs:  # the first, unless it does not hold as planned
-            made = most_of(case, each, gpus)
-            checked = check(made)
-            if checked is not None and (mode not in heads or value(checked) > value(heads[mode])):
-                heads[mode] = checked
-            if checked is made:
-                break
-    if not heads:
+    modes = (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)
+    found = [each for mode, case in product(modes, cases) for each in _most_of_mode(case, gpus, mode, check)]
+    if not found:
         return None
-    mode = first_mode({each: 1.0 / value(head) for each, head in heads.items()}, simpler=is_simpler(heads.values()))
-    best, other = heads[mode], next((head for each, head in heads.items() if each != mode), None)
-    found: dict[Any, Design | None] = {_kind(each): each for each in heads.values()}
+    found.sort(key=value, reverse=True)
+    first = partial(answer_of, cost=lambda each: 1.0 / value(each), near=1.0)
+    best = first(found)
+    apart = [each for each in found if each.mode != best.mode]
+    other, kinds = first(apart) if apart else None, {_kind(each) for each in found}
     for factor, case in product(FEWER if others else (), cases):
         for each in designs_at(case, best.rate / factor, gpus):
-            if len(found) <= others and _kind(each) not in found:
-                found[_kind(each)] = check(most_of(case, each, gpus))
-    designs = sorted((each for each in found.values() if each is not None), key=value, reverse=True)
+            new = len(kinds) <= others and _kind(each) not in kinds
+            if new or (others >= RUNNERS_UP and was_run(each) and not any(map(was_run, found))):
+                kinds.add(_kind(each))
+                checked = check(most_of(case, each, gpus))
+                found += [] if checked is None else [checked]
+    designs = sorted(found, key=value, reverse=True)
     after = sorted(_runners_up(best, other, designs, others, lambda each: -value(each)), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
+
+
+def _most_of_mode(case: Candidates, gpus: int, mode: ServingMode, check: Check) -> Iterator[Design]:
+    """The design of one mode with nearly the most that some GPUs serve, and one whose layouts were run, if it serves
+    little less; each corrected by ``check``, and the next where it does not hold as planned.
+    """
+    most = most_rate(case, gpus, mode)
+    if not most > 0:
+        return
+    near = sorted(designs_at(case, most / NEAR, gpus, mode), key=partial(standing, prices=case.prices))
+    run = [] if near and was_run(near[0]) else filter(was_run, designs_at(case, most / SIMPLER, gpus, mode))
+    for designs in (near, ranked(run, near_of(case), case.prices)):
+        for each in designs:
+            made = most_of(case, each, gpus)
+            checked = check(made)
+            if checked is not None:
+                yield checked
+            if checked is made:
+                break
 
 
 def _value(design: Design, *, drawn: bool) -> float:
@@ -242,7 +255,7 @@ def _why(case: Candidates, size: Size, max_nic: float | None) -> str:
             few = "1 GPU is" if size.gpus == 1 else f"{size.gpus} GPUs are"
             return f"{few} too few; the smallest deployment has {smallest:g}"
     why = "no number of instances keeps both limits with queueing"
-    hand_over = min((each.hand_over for each in case.across[0]), default=0.0)
+    hand_over = least_hand_over(*case.across)
     if not case.colocated and first + hand_over > work.ttft.seconds:
         why = (
             f"no cache gets to decode in the TTFT limit of {_ms(work.ttft)}; the best hand-over takes {_ms(hand_over)}"

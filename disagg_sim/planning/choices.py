@@ -240,7 +240,6 @@ def _prefill(
         spread=spread,
         weights=work.lengths.prompt_nodes().weight,
         host=host_of(grid.setup),
-        hand_over=0.0,
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         bound=BOUNDS[grid.bound[row, column]],

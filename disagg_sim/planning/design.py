@@ -12,7 +12,7 @@ from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
-from disagg_sim.planning.kv_links import handing, running_step
+from disagg_sim.planning.kv_links import behind, handing, running_step
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
@@ -21,7 +21,7 @@ from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.options import MOST
 from disagg_sim.techniques.availability.facts import FailureSpec
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
-from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
+from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.split.plan import SplitChoice
 
 #: Latencies at the percentiles that are printed. [s]
@@ -161,20 +161,20 @@ class Design:
     @property
     def first(self) -> PlannedPool:
         """The pool that prefills; its TTFT has in it what requests wait for before it, and until decode takes them."""
-        return self._first_at(self.rate)
+        return self._first_at(self.rate, self.work.ttft.share)
 
-    def _first_at(self, rate: float) -> PlannedPool:
-        """The same at another rate, at which decode runs other steps."""
+    def _first_at(self, rate: float, share: float) -> PlannedPool:
+        """The same at another rate, at which decode runs other steps: those of a share of the time."""
         *before, pool, last = (None, *self.pools)
         if pool is None or not isinstance(pool.choice, PrefillChoice):
             return last
         assert isinstance(last.choice, DecodeChoice)
-        choice = handing(pool.choice, running_step(last.choice, rate, last.instances))
-        encode = before[-1]
+        sender, encode = pool.choice, before[-1]
         if encode is not None:
             assert isinstance(encode.choice, EncodeChoice)
-            choice = replace(choice, encode=Encoding(encode.choice, encode.instances))
-        return replace(pool, choice=choice)
+            sender = behind(sender, encode.choice, encode.instances)
+        step = running_step(last.choice, rate, last.instances, share)
+        return replace(pool, choice=handing(sender, last.choice, step))
 
     @property
     def tokens_per_s(self) -> float:
@@ -189,7 +189,7 @@ class Design:
         return {name: self._ttft(self._rate_for(share), share) for name, share in SHARES.items()}
 
     def _ttft(self, rate: float, share: float) -> float:
-        pool = self._first_at(rate)
+        pool = self._first_at(rate, share)
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
         return pool.choice.ttft(rate, pool.instances, share)
 
@@ -238,7 +238,7 @@ class Design:
         )
 
         def sides(rate: float) -> list[tuple[AnyChoice, int]]:
-            first = self._first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate)
+            first = self._first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate, work.ttft.share)
             passed = (first if pool.role == first.role else pool for pool in self.pools)
             return [(_under(pool.choice, asked), pool.instances) for pool in passed]
 
@@ -266,7 +266,7 @@ class Design:
         """Requests in flight, on average: by Little's law those before their first token, and those that decode."""
         if self.simulated is not None:  # whose means are not kept: medians stand for them
             return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
-        first, last = self.first, self.pools[-1]
+        first, last = self._first_at(self.rate, SHARES["p50"]), self.pools[-1]
         assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
         waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
         if isinstance(last.choice, OneByOne):  # whose seat is taken by prefill, too

@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import product
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.kv_transfer import descriptors, post_share, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.pool_choice import gpus_of
-from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
+from disagg_sim.planning.pools import Cache, DecodeChoice, Link, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
+from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 from disagg_sim.techniques.split.search import SplitGrid
 
 
@@ -29,19 +29,6 @@ def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> W
     if max_nic is None:
         return slower
     return slower._replace(bandwidth=min(slower.bandwidth, max_nic), inside=False)  # all that leaves a GPU counts
-
-
-#: A decode configuration may be taken that serves up to this many times fewer requests a GPU than the best: a choice,
-#: as pools are sized apart. [1]
-LIKELY = 1.25
-
-
-class Cache(NamedTuple):
-    """What moves for a prompt, on average."""
-
-    size: float  # [B]
-    pieces: float  # blocks of each tensor of each layer [1]
-    stored: float = 0.0  # that goes to a shared tier meanwhile, by the same port of the sender [B]
 
 
 def cache_of(grid: PhaseGrid | SplitGrid, sender: PhaseGrid) -> Cache:
@@ -60,40 +47,27 @@ def linked(
 ) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
     """The choices with the links between them, which move a cache for each prompt.
 
-    The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
-    in it half a step until room is reserved; the transfer, for which the receiver first posts a descriptor a piece, and
-    what is then left of a step: all of one step, or half a step more than a longer transfer; and a step. Pools are
-    sized apart, so these are the longest of the decode configurations that serve nearly the most requests a GPU; a
-    design says TTFT with steps of what runs in its own pool (``running_step``). New blocks that go to a shared tier
-    take their part of the sender's port, unless caches move over NVLink.
+    New blocks that go to a shared tier take their part of the sender's port, unless caches move over NVLink.
     """
-    bandwidth, kv_bytes = wire.bandwidth, cache.size
-    leaves = kv_bytes if wire.inside else kv_bytes + cache.stored
-    takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
-    served = [each.most / gpus_of(each) for each in takers]
-    best = max(served, default=0.0)
-    likely = [(each, _step(each)) for each, rate in zip(takers, served, strict=True) if rate * LIKELY >= best]
-    posts: dict[tuple[int, ...], float] = {}  # by what they depend on [1]
+    link, leaves = Link(cache, wire), cache.size if wire.inside else cache.size + cache.stored
+    senders = [replace(each, link_rate=_moved(each, wire.bandwidth) / leaves, link=link) for each in prefill]
+    return senders, [replace(each, link_rate=_moved(each, wire.bandwidth) / cache.size) for each in decode]
 
-    def posted(sender: PrefillChoice, taker: DecodeChoice) -> float:
-        to = taker.mapping
-        key = (sender.mapping.tp_attn, to.tp_attn, to.pp, to.dcp)
-        if key not in posts:
-            posts[key] = _posts(sender.at, sender.mapping, to)
-        return cache.pieces * wire.descriptor_s * posts[key]
 
-    senders = []
-    for each in prefill:
-        rate = _moved(each, bandwidth) / leaves
-        moved = ((wire.latency_s + posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate), step) for to, step in likely)
-        ends = ((hand_over(time, step), time) for time, step in moved)
-        taken, time = max(ends, default=(0.0, 0.0))
-        senders.append(replace(each, link_rate=rate, hand_over=taken, transfer=time))
-    return senders, takers
+def transfer_between(sender: PrefillChoice, taker: DecodeChoice) -> float:
+    """Time in which the cache of a mean prompt moves, for which the receiver first posts a descriptor a piece. [s]"""
+    assert sender.link is not None
+    cache, wire = sender.link
+    posted = cache.pieces * wire.descriptor_s * _posts(sender.at, sender.mapping, taker.mapping)
+    return wire.latency_s + posted + max(1.0 / sender.link_rate, 1.0 / taker.link_rate)
 
 
 def hand_over(transfer: float, step: float) -> float:
-    """Time from the end of prefill to the first token, by the times of a transfer and of a step, see ``linked``. [s]
+    """Time from the end of prefill to the first token, by the times of a transfer and of a step. [s]
+
+    The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
+    in it half a step until room is reserved; the transfer and what is then left of a step: all of one step, or half a
+    step more than a longer transfer; and a step.
 
     >>> hand_over(0.0, 2.0), hand_over(3.0, 2.0)
     (5.0, 7.0)
@@ -101,22 +75,43 @@ def hand_over(transfer: float, step: float) -> float:
     return 1.5 * step + (step if transfer <= step else transfer + step / 2)
 
 
-def _step(taker: DecodeChoice) -> float:
-    """Time of a step at the highest rate that is planned, in which every sequence has its drafts verified. [s]"""
-    step = np.interp(taker.most, np.maximum.accumulate(taker.completed), taker.step)
-    return float(step) * float(taker.at.accepted_length(taker.mapping.draft_tokens))
+@lru_cache(maxsize=1024)
+def running_step(taker: DecodeChoice, rate: float, instances: int, share: float) -> float:
+    """Time of a step of as many sequences as run at a rate [request/s] for a share of the time at most. [s]
 
-
-def running_step(taker: DecodeChoice, rate: float, instances: int) -> float:
-    """Time of a step of as many sequences as run at a rate [request/s], at the percentile of TTFT, as ``_step``. [s]"""
-    running = taker.occupied(rate, instances).at(taker.work.ttft.share)
+    Every sequence has its drafts verified.
+    """
+    running = taker.occupied(rate, instances).at(share)
     return float(np.interp(running, taker.batch, taker.step) * taker.at.accepted_length(taker.mapping.draft_tokens))
 
 
-@lru_cache(maxsize=64)  # of one choice, so that its delays are found again
-def handing(sender: PrefillChoice, step: float) -> PrefillChoice:
-    """The same, whose caches go to decode in steps of so many seconds."""
-    return replace(sender, hand_over=hand_over(sender.transfer, step))
+@lru_cache(maxsize=4096)  # one choice behind so many encoders is one choice, at every rate
+def behind(sender: PrefillChoice, encode: EncodeChoice, gpus: int) -> PrefillChoice:
+    """The same, whose requests pass so many GPUs that encode before."""
+    return replace(sender, encode=Encoding(encode, gpus))
+
+
+@lru_cache(maxsize=4096)  # of one choice, so that its delays are found again
+def handing(sender: PrefillChoice, taker: DecodeChoice, step: float) -> PrefillChoice:
+    """The same, whose caches go to a decode pool in steps of so many seconds."""
+    if sender.link is None:
+        return sender
+    transfer = transfer_between(sender, taker)
+    queued = sender if sender.parts is None else _sending(sender, transfer)
+    return replace(queued, hand_over=hand_over(transfer, step), queued=queued)
+
+
+@lru_cache(maxsize=1024)
+def _sending(sender: PrefillChoice, transfer: float) -> PrefillChoice:
+    """The same, whose caches take so many seconds on average. [s]"""
+    return replace(sender, transfer=transfer)
+
+
+def least_hand_over(prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice]) -> float:
+    """The least time from the end of prefill to the first token, with one sequence in a step; 0 without choices. [s]"""
+    steps = [(each, float(each.step[0] * each.at.accepted_length(each.mapping.draft_tokens))) for each in decode]
+    pairs = product(prefill, steps)
+    return min((handing(sender, taker, step).hand_over for sender, (taker, step) in pairs), default=0.0)
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:

@@ -37,6 +37,7 @@ from disagg_sim.planning.queueing import (
 )
 from disagg_sim.planning.shared_instances import alike, beside, evened, renewed, sent
 from disagg_sim.planning.token_times import Joining, token_times
+from disagg_sim.simulation.kv_link import Wire
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
@@ -46,10 +47,25 @@ from disagg_sim.workload.distributions import PromptParts
 MOST_INSTANCES = 100_000
 
 
+class Cache(NamedTuple):
+    """What moves for a prompt, on average."""
+
+    size: float  # [B]
+    pieces: float  # blocks of each tensor of each layer [1]
+    stored: float = 0.0  # that goes to a shared tier meanwhile, by the same port of the sender [B]
+
+
+class Link(NamedTuple):
+    """What moves between prefill and decode, and over what."""
+
+    cache: Cache
+    wire: Wire
+
+
 class OwnPasses(NamedTuple):
     """Times of the passes of prompts, (prompts, batches) each, of their length alone or all of it."""
 
-    beside: Floats  # of host, hand-over and loads [s]
+    beside: Floats  # of host and loads, and what a longer cache than a mean one adds to the hand-over [s]
     ftl: Floats  # of passes until their first tokens [s]
     later: Floats | None  # of these in later stages of a pipeline [s]
     weights: Floats  # (prompts,) probabilities [1]
@@ -68,9 +84,11 @@ class PrefillChoice(QuickBound):
     spread: float  # squared coefficient of variation of the busy time over prompts [1]
     weights: Floats  # (lengths,) probabilities of the lengths [1]
     host: float  # host time of a request before its prefill [s]
-    hand_over: float  # from the end of prefill to the first token, which decode emits [s]
     link_rate: float  # rate whose caches the links of an instance can send [request/s]
+    link: Link | None = None  # to decode; None = as wide as needed
+    hand_over: float = 0.0  # from the end of prefill to the first token, which a decode pool emits [s]
     transfer: float = 0.0  # of the cache of a mean prompt, in ``hand_over`` [s]
+    queued: PrefillChoice | None = None  # the same without ``hand_over``, whose queue it is; None = itself
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
@@ -88,8 +106,8 @@ class PrefillChoice(QuickBound):
         return rate / instances * float(self.busy[-1] / self.batch[-1])
 
     def delay(self, rate: float, instances: int) -> Delay:
-        """Find the distribution of TTFT. [s]"""
-        return _delay_of_prefill(self, rate, instances)
+        """Find the distribution of TTFT without ``hand_over``. [s]"""
+        return _delay_of_prefill(self.queued or self, rate, instances)
 
     def delay_anew(self, rate: float, instances: int) -> Delay:
         """Compute ``delay``."""
@@ -105,11 +123,11 @@ class PrefillChoice(QuickBound):
         if self.parts is not None:
             later = None if later is None else self.parts.values(later)
             longer = self.parts.isl / self.work.lengths.mean_isl - 1.0  # caches than that of a mean prompt
-            beside = self.host + self.hand_over + self.transfer * longer
+            beside = self.host + self.transfer * longer
             return OwnPasses(beside[:, None], self.parts.values(self.ftl), later, self.parts.weights)
         node, load, weights = loaded(self.loads, self.weights, rate, self.work.dispersion)
         later = None if later is None else later[node]
-        return OwnPasses(self.host + self.hand_over + load[:, None], self.ftl[node], later, weights)
+        return OwnPasses(self.host + load[:, None], self.ftl[node], later, weights)
 
     def _one_by_one(self, rate: float, instances: int, own: OwnPasses) -> Delay:
         """TTFT where a pass takes one prompt."""
@@ -171,20 +189,20 @@ class PrefillChoice(QuickBound):
         limit = self.work.ttft
         if math.isinf(limit.seconds) and self.loads is None and self.encode is None:
             return True  # below full load every wait ends
-        return self.delay(sized, instances).late(limit.seconds) <= 1.0 - limit.share
+        return self.delay(sized, instances).late(limit.seconds - self.hand_over) <= 1.0 - limit.share
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
-        return self.delay(rate, instances).at(share)
+        return self.delay(rate, instances).at(share) + self.hand_over
 
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
-        return self.delay(rate, instances).mean
+        return self.delay(rate, instances).mean + self.hand_over
 
 
-@lru_cache(maxsize=64)  # a search asks for some again; kept by each choice they held gigabytes
+@lru_cache(maxsize=256)  # a search asks for some again; kept by each choice they held gigabytes
 def _delay_of_prefill(choice: PrefillChoice, rate: float, instances: int) -> Delay:
-    """TTFT of a prefill pool, kept for the last few that were asked."""
+    """TTFT of a prefill pool without the hand-over, kept for the last few that were asked."""
     return choice.delay_anew(rate, instances)
 
 

@@ -30,6 +30,8 @@ NEAR = 1.03
 SIMPLER = 1.10
 
 
+#: Share of the rate less than which no design is said to serve less: it would read 0.0 %. [1]
+TOLD_LESS = 5e-4
 UNKNOWN = "nobody is known to have run it"
 #: Prices of GPUs: those of the market.
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
@@ -85,6 +87,7 @@ def _price(pool: PlannedPool, prices: Mapping[str, float]) -> float:
     )
 
 
+@lru_cache(maxsize=256)
 def is_unknown(pool: PlannedPool) -> bool:
     """Whether no run of such a layout is known: of no split one; encoders have one layout, which tells none apart."""
     if pool.role == "encode":
@@ -107,7 +110,7 @@ def standing(
     >>> standing(found).cost == found.gpus
     True
     """
-    pools = [of_pool(pool) for pool in design.pools]
+    pools = [of_pool(design.first if pool.role == "prefill" else pool) for pool in design.pools]
     return Standing(
         unknown=sum(each.unknown for each in pools),
         hosts=sum(each.hosts for each in pools),
@@ -121,7 +124,7 @@ def standing(
 
 def was_run(design: Design) -> bool:
     """Tell whether runs of the kinds and sizes of all layouts of a design are known."""
-    return standing(design).unknown == 0
+    return not any(map(is_unknown, design.pools))
 
 
 def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, float] = NO_PRICES) -> list[Design]:
@@ -141,19 +144,35 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
     rest = sorted(
         (each for each in every if each.cost > near * least[each.mode]), key=lambda each: (each.cost, each.gpus)
     )
-    order = sorted(close, key=lambda each: standing(each, prices))
-    heads = {mode: next(each for each in order if each.mode == mode) for mode in least}
-    if heads:
-        first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, simpler=is_simpler(heads.values()))]
-        order = [first, *(each for each in order if each is not first)]
-    return [*order, *rest]
+    order = [*sorted(close, key=lambda each: standing(each, prices)), *rest]
+    first = answer_of(order, lambda each: each.cost, near) if order else None
+    return order if first is None else [first, *(each for each in order if each is not first)]
+
+
+def answer_of(order: Sequence[Design], cost: Callable[[Design], float], near: float) -> Design:
+    """Choose the answer among designs in their order: it costs at most ``SIMPLER`` times the least of all.
+
+    Among those that do not cost more, layouts that were run come first, then the simpler mode.
+    """
+    cheap = _run_first(order, cost)
+    least = {mode: min(cost(each) for each in cheap if each.mode == mode) for mode in {each.mode for each in cheap}}
+    heads = {
+        mode: next(each for each in cheap if each.mode == mode and cost(each) <= near * least[mode]) for mode in least
+    }
+    mode = first_mode({mode: cost(head) for mode, head in heads.items()}, simpler=is_simpler(heads.values()))
+    return heads[mode]
+
+
+def _run_first(designs: Sequence[Design], cost: Callable[[Design], float]) -> list[Design]:
+    """Those that cost at most ``SIMPLER`` times the least, only those whose layouts were run where some were."""
+    most = SIMPLER * min(map(cost, designs))
+    cheap = [each for each in designs if cost(each) <= most]
+    return [each for each in cheap if was_run(each)] or cheap
 
 
 def least_cost(designs: Sequence[Design]) -> float:
     """Cost up to ``NEAR`` times which designs are near: the least, or the least of run ones up to ``SIMPLER`` times."""
-    least = min(each.cost for each in designs)
-    cheap = (each.cost for each in designs if each.cost <= SIMPLER * least and was_run(each))
-    return min(cheap, default=least)
+    return min(each.cost for each in _run_first(designs, lambda each: each.cost))
 
 
 def is_simpler(heads: Iterable[Design]) -> bool:
@@ -192,8 +211,7 @@ def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
     more, apart = other.gpus - best.gpus, other.mode != best.mode
     of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
     dearer = f"{more} GPU{'s' * (more != 1)} more" if of_gpus else f"{other.cost / best.cost - 1:.0%} dearer"
-    if other.rate < best.rate * (1.0 - 1e-9):
-        less = 1.0 - other.rate / best.rate
+    if (less := 1.0 - other.rate / best.rate) > TOLD_LESS:
         return f"serves {less:.{0 if less >= 0.01 else 1}%} less"
     if other.cost > (best.cost if apart else NEAR * best.cost):
         return dearer

@@ -8,25 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
+from operator import itemgetter
 from typing import TypeVar
 
-import numpy as np
-
-from disagg_sim.arrays import Floats
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
+from disagg_sim.planning.kv_links import behind, handing, running_step
 from disagg_sim.planning.mixed_steps import ROUNDED
 from disagg_sim.planning.pool_choice import gpus_of
-from disagg_sim.planning.pools import AnyChoice, PrefillChoice
+from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import NEAR, Standing, is_unknown, ranked, standing_of_pool
-from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 
 #: Layouts of each pool that become designs: most of those with nearly the fewest GPUs, and how many others fill up a
 #: shorter list (one at least). [1]
@@ -148,11 +145,6 @@ _Chain = tuple[SizedPool, ...]
 _Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, _Chain]]]
 
 
-@lru_cache(maxsize=4096)  # one choice behind so many encoders is one choice, at every rate
-def _behind(sender: PrefillChoice, encode: EncodeChoice, gpus: int) -> PrefillChoice:
-    return replace(sender, encode=Encoding(encode, gpus))
-
-
 def _before(
     case: Candidates, senders: Sequence[PrefillChoice], rate: float
 ) -> Iterator[tuple[_Chain, Sequence[PrefillChoice]]]:
@@ -161,7 +153,16 @@ def _before(
         yield (), senders
         return
     for count in case.encode.counts(rate):
-        yield (SizedPool(case.encode, count),), [_behind(each, case.encode, count) for each in senders]
+        yield (SizedPool(case.encode, count),), [behind(each, case.encode, count) for each in senders]
+
+
+def _handing(
+    case: Candidates, senders: Sequence[PrefillChoice], taker: SizedPool, rate: float
+) -> dict[AnyChoice, PrefillChoice]:
+    """Choices of prefill that hand over to a decode pool, and what they are without one."""
+    assert isinstance(taker.choice, DecodeChoice)
+    step = running_step(taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share)
+    return {handing(each, taker.choice, step): each for each in senders}
 
 
 def _gpus(chain: _Chain) -> int:
@@ -173,10 +174,10 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
     chains: list[_Chain] = []
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         decode = _worth_pairing("decode", takers, rate, limit)
-        for before, behind in _before(case, senders, rate) if decode else ():
-            prefill = _worth_pairing("prefill", behind, rate, limit - _gpus(before))
-            found = [(*before, *pair) for pair in product(prefill, decode)]
-            chains += [chain for chain in found if _gpus(chain) <= limit]
+        for (before, passed), taker in product(_before(case, senders, rate) if decode else (), decode):
+            handed = _handing(case, passed, taker, rate)
+            prefill = _worth_pairing("prefill", list(handed), rate, limit - taker.gpus - _gpus(before))
+            chains += [(*before, each._replace(choice=handed[each.choice]), taker) for each in prefill]
         if chains:
             break
     both = _worth_pairing("colocated", case.colocated, rate, most)
@@ -191,31 +192,35 @@ def _price(case: Candidates, chain: _Chain) -> float:
 
 def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     """Find the co-located pools and the chains of pools that draw the least power at the rate."""
+    known: dict[tuple[AnyChoice, int], float] = {}
 
-    def watts(role: str, sized: Sequence[SizedPool]) -> Floats:
-        pools = [_planned(role, each, rate) for each in sized]
-        return watts_of_pools(pools, case.work.lengths) if pools else np.zeros(0)
+    def watts(role: str, sized: Sequence[SizedPool]) -> list[float]:
+        new = [each for each in sized if each not in known]
+        if new:
+            powers = watts_of_pools([_planned(role, each, rate) for each in new], case.work.lengths)
+            known.update(zip(new, powers.tolist(), strict=True))
+        return [known[each] for each in sized]
 
-    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> tuple[list[SizedPool], Floats]:
+    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> list[tuple[SizedPool, float]]:
         sized = _sized(choices, rate, room)
-        return sized, watts(role, sized)
+        return list(zip(sized, watts(role, sized), strict=True))
 
     chains: list[tuple[float, _Chain]] = []
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
-        decode, second = drawing("decode", takers, most)
-        for before, behind in _before(case, senders, rate) if decode else ():
-            prefill, first = drawing("prefill", behind, most)
-            gpus = np.add.outer([each.gpus for each in prefill], [each.gpus for each in decode]) + _gpus(before)
-            drawn = np.where(gpus <= limit, np.add.outer(first, second) + watts("encode", before).sum(), np.inf)
-            for place in np.argsort(drawn, axis=None, kind="stable")[: BEST**2]:
-                row, column = np.unravel_index(place, drawn.shape)
-                if math.isfinite(drawn[row, column]):
-                    chains.append((float(drawn[row, column]), (*before, prefill[row], decode[column])))
-    alone, own = drawing("colocated", case.colocated, most)
-    least: dict[Sharding, tuple[float, SizedPool]] = {}
-    for place in np.argsort(own, kind="stable"):
-        least.setdefault(alone[place].choice.mapping, (float(own[place]), alone[place]))
-    return list(least.values())[:BEST], sorted(chains, key=lambda each: each[0])[: BEST**2]
+        decode = drawing("decode", takers, most)
+        for (before, passed), (taker, own) in product(_before(case, senders, rate) if decode else (), decode):
+            handed = _handing(case, passed, taker, rate)
+            sized = _sized(list(handed), rate, limit - taker.gpus - _gpus(before))
+            prefill = [each._replace(choice=handed[each.choice]) for each in sized]
+            others = own + sum(watts("encode", before))
+            chains += [
+                (power + others, (*before, each, taker))
+                for each, power in zip(prefill, watts("prefill", prefill), strict=True)
+            ]
+    alone: dict[Sharding, tuple[float, SizedPool]] = {}
+    for each, power in sorted(drawing("colocated", case.colocated, most), key=itemgetter(1)):
+        alone.setdefault(each.choice.mapping, (power, each))
+    return list(alone.values())[:BEST], sorted(chains, key=itemgetter(0))[: BEST**2]
 
 
 def disaggregated_of(case: Candidates, rate: float, cost: float, *pools: SizedPool) -> Design:
@@ -254,11 +259,13 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
     if mode == ServingMode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
-        taker, cheapest = _fewest(takers, rate, limit), math.inf
-        for before, behind in _before(case, senders, rate) if taker <= limit else ():
-            sender = _gpus(before) + _fewest(behind, rate, limit - _gpus(before))
-            if sender + taker <= limit:
-                cheapest = min(cheapest, prefill * sender + decode * taker)
+        cheapest = math.inf
+        least = list(pools(takers, rate, limit, lambda fewest, _: fewest))
+        least = [each for each in least if each.gpus == min(other.gpus for other in least)]
+        for (before, passed), taker in product(_before(case, senders, rate) if least else (), least):
+            room = min(limit - taker.gpus, (cheapest - decode * taker.gpus) / prefill) - _gpus(before)
+            sender = _gpus(before) + _fewest(list(_handing(case, passed, taker, rate)), rate, room)
+            cheapest = min(cheapest, prefill * sender + decode * taker.gpus)
         if math.isfinite(cheapest):
             return cheapest
     return math.inf

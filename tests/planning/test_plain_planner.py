@@ -60,6 +60,7 @@ def drawn(seed, cases):
                 spread=variation,
                 weights=np.ones(1),
                 host=HOST,
+                link=None,
                 hand_over=FIRST_GAP + 1.0 / (gpus * link),
                 **shared,
             )

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.planning.kv_links import Cache, linked
+from disagg_sim.planning.kv_links import handing, linked, running_step
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.plan import unevenness
-from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
+from disagg_sim.planning.pools import Cache, DecodeChoice, PrefillChoice
 from disagg_sim.planning.prove import deployed, judged, prove
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.simulation.kv_link import Wire
@@ -194,28 +194,30 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(silent), 20.0, 1.0, 0.9) == pytest.approx((1.0, 800 / 400))
 
 
-def step_at(rate, work):
-    """Time of a step of ``decode_of`` with as many sequences as a rate brings: n = rate * gaps * (0.02 + 0.0002 n)."""
-    brought = rate * work.lengths.gaps
-    return 0.02 + 0.0002 * 0.02 * brought / (1.0 - 0.0002 * brought)
+@pytest.mark.parametrize(("share", "running"), [(0.5, 20), (0.9, 26), (0.99, 31)])
+def test_a_step_of_a_hand_over_is_that_of_the_sequences_that_run_at_the_percentile(share, running):
+    """10 requests/s of 2 s each: the sequences in service are Poisson with a mean of 20; each adds a nanosecond."""
+    taker = replace(decode_of(work_of(Limit(1.0)), more=1e-9), at=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
+    assert (running_step(taker, 10.0, 1, share) - 0.02) / 1e-9 == pytest.approx(running)
 
 
 @pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])
 def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower):
-    """Of 0.2 GB over links of 0.5 GB/s of each GPU, and two steps, with as many sequences as the rate of links brings.
+    """Of 0.2 GB over links of 0.5 GB/s of each GPU, and two steps of 30 ms.
 
     Half a step passes until room is reserved, half a one until the cache is seen: all of one where it comes within it.
     """
     at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
-    sender = replace(prefill_of(work), at=at, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
+    sender = replace(prefill_of(work, hand_over=0.0), at=at, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
     taker = replace(decode_of(work), at=at, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
     wire = Wire(bandwidth=0.5e9, latency_s=0.003, descriptor_s=0.0, inside=False)
     (made,), (taken,) = linked([sender], [taker], Cache(0.2e9, 0.0), wire)
-    step = step_at(min(2.5 * takes, 64 / (0.0328 * work.lengths.gaps * work.spare)), work)
-    assert made.hand_over == pytest.approx(0.003 + 0.4 / slower + 2.0 * step, rel=1e-3)
-    (soon,), _ = linked([sender], [taker], Cache(0.2e9, 0.0), wire._replace(bandwidth=1e12))
-    full = step_at(64 / (0.0328 * work.lengths.gaps * work.spare), work)
-    assert soon.hand_over == pytest.approx(2.5 * full, rel=1e-3)
+    slow, moved = handing(made, taken, 0.03), 0.003 + 0.4 / slower
+    assert slow.hand_over == pytest.approx(moved + 0.06)
+    (near,), _ = linked([sender], [taker], Cache(0.2e9, 0.0), wire._replace(bandwidth=1e12))
+    assert handing(near, replace(taken, link_rate=1e9), 0.03).hand_over == pytest.approx(0.075)
+    assert slow.ttft(1.0, 1, 0.9) == pytest.approx(made.ttft(1.0, 1, 0.9) + moved + 0.06)
+    assert slow.mean_ttft(1.0, 1) == pytest.approx(made.mean_ttft(1.0, 1) + moved + 0.06)
     assert made.link_rate == pytest.approx(2.5 * sends)
     assert taken.link_rate == pytest.approx(2.5 * takes)
     assert not replace(made, batch=np.ones(1), busy=np.array([1e-6])).holds(2.6 * sends, 1)
