@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from disagg_sim.choices import TUNED_DELAY, TWO
@@ -199,6 +200,7 @@ def candidates_of(
     return with_link_limit(case, max_nic)
 
 
+@lru_cache(maxsize=16)  # a change that is found is planned anew
 def under_limits(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
     """Candidates for other limits or links [B/s], on the same grids."""
     if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):

@@ -12,7 +12,7 @@ from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
-from disagg_sim.planning.kv_links import behind, handing, running_step
+from disagg_sim.planning.kv_links import behind, handing
 from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
@@ -164,7 +164,7 @@ class Design:
         return self._first_at(self.rate, self.work.ttft.share)
 
     def _first_at(self, rate: float, share: float) -> PlannedPool:
-        """The same at another rate, at which decode runs other steps: those of a share of the time."""
+        """The same at another rate, at which decode runs other steps, for TTFT of a share of the requests."""
         *before, pool, last = (None, *self.pools)
         if pool is None or not isinstance(pool.choice, PrefillChoice):
             return last
@@ -173,8 +173,7 @@ class Design:
         if encode is not None:
             assert isinstance(encode.choice, EncodeChoice)
             sender = behind(sender, encode.choice, encode.instances)
-        step = running_step(last.choice, rate, last.instances, share)
-        return replace(pool, choice=handing(sender, last.choice, step))
+        return replace(pool, choice=handing(sender, last.choice, rate, last.instances, share))
 
     @property
     def tokens_per_s(self) -> float:

@@ -221,8 +221,17 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     if math.isinf(costs[best]):
         return _kind(None)
     _, system, split = best
-    modes = (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)
-    return first_mode({mode: costs.get((mode, system, split), math.inf) for mode in modes}), system, split
+    joint, apart = (
+        costs.get((mode, system, split), math.inf) for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED)
+    )
+    if apart <= joint <= SIMPLER * apart:  # whether the simpler mode comes first: one of one attention rank is
+        alone = [
+            replace(case, colocated=[each for each in case.colocated if each.mapping.dp_attn == 1])
+            for own, case in kinds
+            if (case.at.system.name, own) == (system, split)
+        ]
+        joint = min(fewest(each, ServingMode.COLOCATED, rate, gpus_for(each, SIMPLER * apart)) for each in alone)
+    return first_mode({ServingMode.COLOCATED: joint, ServingMode.DISAGGREGATED: apart}), system, split
 
 
 def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Iterator[AnswerFlip]:

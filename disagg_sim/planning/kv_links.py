@@ -10,11 +10,14 @@ from itertools import product
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.kv_transfer import descriptors, post_share, unique_gpus
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
 from disagg_sim.planning.pools import Cache, DecodeChoice, Link, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
+from disagg_sim.planning.queueing import ROUNDING
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
@@ -62,27 +65,36 @@ def transfer_between(sender: PrefillChoice, taker: DecodeChoice) -> float:
     return wire.latency_s + posted + max(1.0 / sender.link_rate, 1.0 / taker.link_rate)
 
 
-def hand_over(transfer: float, step: float) -> float:
+def hand_over(transfer: float, step: Numeric) -> Numeric:
     """Time from the end of prefill to the first token, by the times of a transfer and of a step. [s]
 
     The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
     in it half a step until room is reserved; the transfer and what is then left of a step: all of one step, or half a
     step more than a longer transfer; and a step.
 
-    >>> hand_over(0.0, 2.0), hand_over(3.0, 2.0)
+    >>> float(hand_over(0.0, 2.0)), float(hand_over(3.0, 2.0))
     (5.0, 7.0)
     """
-    return 1.5 * step + (step if transfer <= step else transfer + step / 2)
+    found: Numeric = 1.5 * step + np.where(transfer <= step, step, transfer + step / 2)
+    return found
 
 
 @lru_cache(maxsize=1024)
-def running_step(taker: DecodeChoice, rate: float, instances: int, share: float) -> float:
-    """Time of a step of as many sequences as run at a rate [request/s] for a share of the time at most. [s]
+def running_steps(taker: DecodeChoice, rate: float, instances: int) -> tuple[Floats, Floats]:
+    """Times of steps of the sequences that run at a rate [request/s], drafts verified [s], and their probabilities."""
+    found = taker.occupied(rate, instances)
+    steps = np.interp(found.number, taker.batch, taker.step)
+    return steps * float(taker.at.accepted_length(taker.mapping.draft_tokens)), found.share
 
-    Every sequence has its drafts verified.
-    """
-    running = taker.occupied(rate, instances).at(share)
-    return float(np.interp(running, taker.batch, taker.step) * taker.at.accepted_length(taker.mapping.draft_tokens))
+
+@lru_cache(maxsize=1024)
+def _hand_over_at(taker: DecodeChoice, rate: float, instances: int, share: float, transfer: float) -> float:
+    """Hand-over that a share of the requests does not exceed. [s]"""
+    steps, shares = running_steps(taker, rate, instances)
+    values = hand_over(transfer, steps)
+    order = np.argsort(values)
+    place = int(np.searchsorted(np.cumsum(shares[order]), share - ROUNDING))
+    return float(values[order[min(place, order.size - 1)]])
 
 
 @lru_cache(maxsize=4096)  # one choice behind so many encoders is one choice, at every rate
@@ -92,13 +104,13 @@ def behind(sender: PrefillChoice, encode: EncodeChoice, gpus: int) -> PrefillCho
 
 
 @lru_cache(maxsize=4096)  # of one choice, so that its delays are found again
-def handing(sender: PrefillChoice, taker: DecodeChoice, step: float) -> PrefillChoice:
-    """The same, whose caches go to a decode pool in steps of so many seconds."""
+def handing(sender: PrefillChoice, taker: DecodeChoice, rate: float, instances: int, share: float) -> PrefillChoice:
+    """The same, whose caches go to a decode pool at a rate [request/s], for TTFT of a share of the requests."""
     if sender.link is None:
         return sender
     transfer = transfer_between(sender, taker)
     queued = sender if sender.parts is None else _sending(sender, transfer)
-    return replace(queued, hand_over=hand_over(transfer, step), queued=queued)
+    return replace(queued, hand_over=_hand_over_at(taker, rate, instances, share, transfer), queued=queued)
 
 
 @lru_cache(maxsize=1024)
@@ -110,8 +122,8 @@ def _sending(sender: PrefillChoice, transfer: float) -> PrefillChoice:
 def least_hand_over(prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice]) -> float:
     """The least time from the end of prefill to the first token, with one sequence in a step; 0 without choices. [s]"""
     steps = [(each, float(each.step[0] * each.at.accepted_length(each.mapping.draft_tokens))) for each in decode]
-    pairs = product(prefill, steps)
-    return min((handing(sender, taker, step).hand_over for sender, (taker, step) in pairs), default=0.0)
+    pairs = product((each for each in prefill if each.link is not None), steps)
+    return min((float(hand_over(transfer_between(one, to), step)) for one, (to, step) in pairs), default=0.0)
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:

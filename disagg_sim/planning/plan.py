@@ -118,7 +118,9 @@ def _planned(
     if scored is None:
         cases, left_out = _cases(model, system, work, gpus, options)
     else:
-        cases, left_out = [under_limits(each, work, options.max_nic) for each in scored.cases], list(scored.left_out)
+        limited = [replace(work, lengths=each.work.lengths) for each in scored.cases]
+        cases = [under_limits(*each, options.max_nic) for each in zip(scored.cases, limited, strict=True)]
+        left_out = list(scored.left_out)
     asked = {"lengths": lengths, "ttft": ttft, "tpot": tpot, "rate": rate, "gpus": gpus, "options": options}
     question = Plan(
         size=size, options=options, cases=tuple(cases), left_out=tuple(left_out), source=source_of(lengths, work)
@@ -229,7 +231,8 @@ def played_if_flattered(question: Plan, known: dict[int, int], design: Design) -
 
 def _again(question: Plan, model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
     """Plan again with some arguments of the question changed, perhaps the lengths."""
-    limits = changed.keys() <= {"ttft", "tpot", "others", "below"}  # which choose no grids of alike requests
+    limits = changed.keys() <= {"ttft", "tpot", "others", "below", "options"}  # which choose no grids of alike requests
+    limits &= replace(changed.get("options", question.options), max_nic=question.options.max_nic) == question.options
     scored = question if limits and question.work.lengths.constant else None
     return _planned(model, system, **(asked | changed), scored=scored)
 

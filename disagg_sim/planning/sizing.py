@@ -18,7 +18,7 @@ from disagg_sim.planning.candidates import Candidates
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
-from disagg_sim.planning.kv_links import behind, handing, running_step
+from disagg_sim.planning.kv_links import behind, handing
 from disagg_sim.planning.mixed_steps import ROUNDED
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
@@ -161,8 +161,8 @@ def _handing(
 ) -> dict[AnyChoice, PrefillChoice]:
     """Choices of prefill that hand over to a decode pool, and what they are without one."""
     assert isinstance(taker.choice, DecodeChoice)
-    step = running_step(taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share)
-    return {handing(each, taker.choice, step): each for each in senders}
+    at = taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share
+    return {handing(each, *at): each for each in senders}
 
 
 def _gpus(chain: _Chain) -> int:

@@ -82,7 +82,7 @@ STATES = ((0.6, 2), (0.2, 1), (0.95, 300))
 def row(role: str, choice: AnyChoice, rate: float) -> dict[str, Any]:
     """What a candidate is, and what some instances of it do at some loads."""
     known = {name: getattr(choice, name, "") for name in ("budget", "hold_steps", "seats", "memory_seats", "bound")}
-    told = {name: getattr(choice, name, "") for name in ("most", "ceiling", "hand_over", "link_rate", "memory")}
+    told = {name: getattr(choice, name, "") for name in ("most", "ceiling", "link_rate", "memory")}
     for load, count in STATES if choice.most else ():
         told |= {f"{name}@{load}": value for name, value in at_load(choice, load * count * choice.most, count).items()}
     needed = {f"least@{factor}": least(choice, factor * rate) for factor in (1, 20)}

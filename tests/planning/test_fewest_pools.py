@@ -17,7 +17,7 @@ from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.mixed_steps import HALVINGS
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
-from disagg_sim.planning.ranking import NEAR, first_mode, standing_of_pool
+from disagg_sim.planning.ranking import NEAR, SIMPLER, standing_of_pool
 from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _worth_pairing, fewest
 
 QUESTIONS = {
@@ -120,8 +120,12 @@ def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
     costs = {(mode, case.at.system.name): fewest(case, mode, rate, 100_000) for case in plan.cases for mode in modes}
     for now in costs:
         _, system = min(costs, key=lambda key: (costs[key], key != now))
-        of_system = {mode: costs[mode, system] for mode in modes}
-        assert _winner(plan.cases, rate, (*now, False)) == (first_mode(of_system), system, False)
+        apart, joint = (costs[mode, system] for mode in modes)
+        (case,) = (each for each in plan.cases if each.at.system.name == system)
+        alone = replace(case, colocated=[each for each in case.colocated if each.mapping.dp_attn == 1])
+        simple = fewest(alone, ServingMode.COLOCATED, rate, 100_000) <= SIMPLER * apart
+        mode = ServingMode.COLOCATED if joint < apart or simple else ServingMode.DISAGGREGATED
+        assert _winner(plan.cases, rate, (*now, False)) == (mode, system, False)
 
 
 def test_few_highest_rates_are_computed(choice):

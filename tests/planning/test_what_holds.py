@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.planning.kv_links import handing, linked, running_step
+from disagg_sim.planning.kv_links import handing, linked
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.pools import Cache, DecodeChoice, PrefillChoice
@@ -194,11 +194,30 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
     assert unevenness(trace_of(silent), 20.0, 1.0, 0.9) == pytest.approx((1.0, 800 / 400))
 
 
+AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+
+
+def handed(transfer, share):
+    """Hand-over where 10 requests/s of 2 s each decode, so that 20 run on average (Poisson); each adds a nanosecond."""
+    taker = replace(decode_of(work_of(Limit(1.0)), more=1e-9), at=AT)
+    sender = replace(prefill_of(work_of(Limit(1.0)), hand_over=0.0), at=AT)
+    wire = Wire(bandwidth=1e30, latency_s=transfer, descriptor_s=0.0, inside=False)
+    (made,), (taken,) = linked([sender], [taker], Cache(1.0, 0.0), wire)
+    return handing(made, taken, 10.0, 1, share).hand_over
+
+
 @pytest.mark.parametrize(("share", "running"), [(0.5, 20), (0.9, 26), (0.99, 31)])
 def test_a_step_of_a_hand_over_is_that_of_the_sequences_that_run_at_the_percentile(share, running):
-    """10 requests/s of 2 s each: the sequences in service are Poisson with a mean of 20; each adds a nanosecond."""
-    taker = replace(decode_of(work_of(Limit(1.0)), more=1e-9), at=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
-    assert (running_step(taker, 10.0, 1, share) - 0.02) / 1e-9 == pytest.approx(running)
+    assert (handed(0.0, share) / 2.5 - 0.02) / 1e-9 == pytest.approx(running)
+
+
+def test_a_hand_over_takes_no_longer_at_a_lower_percentile():
+    """A transfer as long as a step of 24.5 sequences is seen after one step of more, and half a step later of fewer.
+
+    More than 24 run for 16 % of the time.
+    """
+    times = [handed(0.02 + 24.5e-9, share) for share in (0.15, 0.17, 0.5, 0.99)]
+    assert times == pytest.approx([0.05, 0.06, 0.06, 0.06], rel=1e-5)
 
 
 @pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])
@@ -207,15 +226,15 @@ def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, t
 
     Half a step passes until room is reserved, half a one until the cache is seen: all of one where it comes within it.
     """
-    at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
-    sender = replace(prefill_of(work, hand_over=0.0), at=at, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
-    taker = replace(decode_of(work), at=at, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
+    work = work_of(Limit(1.0))
+    sender = replace(prefill_of(work, hand_over=0.0), at=AT, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
+    taker = replace(decode_of(work, step=0.03, more=0.0), at=AT, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
     wire = Wire(bandwidth=0.5e9, latency_s=0.003, descriptor_s=0.0, inside=False)
     (made,), (taken,) = linked([sender], [taker], Cache(0.2e9, 0.0), wire)
-    slow, moved = handing(made, taken, 0.03), 0.003 + 0.4 / slower
+    slow, moved = handing(made, taken, 1.0, 1, 0.9), 0.003 + 0.4 / slower
     assert slow.hand_over == pytest.approx(moved + 0.06)
     (near,), _ = linked([sender], [taker], Cache(0.2e9, 0.0), wire._replace(bandwidth=1e12))
-    assert handing(near, replace(taken, link_rate=1e9), 0.03).hand_over == pytest.approx(0.075)
+    assert handing(near, replace(taken, link_rate=1e9), 1.0, 1, 0.9).hand_over == pytest.approx(0.075)
     assert slow.ttft(1.0, 1, 0.9) == pytest.approx(made.ttft(1.0, 1, 0.9) + moved + 0.06)
     assert slow.mean_ttft(1.0, 1) == pytest.approx(made.mean_ttft(1.0, 1) + moved + 0.06)
     assert made.link_rate == pytest.approx(2.5 * sends)
