@@ -274,6 +274,7 @@ def binds_text(pool: PlannedPool) -> str:
 
 def _missed(plan: Plan, design: Design, pool: PlannedPool, instances: int) -> str:
     """Write the limit that fewer instances would miss."""
+    pool = design.first if pool.role == "prefill" else pool  # whose TTFT has the hand-over to decode in it
     choice, rate, work = pool.choice, pool.rate, plan.work
     if pool.role == "encode":
         if not choice.holds(rate, instances):
