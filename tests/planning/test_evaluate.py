@@ -13,7 +13,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError
-from disagg_sim.planning.evaluate import Evaluation, evaluate
+from disagg_sim.planning.evaluate import Evaluation, _sequences, evaluate
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.simulation.deployment import Replicas
@@ -131,6 +131,15 @@ def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
     small = evaluate("llama_3_1_8b", "h100_sxm", {"colocated": Replicas(mapping=Sharding(), instances=1)},
                      ds.lengths(64, 64), rate=1.0).design.pools[0]  # fmt: skip
     assert small.batch == small.setup.overheads.max_running
+
+
+def test_batches_stand_on_both_sides_of_the_last_captured_step() -> None:
+    """512 tokens, with a draft each 256 sequences: 257 are timed, too."""
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm")
+    assert at.overheads is not None
+    at = replace(at, overheads=replace(at.overheads, captured=512))
+    two = Replicas(mapping=Sharding(draft_tokens=1), instances=1, batch=400)
+    assert {256, 257} <= set(_sequences(at, two).tolist())
 
 
 def test_a_server_as_started_by_default_launches_large_steps_kernel_by_kernel() -> None:
