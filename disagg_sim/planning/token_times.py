@@ -52,11 +52,11 @@ FOLLOW = 0.5
 AT = np.linspace(-2.4, 2.4, 9)
 CHANCES = np.exp(-(AT**2) / 2) / np.exp(-(AT**2) / 2).sum()
 #: Standard deviations from its mean at which the share of the time with prefill is looked at. [1]
-PLACES = np.linspace(-4.5, 6.0, 48)
+PLACES = np.linspace(-4.5, 6.0, 36)
 #: Places between a step alone and one with prefill at which its mean time is looked at, by its logarithm. [1]
-EVENLY = np.linspace(0.0, 1.0, 48)
+EVENLY = np.linspace(0.0, 1.0, 24)
 #: Turns in which sequences and their TPOT are found from each other. [1]
-TURNS = 3
+TURNS = 2
 #: Least share of the time with prefill, and most. [1]
 LEAST, MOST = 1e-9, 1.0 - 1e-6
 #: Value of a normal number beyond which its tail is taken as that of its density over the value. [1]
@@ -87,25 +87,27 @@ def token_times(
     Takes the mean number of ``sequences`` [request], the mean time of a ``step`` with its standard deviation by these
     [s], and ``steps`` of equally many requests [1].
     """
-    (mean, wide), gaps = step, float(steps.mean())
+    (mean, wide), gaps, last = step, float(steps.mean()), float(law.batch[-1])
     with_prefill, known = law.full if law.ranks == 1 else mixing.time, (np.array([0.0, 1.0]), np.ones(2))
     for _ in range(TURNS):
-        prefill = prefilling(law, mixing, sequences, arrivals)
         alone, full = (float(np.interp(sequences, law.batch, each)) for each in (law.step, with_prefill))
+        prefill = time_with_prefill(law, mixing, sequences, (alone, full), arrivals)
         over = min(alone / full, MOST)
         near = prefill.share + math.sqrt(prefill.varies / (gaps * mean)) * PLACES
-        share = np.sort(np.append(np.clip(near, 0.0, 1.0), (1.0 - over**EVENLY) / (1.0 - over)))
-        beside = np.clip(sequences * (1.0 + FOLLOW * (np.interp(share, *known) - 1.0)), 0.0, law.batch[-1])
-        times = 1.0 / sum(
-            part / np.interp(beside, law.batch, each) for part, each in ((1.0 - share, law.step), (share, with_prefill))
-        )
-        reached = at_most(share, np.multiply.outer(steps, times), prefill).mean(axis=0)
-        shares = np.diff(np.append(np.maximum.accumulate(reached), 1.0), prepend=0.0)
+        share = np.concatenate([near[(near > 0.0) & (near < 1.0)], (1.0 - over**EVENLY) / (1.0 - over)])
+        share.sort()
+        beside = np.minimum(sequences * (1.0 + FOLLOW * (np.interp(share, *known) - 1.0)), last)
+        slow, fast = np.interp(beside, law.batch, with_prefill), np.interp(beside, law.batch, law.step)
+        times = 1.0 / ((1.0 - share) / fast + share / slow)
+        reached = at_most(share, steps[:, None] * times, prefill)
+        reached = reached[0] if steps.size == 1 else reached.mean(axis=0)
+        whole = np.concatenate([[0.0], np.maximum.accumulate(reached), [1.0]])
+        shares = whole[1:] - whole[:-1]
         values = np.concatenate([times[:1], np.sqrt(times[1:] * times[:-1]), times[-1:]])
         mean = float(shares @ values)
         known = share, times / mean
-        sequences = float(np.clip(arrivals.rate * gaps * mean, 0.0, law.batch[-1]))
-    calm = np.clip(np.add.outer(values, AT * (wide * APART)), law.step[0], values[-1])
+        sequences = min(arrivals.rate * gaps * mean, last)
+    calm = np.minimum(np.maximum(np.add.outer(values, AT * (wide * APART)), law.step[0]), values[-1])
     return Delay(
         calm=calm.ravel(),
         calm_share=np.multiply.outer(shares, CHANCES).ravel(),
@@ -115,16 +117,21 @@ def token_times(
     )
 
 
-def prefilling(law: MixedSteps, mixing: Mixing, sequences: float, arrivals: Joining) -> TimeWithPrefill:
-    """Find how much of its time an instance of so many ``sequences`` [request] spends with prefill, and how evenly."""
-    held, time, share, rate, alone, one, full = (
-        float(np.interp(sequences, law.batch, values))
-        for values in (mixing.held, mixing.time, mixing.share, mixing.steps, law.step, law.own[1][0], law.full)
-    )
-    _, even, uneven, beside = arrivals
+def time_with_prefill(
+    law: MixedSteps, mixing: Mixing, sequences: float, times: tuple[float, float], arrivals: Joining
+) -> TimeWithPrefill:
+    """Find how much of its time an instance of so many ``sequences`` [request] spends with prefill, and how evenly.
+
+    Takes the ``times`` of a step alone and of one with prefill [s].
+    """
+    (alone, time), (_, even, uneven, beside) = times, arrivals
     if law.ranks == 1:
-        spent = min(max((1.0 / alone - rate) / max(1.0 / alone - 1.0 / full, LEAST), LEAST), MOST)
+        rate = float(np.interp(sequences, law.batch, mixing.steps))
+        spent = min(max((1.0 / alone - rate) / max(1.0 / alone - 1.0 / time, LEAST), LEAST), MOST)
         return TimeWithPrefill(spent * beside, even * uneven * spent**2 * beside / arrivals.rate)
+    held, share, one = (
+        float(np.interp(sequences, law.batch, values)) for values in (mixing.held, mixing.share, law.own[1][0])
+    )
     rate, share = arrivals.rate * beside, min(max(share * beside, LEAST), MOST)
     busy, longer = max(law.prompt / held, 1.0) * time, max(1.0 - alone / time, LEAST)  # steps of a prompt [s]
     further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
@@ -144,8 +151,8 @@ def at_most(share: Floats, times: Floats, prefill: TimeWithPrefill) -> Floats:
     load, wide = prefill.share, np.sqrt(prefill.varies * times)
     mean, idle = (1.0 - load) * times, (1.0 - share) * times
     a, b, c = (mean - idle) / wide, (mean + idle) / wide, (idle - (1.0 - 2.0 * load) * mean) / wide
-    odd = (1.0 - 2.0 * load) / (1.0 - load)
-    return np.asarray(_above(-a, a) + odd * (_above(b, a) - load * _above(c, a)))
+    below, above, later = _above(np.stack([-a, b, c]), a)
+    return np.asarray(below + (1.0 - 2.0 * load) / (1.0 - load) * (above - load * later))
 
 
 def _above(value: Floats, other: Floats) -> Floats:
