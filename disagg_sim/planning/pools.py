@@ -193,7 +193,7 @@ class PrefillChoice(QuickBound):
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
-        return self.delay(rate, instances).at(share) + self.hand_over
+        return _ttft_of_prefill(self.queued or self, rate, instances, share) + self.hand_over
 
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
@@ -204,6 +204,12 @@ class PrefillChoice(QuickBound):
 def _delay_of_prefill(choice: PrefillChoice, rate: float, instances: int) -> Delay:
     """TTFT of a prefill pool without the hand-over, kept for the last few that were asked."""
     return choice.delay_anew(rate, instances)
+
+
+@lru_cache(maxsize=1024)
+def _ttft_of_prefill(choice: PrefillChoice, rate: float, instances: int, share: float) -> float:
+    """TTFT of a prefill pool without the hand-over that a share of the requests does not exceed. [s]"""
+    return choice.delay(rate, instances).at(share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from disagg_sim.domain import ServingMode
+from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.layouts import why_unserved
 from disagg_sim.serving.costs import usd_per_gpu_hour
@@ -88,13 +89,14 @@ def _price(pool: PlannedPool, prices: Mapping[str, float]) -> float:
     )
 
 
-@lru_cache(maxsize=256)
 def is_unknown(pool: PlannedPool) -> bool:
     """Whether no run of such a layout is known: of no split one; encoders have one layout, which tells none apart."""
-    if pool.role == "encode":
-        return False
-    split = ffn_of(pool.mapping) is not None
-    return split or why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")[0] != ""
+    return pool.role != "encode" and _never_served(pool.setup, pool.mapping, pool.role == "prefill")
+
+
+@lru_cache(maxsize=1024)
+def _never_served(at: Setup, mapping: Sharding, prefill: bool) -> bool:
+    return ffn_of(mapping) is not None or why_unserved(at, mapping, prefill=prefill)[0] != ""
 
 
 def standing(
