@@ -44,6 +44,9 @@ PASS_SHARE = 0.95
 SHORT_PASS, PASS_STEP = 0.25, math.sqrt(2.0)
 #: The least at the mean lengths, where the limit is one of long prompts. [1]
 SHORT_PASS_OF_MEANS = 0.1
+#: Share of the memory of a GPU that weights, buffers and the least cache of a planned instance take at most (chosen:
+#: forecasts of what servers hold err by up to 2.7 %, and TensorRT-LLM keeps no reserve beside its cache). [1]
+FULLEST = 0.97
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
 
@@ -77,10 +80,14 @@ def grids_of(
 
 def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Demand, axes: Axes = ALL) -> Grids:
     share, prompts = None if work.lengths.constant else work.ttft.share, prompts_of_ranks(work.lengths)
-    return Grids(
-        prefill_grid(prefill_at, mappings[0], prompts, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
-        decode_grid(at, mappings[1], work.lengths),
-    )
+    prefill = prefill_grid(prefill_at, mappings[0], prompts, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1])
+    return Grids(_with_room(prefill), _with_room(decode_grid(at, mappings[1], work.lengths)))
+
+
+def _with_room(grid: PhaseGrid) -> PhaseGrid:
+    """The same without layouts that fill a GPU with one request, or one a rank: they have the memory of no server."""
+    full = grid.memory_bytes[:, :1] > FULLEST * grid.setup.system.hbm_reported
+    return replace(grid, memory_bytes=np.where(full, math.inf, grid.memory_bytes)) if full.any() else grid
 
 
 def prompts_of_ranks(lengths: Lengths) -> Lengths:
