@@ -95,9 +95,12 @@ def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_t
     plan = ds.plan("llama_3_1_70b", "h200_sxm", lengths, rate=4)
     (design,) = (each for each in (plan.best, plan.other) if len(each.pools) == 2)
     prefill, new = design.pools[0], round(lengths.mean_new)
-    whole, alone = (
-        float(ds.prefill_grid(prefill.setup, prefill.mapping, law, batch=[prefill.batch]).latency[0, 0])
+    grids = [
+        ds.prefill_grid(prefill.setup, prefill.mapping, law, batch=[prefill.batch])
         for law in (lengths, ds.lengths(new, 256))
+    ]
+    whole, alone = (
+        1.0 / grid.request_rate[grid.mappings.chunk_tokens == prefill.mapping.chunk_tokens, 0].item() for grid in grids
     )
     spent = prefill.gpus * 3.6 / 3600 / 4 * (1 - alone / whole)
     assert planned_prices(design, PRICE, 1.0).cached == pytest.approx(1e6 * spent / (32768 - new))

@@ -22,7 +22,7 @@ SINGLE, MEDIAN = 0.35, 0.12
 COPIED, COPIES = "large-scale-ep.md", 32
 #: The one known miss, and its error: the measured block-scaled fp8 MoE kernels of SGLang on GB200 reach 0.21 of the
 #: peak, at which the routed experts alone take as long as the whole published pass; it ran another kernel.
-KNOWN, KNOWN_ERROR = ("gb200-part-2.md", "fp8_bf16kv"), -0.38
+KNOWN, KNOWN_ERROR = ("gb200-part-2.md", "fp8_bf16kv"), -0.44
 
 
 def number(line: dict[str, str], key: str, blank: float = float("nan")) -> float:
@@ -86,7 +86,7 @@ def test_each_point_but_one_is_met_within_twice_the_noise_between_engines(errors
     assert not off
 
 
-def test_fp8_prefill_on_gb200_is_missed_by_38_percent(errors):
+def test_fp8_prefill_on_gb200_is_missed_by_44_percent(errors):
     """Its kernel is in no table; see ``KNOWN``."""
     known = [e for line, e in zip(LINES, errors, strict=True) if is_known(line)]
     assert known == [pytest.approx(KNOWN_ERROR, abs=0.03)]
