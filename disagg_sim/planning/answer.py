@@ -173,17 +173,18 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
         return None
     found.sort(key=value, reverse=True)
     first = partial(answer_of, cost=lambda each: 1.0 / value(each), near=1.0)
-    best = first(found)
-    apart = [each for each in found if each.mode != best.mode]
-    other, kinds = first(apart) if apart else None, {_kind(each) for each in found}
+    rate, kinds = first(found).rate, {_kind(each) for each in found}
     for factor, case in product(FEWER if others else (), cases):
-        for each in designs_at(case, best.rate / factor, gpus):
+        for each in designs_at(case, rate / factor, gpus):
             new = len(kinds) <= others and _kind(each) not in kinds
             if new or (others >= RUNNERS_UP and was_run(each) and not any(map(was_run, found))):
                 kinds.add(_kind(each))
                 checked = check(most_of(case, each, gpus))
                 found += [] if checked is None else [checked]
     designs = sorted(found, key=value, reverse=True)
+    best = first(designs)
+    apart = [each for each in designs if each.mode != best.mode]
+    other = first(apart) if apart else None
     after = sorted(_runners_up(best, other, designs, others, lambda each: -value(each)), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))

@@ -44,8 +44,9 @@ PASS_SHARE = 0.95
 SHORT_PASS, PASS_STEP = 0.25, math.sqrt(2.0)
 #: The least at the mean lengths, where the limit is one of long prompts. [1]
 SHORT_PASS_OF_MEANS = 0.1
-#: Share of the memory of a GPU that weights, buffers and the least cache of a planned instance take at most (chosen:
-#: forecasts of what servers hold err by up to 2.7 %, and TensorRT-LLM keeps no reserve beside its cache). [1]
+#: Share of the memory of a GPU that a pass of prefill, and one sequence in decode, takes at most in a plan; further
+#: sequences fill the rest (chosen: forecasts of what servers hold err by up to 2.7 %, and TensorRT-LLM keeps no reserve
+#: beside its cache). [1]
 FULLEST = 0.97
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
@@ -85,9 +86,11 @@ def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], w
 
 
 def _with_room(grid: PhaseGrid) -> PhaseGrid:
-    """The same without layouts that fill a GPU with one request, or one a rank: they have the memory of no server."""
-    full = grid.memory_bytes[:, :1] > FULLEST * grid.setup.system.hbm_reported
-    return replace(grid, memory_bytes=np.where(full, math.inf, grid.memory_bytes)) if full.any() else grid
+    """The same without points that would need more than the memory there is if forecasts of it err."""
+    needed = grid.memory_bytes if grid.phase == "prefill" else grid.memory_bytes[:, :1]  # decodes take what is left
+    lacking = needed - FULLEST * grid.setup.system.hbm_reported
+    held = np.where(lacking > 0, np.maximum(grid.memory_bytes, grid.memory_limit + lacking), grid.memory_bytes)
+    return replace(grid, memory_bytes=held) if (lacking > 0).any() else grid
 
 
 def prompts_of_ranks(lengths: Lengths) -> Lengths:
@@ -454,7 +457,7 @@ def _colocated(
     for of_rank, memory in zip(BUDGETS, held[:, : last + 1], strict=True):
         budget = ranks * of_rank
         fits = np.flatnonzero((memory <= at.memory_limit) & (verified <= budget / 2))
-        if not fits.size:
+        if not fits.size or memory[0] > FULLEST * at.system.hbm_reported:
             continue
         seats = int(fits[-1])
         waits = waits_of(at, work, ranks, float(tables[0, 0, seats]))

@@ -88,7 +88,7 @@ class PrefillChoice(QuickBound):
     link: Link | None = None  # to decode; None = as wide as needed
     hand_over: float = 0.0  # from the end of prefill to the first token, which a decode pool emits [s]
     transfer: float = 0.0  # of the cache of a mean prompt, in ``hand_over`` [s]
-    queued: PrefillChoice | None = None  # the same without ``hand_over``, whose queue it is; None = itself
+    queued: PrefillChoice | None = None  # without ``hand_over``, whose queue it is; None = itself
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass

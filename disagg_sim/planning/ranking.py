@@ -34,7 +34,7 @@ SIMPLER = 1.10
 
 #: Share of the rate less than which no design is said to serve less: it would read 0.0 %. [1]
 TOLD_LESS = 5e-4
-UNKNOWN = "nobody is known to have run it"
+UNKNOWN, MORE_UNKNOWN = "nobody is known to have run it", "more of its layouts were never run"
 #: Prices of GPUs: those of the market.
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
@@ -219,13 +219,14 @@ def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
     if other.cost > (best.cost if apart else NEAR * best.cost):
         return dearer
     ahead, behind = standing(best, prices), standing(other, prices)
+    unknown = UNKNOWN if ahead.unknown == 0 else MORE_UNKNOWN
     if apart and behind.unknown > ahead.unknown:
-        return UNKNOWN
+        return unknown
     if apart:
         split = other.mode == ServingMode.DISAGGREGATED
         return f"two pools gain less than {SIMPLER - 1:.0%}" if split else "no simpler than two pools"
     reasons = {
-        "unknown": UNKNOWN,
+        "unknown": unknown,
         "hosts": "an instance takes more hosts",
         "cost": dearer,
         "price": "GPUs of a higher price" if math.isfinite(behind.price) else "the price of its GPUs is not known",

@@ -260,8 +260,7 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
         return decode * _fewest(case.colocated, rate, most)
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         cheapest = math.inf
-        least = list(pools(takers, rate, limit, lambda fewest, _: fewest))
-        least = [each for each in least if each.gpus == min(other.gpus for other in least)]
+        least = sorted(pools(takers, rate, limit, lambda fewest, _: FARTHEST * fewest), key=lambda each: each.gpus)
         for (before, passed), taker in product(_before(case, senders, rate) if least else (), least):
             room = min(limit - taker.gpus, (cheapest - decode * taker.gpus) / prefill) - _gpus(before)
             sender = _gpus(before) + _fewest(list(_handing(case, passed, taker, rate)), rate, room)

@@ -25,7 +25,7 @@ Of several instances each is given fewer requests while one decodes there (``pla
 
 A slow request has more others beside it: the sequences in its time are the arrivals of this time and of as much before,
 so that their number grows by half of the share by which it is slower. Apart from that, their mean has 5/12 of the
-variance of their number at one time: of 2/3 a quarter follows from the prompts that are met.
+variance of their number at one time: of its 2/3, 1/4 follows from the prompts that are met.
 
 Sources: R. W. Conway, W. L. Maxwell and L. W. Miller, "Theory of Scheduling", 1967, section 8-4, for delay busy
 periods; D. P. Gaver, "Diffusion approximations and models for certain congestion problems", J. Appl. Prob. 5 (1968),

@@ -461,3 +461,12 @@ def test_a_layout_that_its_weights_fill_is_not_planned():
     found = ds.plan("deepseek_r1", "gb200_nvl72", asked, rate=10.0)
     pools = [pool for design in (found.best, *found.runners_up) for pool in design.pools]
     assert min(pool.mapping.gpus for pool in pools) == 4
+
+
+def test_the_gpus_of_a_plan_for_a_rate_serve_that_rate():
+    """The decode pool of the fewest GPUs has the slowest steps, and may leave prefill no time: others are tried."""
+    asked = {"lengths": ds.lengths(2048, 256), "ttft": "120 ms", "tpot": "50 ms"}
+    rated = ds.plan("llama_3_1_8b", "h100_sxm", **asked, rate=400.0).best
+    most = ds.plan("llama_3_1_8b", "h100_sxm", **asked, gpus=rated.gpus).best
+    assert (rated.mode.value, most.mode.value) == ("disaggregated",) * 2
+    assert 1.1 * most.rate >= 400.0  # layouts that were run come first up to a tenth
