@@ -49,13 +49,18 @@ class SizedPool(NamedTuple):
 
 
 def pools(
-    choices: Sequence[AnyChoice], rate: float, most: float, within: Callable[[float, float], float]
+    choices: Sequence[AnyChoice],
+    rate: float,
+    most: float,
+    within: Callable[[float, float], float],
+    handing: Callable[[AnyChoice], AnyChoice] | None = None,
 ) -> Iterator[SizedPool]:
     """Find pools that keep the limits at a rate, those of choices that could do with the fewest GPUs first.
 
     A choice could do with the GPUs of as many instances as its ``most`` asks for. ``ceiling`` is known before, and
-    choices that lose by it are not looked at closer. Takes ``rate`` [request/s] and ``within`` (GPUs that a pool may
-    have, by the fewest found so far and those that the next could do with [1]).
+    choices that lose by it are not looked at closer. Takes ``rate`` [request/s], ``within`` (GPUs that a pool may
+    have, by the fewest found so far and those that the next could do with [1]) and ``handing`` (of a choice the same
+    before a decode pool; None = itself).
     """
     fewest = most
     order = [
@@ -66,7 +71,7 @@ def pools(
     heapq.heapify(order)
     while order and order[0][0] <= (limit := within(fewest, order[0][0])):
         _, known, place = heapq.heappop(order)
-        choice = choices[place]
+        choice = choices[place] if handing is None or not known else handing(choices[place])
         room = limit // gpus_of(choice)
         if not known:
             if choice.reaches(rate / max(room, 1.0)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from operator import itemgetter
 from typing import TypeVar
 
@@ -32,16 +32,18 @@ CLOSE, BEST = 8, 3
 FARTHEST = 2.0
 
 
-def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
+def _sized(choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None) -> list[SizedPool]:
     """Size pools for a rate, fewest GPUs first; none above ``most`` GPUs or ``FARTHEST`` times the fewest."""
-    return sorted(pools(choices, rate, most, lambda fewest, _: min(fewest * FARTHEST, most)), key=_size)
+    return sorted(pools(choices, rate, most, lambda fewest, _: min(fewest * FARTHEST, most), handed), key=_size)
 
 
 def _size(pool: SizedPool) -> tuple[int, int, int]:
     return pool.gpus, getattr(pool.choice, "hold_steps", 0), gpus_of(pool.choice)
 
 
-def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
+def _worth_pairing(
+    role: str, choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None
+) -> list[SizedPool]:
     """Keep one pool of each layout: the best ranked of its smallest ones; then the best layouts (``CLOSE``, ``BEST``).
 
     Chunk sizes, batches and budgets make no layouts of their own. None has more than ``most`` GPUs, or ``FARTHEST``
@@ -60,7 +62,7 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
         others = _others(len(fewest_of) - len(far))
         return limit if len(far) < others else min(far[others - 1], limit)
 
-    for each in pools(choices, rate, most, within):
+    for each in pools(choices, rate, most, within, handed):
         found.append(each)
         layout = _layout(each.choice.mapping)
         if layout not in fewest_of and not is_unknown(_planned(role, each, rate)):
@@ -81,10 +83,10 @@ def _worth_pairing(role: str, choices: Sequence[AnyChoice], rate: float, most: f
         return min(zip(map(standing_of_pool, planned), alike, strict=True), key=lambda pair: pair[0])
 
     best = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
-    others = [first(each) for each in far]
-    kept = [*best, *others[: _others(len(close))]]
+    others = map(first, far)
+    kept = [*best, *islice(others, _others(len(close)))]
     if all(rank.unknown for rank, _ in kept):
-        kept += [pair for pair in others if not pair[0].unknown][:1]
+        kept += islice((pair for pair in others if not pair[0].unknown), 1)
     return [each for _, each in kept]
 
 
@@ -97,9 +99,9 @@ def _others(close: int) -> int:
     return max(BEST - min(close, CLOSE), 1)
 
 
-def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
+def _fewest(choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None) -> float:
     """GPUs of the smallest pool that serves a rate; inf where more than ``most`` would be needed. [1]"""
-    found = pools(choices, rate, most + 1, lambda fewest, _: fewest - 1)
+    found = pools(choices, rate, most + 1, lambda fewest, _: fewest - 1, handed)
     return min((each.gpus for each in found), default=math.inf)
 
 
@@ -156,13 +158,24 @@ def _before(
         yield (SizedPool(case.encode, count),), [behind(each, case.encode, count) for each in senders]
 
 
-def _handing(
-    case: Candidates, senders: Sequence[PrefillChoice], taker: SizedPool, rate: float
-) -> dict[AnyChoice, PrefillChoice]:
-    """Choices of prefill that hand over to a decode pool, and what they are without one."""
-    assert isinstance(taker.choice, DecodeChoice)
-    at = taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share
-    return {handing(each, *at): each for each in senders}
+class _Handed:
+    """Choices of prefill before a decode pool, made where they are asked for, and what they are without it."""
+
+    def __init__(self, case: Candidates, taker: SizedPool, rate: float) -> None:
+        assert isinstance(taker.choice, DecodeChoice)
+        self._to = taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share
+        self._of: dict[AnyChoice, AnyChoice] = {}
+
+    def __call__(self, sender: AnyChoice) -> AnyChoice:
+        """The same before the decode pool."""
+        assert isinstance(sender, PrefillChoice)
+        made = handing(sender, *self._to)
+        self._of[made] = sender
+        return made
+
+    def plain(self, pools: Sequence[SizedPool]) -> list[SizedPool]:
+        """The same without the decode pool."""
+        return [each._replace(choice=self._of[each.choice]) for each in pools]
 
 
 def _gpus(chain: _Chain) -> int:
@@ -175,9 +188,9 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         decode = _worth_pairing("decode", takers, rate, limit)
         for (before, passed), taker in product(_before(case, senders, rate) if decode else (), decode):
-            handed = _handing(case, passed, taker, rate)
-            prefill = _worth_pairing("prefill", list(handed), rate, limit - taker.gpus - _gpus(before))
-            chains += [(*before, each._replace(choice=handed[each.choice]), taker) for each in prefill]
+            handed = _Handed(case, taker, rate)
+            prefill = _worth_pairing("prefill", passed, rate, limit - taker.gpus - _gpus(before), handed)
+            chains += [(*before, each, taker) for each in handed.plain(prefill)]
         if chains:
             break
     both = _worth_pairing("colocated", case.colocated, rate, most)
@@ -209,9 +222,8 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         decode = drawing("decode", takers, most)
         for (before, passed), (taker, own) in product(_before(case, senders, rate) if decode else (), decode):
-            handed = _handing(case, passed, taker, rate)
-            sized = _sized(list(handed), rate, limit - taker.gpus - _gpus(before))
-            prefill = [each._replace(choice=handed[each.choice]) for each in sized]
+            handed = _Handed(case, taker, rate)
+            prefill = handed.plain(_sized(passed, rate, limit - taker.gpus - _gpus(before), handed))
             others = own + sum(watts("encode", before))
             chains += [
                 (power + others, (*before, each, taker))
@@ -263,7 +275,7 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
         least = sorted(pools(takers, rate, limit, lambda fewest, _: FARTHEST * fewest), key=lambda each: each.gpus)
         for (before, passed), taker in product(_before(case, senders, rate) if least else (), least):
             room = min(limit - taker.gpus, (cheapest - decode * taker.gpus) / prefill) - _gpus(before)
-            sender = _gpus(before) + _fewest(list(_handing(case, passed, taker, rate)), rate, room)
+            sender = _gpus(before) + _fewest(passed, rate, room, _Handed(case, taker, rate))
             cheapest = min(cheapest, prefill * sender + decode * taker.gpus)
         if math.isfinite(cheapest):
             return cheapest
