@@ -172,7 +172,11 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     if not found:
         return None
     found.sort(key=value, reverse=True)
-    first = partial(answer_of, cost=lambda each: 1.0 / value(each), near=1.0)
+    place = partial(standing, prices=cases[0].prices)
+
+    def first(designs: Sequence[Design]) -> Design:
+        return answer_of(sorted(designs, key=place), lambda each: 1.0 / value(each), near_of(cases[0]))
+
     rate, kinds = first(found).rate, {_kind(each) for each in found}
     for factor, case in product(FEWER if others else (), cases):
         for each in designs_at(case, rate / factor, gpus):
