@@ -23,13 +23,13 @@ def technique_pairs() -> str:
 
 
 def _together(one: str, other: str) -> str:
-    """Say in which commands two techniques go together."""
+    """Say in which commands two techniques go together: a tick means in all."""
     commands, found = registry.Keys._fields, [*registry.exclusions(one, other)]
     refused = [name for name in commands if any(name in each.where and not each.part for each in found)]
     if len(refused) == len(commands):
         return "refused"
     parts = ", ".join(dict.fromkeys(f"no {each.part}" for each in found if each.part))
-    return ", ".join(filter(None, ["works", parts, refused and f"not in {' and '.join(refused)}"]))
+    return ", ".join(filter(None, [parts, refused and f"not in {' and '.join(refused)}"])) or "✓"
 
 
 @quick
