@@ -29,7 +29,7 @@ COMMANDS = {
     "`disagg-sim --help`": "--help",
     "`disagg-sim plan`": PLAN,
     "`disagg-sim explain`": "explain --model llama_3_1_8b --system h100_sxm --precision fp8 --phase decode --batch 64",
-    "`disagg-sim sweep smoke` (18,576 design points)": "sweep smoke --out results --overwrite --no-figures",
+    "`disagg-sim sweep smoke` (18,576 design points)": "sweep smoke --out results --overwrite",
 }
 WARM_RUNS = 5
 #: What these install is for a machine of its own, or for work on the package itself.

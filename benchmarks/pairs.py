@@ -47,7 +47,7 @@ atexit.register(shutil.rmtree, folder)
 spec = yaml.safe_load(open("sweeps/demo.yaml"))
 spec |= {{key: spec[key][:1] for key in ("models", "traffic")}} | {{"systems": dict([*spec["systems"].items()][:1])}}
 with open(folder + "/first.yaml", "w") as file: yaml.safe_dump(spec, file)
-last = "--no-figures", "--overwrite", "--jobs", "1" """
+last = "--overwrite", "--jobs", "1" """
 
 
 class Workload(NamedTuple):

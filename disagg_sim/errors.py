@@ -68,6 +68,7 @@ REMOVED = {
     "interference": "was removed: nothing measured says what phases of a mixed step cost each other; leave it out",
     "--popularity-drift": _STILL,
     "--bucket": "was removed: give --out on a disk that all workers share, or an object store that is mounted as one",
+    "--no-figures": "was removed: no pictures are written beside tables; disagg-sim report DIR shows them",
     "store compact": "was removed: every command reads many small files, so nothing needs it",
 }
 

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 import disagg_sim as ds
-from disagg_sim.report.figures import COLOURS, MARKS, X_LABEL, blank_figure
+from disagg_sim.report.roofline import COLOURS, blank_figure
 from disagg_sim.units import GB
 from docs.computed.new_attention import (
     CO_LOCATED,
@@ -26,6 +26,8 @@ from docs.computed.new_attention import (
     points,
 )
 
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+X_LABEL = "interactivity [tokens/s/user]"
 #: Colour and mark of each model; the yardstick is black.
 LOOKS = dict(zip(LABELS, zip((COLOURS[6], *COLOURS[:6]), ("X", *MARKS[:6]), strict=True), strict=True))
 GREY = "#555555"

@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this tree
 
 import disagg_sim as ds  # noqa: E402
-from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_figure  # noqa: E402
-from disagg_sim.report.roofline import breakdown_figure  # noqa: E402
+from disagg_sim.report.roofline import COLOURS, STYLE, blank_figure, breakdown_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
 from disagg_sim.units import GB, MS  # noqa: E402
 from docs import attention_figures, scaling_figure  # noqa: E402
+from docs.attention_figures import MARKS, X_LABEL, X  # noqa: E402
 from docs.computed import reuse  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.report.figures import COLOURS, MARKS, blank_figure
+from disagg_sim.report.roofline import COLOURS, blank_figure
 from disagg_sim.units import GB
+from docs.attention_figures import MARKS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from scaling import KINDS, TABLE, fits

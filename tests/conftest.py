@@ -66,7 +66,7 @@ def swept(one_core):
     def computed(text: str, out: Path) -> Path:
         file = out.with_suffix(".yaml")
         file.write_text(text)
-        assert run(["sweep", str(file), "--out", str(out), "--no-figures"]) == 0
+        assert run(["sweep", str(file), "--out", str(out)]) == 0
         return out
 
     return computed

@@ -51,8 +51,8 @@ SCENARIO = {
 }
 #: What is asked in one folder, in this order. Results of two sweeps and of a scenario are there then.
 ASKED = {
-    "sweep": "sweep old.yaml --out old --no-figures --jobs 1",
-    "sweep_new": "sweep old.yaml --out new --no-figures --jobs 1",
+    "sweep": "sweep old.yaml --out old --jobs 1",
+    "sweep_new": "sweep old.yaml --out new --jobs 1",
     "compare": "compare old new",
     "compare_all": "compare old new --all --rtol 0.02",
     "compare_same": "compare old old",
@@ -68,8 +68,8 @@ ASKED = {
     " --time-unit ms",
     "trace_hashed": "trace stats hashed.jsonl --as-is",
     "trace_lengths": "trace stats lengths.csv --rate 90/min --seed 3",
-    "simulate": "simulate trial.yaml --out run --no-figures --jobs 1 --energy",
-    "simulate_few": "simulate trial.yaml --out few --no-figures --jobs 1 --json --requests 40 --seed 3",
+    "simulate": "simulate trial.yaml --out run --jobs 1 --energy",
+    "simulate_few": "simulate trial.yaml --out few --jobs 1 --json --requests 40 --seed 3",
     "specs_check": "specs check old.yaml trial.yaml",
     "specs_policy": "specs show policy vllm",
     "specs_system": "specs show hardware rtx_pro_6000",

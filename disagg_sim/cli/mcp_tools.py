@@ -151,7 +151,7 @@ def sweep(
             f"{file}: {asked.points:,} design points; allowed here: {MOST_POINTS:,}; run disagg-sim sweep in a shell"
         )
     with staying(Workers(1)) as there:
-        compute(asked, Path(out), there, figures=False, overwrite=False, error_bars=False)
+        compute(asked, Path(out), there, overwrite=False, error_bars=False)
     return sweep_json(read_frontier(Path(out)))
 
 

@@ -16,8 +16,8 @@ from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.lines import not_completed
-from disagg_sim.report.simulation import ENERGY_HEADER, draw_simulation, write_perfetto, write_run_energy
-from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
+from disagg_sim.report.simulation import ENERGY_HEADER, write_perfetto, write_run_energy
+from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, encode_use, require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.options import NONE
@@ -48,7 +48,6 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of another scenario in the directory.")
     ] = False,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
 ) -> None:
     """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
@@ -57,14 +56,12 @@ def simulate(
         if requests is not None:
             scenario = replace(scenario, traces=tuple(each.of_length(requests) for each in scenario.traces))
         plan = plan_scenario(scenario)
-        result = _simulate(
-            plan,
-            out,
-            Workers(jobs or cores(), backend, address),
-            figures=not no_figures,
-            overwrite=overwrite,
-            perfetto=perfetto,
-        )
+        told, workers = listener("requests", "simulated"), Workers(jobs or cores(), backend, address)
+        result = run_scenario(plan, out, jobs=workers, listener=told, overwrite=overwrite)
+        if perfetto and scenario.run.records == NONE:
+            told.note("records: none leaves no requests to draw")
+        elif perfetto:
+            told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
         drawn = write_run_energy(result, out) if energy else []
         if as_json:
             typer.echo(json.dumps(simulate_json(plan.scenario.name, out, result.summary, result.capacity), indent=1))
@@ -78,22 +75,6 @@ def simulate(
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-def _simulate(
-    plan: ScenarioPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, perfetto: bool
-) -> ScenarioResult:
-    """Simulate every run, and draw them."""
-    told = listener("requests", "simulated")
-    result = run_scenario(plan, out, jobs=workers, listener=told, overwrite=overwrite)
-    if plan.scenario.run.records == NONE and (perfetto or figures):
-        told.note("records: none leaves no requests to draw")
-        return result
-    if perfetto:
-        told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
-    if figures:
-        told.note(f"{draw_simulation(result, out, jobs=workers.jobs)} figures drawn")
-    return result
 
 
 def _print_summary(result: ScenarioResult) -> None:

@@ -44,9 +44,8 @@ def sweep(
         bool, typer.Option("--overwrite", help="Replace the results of another sweep in the directory.")
     ] = False,
     uncertainty: Annotated[
-        bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, bands in figures.")
+        bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv.")
     ] = False,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
 ) -> None:
     """Compute the Pareto frontiers of every case of a sweep, with mappings, rate matching and KV bandwidth."""
@@ -59,30 +58,24 @@ def sweep(
         else:
             workers = Workers(jobs or cores(), backend, address)
             with staying(workers) as there:
-                said = compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
+                said = compute(plan, out, there, overwrite=overwrite, error_bars=uncertainty)
             typer.echo(_document(out) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
+def compute(plan: SweepPlan, out: Path, workers: Workers, *, overwrite: bool, error_bars: bool) -> str:
     """Compute the sweep, and say in one line what came out."""
     told = listener()
     result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite, outside=True)
     fidelity = fidelity_of(result, out, error_bars=error_bars or plan.spec.uncertainty, jobs=workers)
     write_fidelity(fidelity, out)
-    write_text(out / "summary.md", summary(result, figures=figures, fidelity=fidelity))
+    write_text(out / "summary.md", summary(result, fidelity))
     result.require()
     for case in result.cases:
         for mode, verdict in case.verdicts:
             told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
-    if figures:
-        from disagg_sim.report.figures import draw_figures  # matplotlib takes a third of the start
-
-        jobs = 1 if workers.backend == "serial" else workers.jobs
-        pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
-        told.note(f"{pictures} figures drawn")
     total = result.total
     return (
         f"{plan.spec.name}: {len(result.cases)} cases, {total.computed:,} design points, {total.feasible:,} feasible, "

@@ -12,12 +12,40 @@ from disagg_sim.atomic import require_own, written
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError
+from disagg_sim.extras import unconfigured
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.report.breakdown import RESOURCE_COLOURS, RESOURCE_TEXT, heading, latency_title, lines_of, point_of
-from disagg_sim.report.drawing import FuncFormatter, mpl
-from disagg_sim.report.figures import MARK, STYLE, blank_figure
 from disagg_sim.units import MS, TB, TERA
+
+with unconfigured():  # without a ``matplotlibrc`` of the working directory
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+__all__ = ["COLOURS", "MARK", "STYLE", "blank_figure", "breakdown_figure", "draw_breakdown", "mpl"]
+
+#: In every picture: others are not replaced.
+MARK = "Drawn by disagg-sim"
+#: Okabe and Ito's palette, which colour-blind readers tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+#: Of all pictures.
+STYLE: Any = {
+    "figure.figsize": (9.0, 5.6),
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+    "font.size": 11.0,
+    "axes.titlesize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.0,
+}
 
 #: Arithmetic that no operator uses.
 UNUSED_ARITHMETIC = frozenset({"fp64", "fp32", "tf32", "int8"})
@@ -27,6 +55,13 @@ LEAST_BARS = 9
 _STYLE: Any = {**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt": "disagg-sim"}
 #: Operators that have their name on the roofline. [1]
 NAMED = 7
+
+
+def blank_figure(size: tuple[float, float] | None = None) -> Any:
+    """Make an empty picture that needs no display."""
+    figure = Figure(layout="constrained", figsize=size)
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:

@@ -15,7 +15,6 @@ from disagg_sim.report.words import (
     drafts_text,
     mapping_text,
     markdown_table,
-    overview_name,
     pools_text,
     prefill_text,
     tag_text,
@@ -24,7 +23,7 @@ from disagg_sim.report.words import (
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
-from disagg_sim.sweep.results import CaseResult, SweepResult
+from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.units import GB, MS
 
@@ -35,8 +34,8 @@ _CASE = ("model", "system, precision", "tokens in/out", "case")
 _DEPLOYMENT = ("GPUs", "prefill", "decode", "TTFT [s]", "TPOT [ms]", "KV out/in [GB/s/GPU]", "layout", "evidence")
 
 
-def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:
-    """The text of ``summary.md``: the better mode at three speeds, pictures, throughput, what to deploy."""
+def summary(result: SweepResult, fidelity: Sequence[CaseFidelity] = ()) -> str:
+    """The text of ``summary.md``: the better mode at three speeds, throughput, what to deploy."""
     known = {each.case: each for each in fidelity}
     verdicts = {
         item.plan.case.name: [verdict_of(item, known.get(item.plan.case.name), speed) for speed in SPEEDS]
@@ -44,7 +43,6 @@ def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFideli
     }
     parts = [f"# Sweep `{result.plan.spec.name}`"]
     parts += [*_better(result, verdicts)] if _compared(result) else []
-    parts += _pictures(result) if figures else []
     parts += _stopped(result)
     parts += [_throughput(result), *_deployments(result, verdicts), _made(result)]
     return "\n\n".join(parts) + "\n"
@@ -97,16 +95,6 @@ def _by_case(result: SweepResult, columns: Sequence[str], cells: Sequence[Sequen
     head = [*_CASE[:3], *_CASE[3:] * tagged, *columns]
     table = [[*key[:3], *[" or ".join(texts)] * tagged, *key[3:]] for key, texts in rows.items()]
     return markdown_table(head, table, numbers=numbers)
-
-
-def _pictures(result: SweepResult) -> list[str]:
-    """One picture a model: the comparison of its cases, or the frontiers of its only one."""
-    shown: dict[str, list[CaseResult]] = {}
-    for item in result.cases:
-        if item.found:
-            shown.setdefault(overview_name(item.plan.case), []).append(item)
-    paths = [name if len(items) > 1 else f"{items[0].plan.case.name}/pareto.png" for name, items in shown.items()]
-    return [f"![{items[0].plan.case.model}](figures/{path})" for path, items in zip(paths, shown.values(), strict=True)]
 
 
 def _stopped(result: SweepResult) -> list[str]:

@@ -12,7 +12,6 @@ from disagg_sim.domain import SHARDING, UNSAID
 if TYPE_CHECKING:
     from disagg_sim.domain import Sharding as Shards
     from disagg_sim.planning.question import Size
-    from disagg_sim.sweep.cases import Case
     from disagg_sim.sweep.spec import PoolSystems
 
 
@@ -55,11 +54,6 @@ def pools_text(pools: PoolSystems) -> str:
 def tag_text(tag: str) -> str:
     """One axis of a case where people read it: ``domain8`` stays, ``every_step_mixed`` loses its underscores."""
     return tag.replace("_", " ")
-
-
-def overview_name(case: Case) -> str:
-    """File name of the picture that compares the cases of a model."""
-    return f"{case.model}.png"
 
 
 #: What a mode is called where people read it.

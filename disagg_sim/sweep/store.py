@@ -62,7 +62,7 @@ WRITTEN = (
     *("summary.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv"),
     *("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "capacity_runs.csv", "energy.csv", "notes.txt"),
     *("outside_calibration.csv", "uncertainty.csv", "gain.csv", "sensitivity.csv", "manifest.json", INDEX),
-    *("figures", "perfetto", "pieces"),
+    *("perfetto", "pieces"),
 )
 #: Of the layout of directories, and of names and metadata of files; raised when an older program could not read them.
 SCHEMA = 1

@@ -56,7 +56,7 @@ def check_sample() -> str:
     with TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "curves.yaml").write_text(sweep)
-        run = ["sweep", "curves.yaml", "--no-figures", "--jobs", "1", "--out"]
+        run = ["sweep", "curves.yaml", "--jobs", "1", "--out"]
         _said([*run, "baselines/curves"], folder=folder)
         changed = folder / "specs" / "hw_specs" / "efficiency" / own.name
         changed.parent.mkdir(parents=True)

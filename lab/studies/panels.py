@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from disagg_sim.report.drawing import mpl
-from disagg_sim.report.figures import COLOURS, LINES, STYLE, blank_figure, save_png
+from disagg_sim.atomic import written
+from disagg_sim.report.roofline import COLOURS, MARK, STYLE, blank_figure, mpl
 
+LINES = ("-", "--", ":", "-.")
 PRINTED = "paper: "  # how a curve is called whose points a paper prints: drawn as crosses in the colour of ours
 ACROSS = 3  # panels beside each other [1]
 
@@ -72,4 +73,5 @@ def draw_picture(picture: Picture, path: Path) -> None:
             panel.set(xlabel=axes.x_label, ylabel=own.get("y_label", axes.y_label), title=name)
             panel.set(xscale=axes.x_scale, yscale=own.get("y_scale", axes.y_scale))
         figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(len(drawn), 3))
-        save_png(figure, path)
+        with written(path) as handle:
+            figure.canvas.print_png(handle, metadata={"Software": MARK})  # draws once; ``savefig`` draws twice

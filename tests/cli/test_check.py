@@ -28,7 +28,7 @@ FIT = r"(engine: trtllm, .*kind: gqa, cache: fp8, e_memory: )([0-9.]+)(, )"  # o
 
 def sweep(out: Path) -> Path:
     (out.parent / "curves.yaml").write_text(SWEEP)
-    assert run(["sweep", str(out.parent / "curves.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
+    assert run(["sweep", str(out.parent / "curves.yaml"), "--out", str(out), "--jobs", "1"]) == 0
     return out
 
 

@@ -87,7 +87,6 @@ def test_an_option_of_sweep_reaches_its_spec(said, field, value, caught):
     [
         (["--uncertainty"], "error_bars", True),
         ([], "error_bars", False),
-        (["--no-figures"], "figures", False),
         (["--overwrite"], "overwrite", True),
         (["--jobs", "3"], "workers", 3),
     ],

@@ -117,7 +117,7 @@ policies: vllm
     for said in ("", "crowding: 100\n", "crowding: 64\n"):
         file, out = tmp_path / "burst.yaml", tmp_path / f"out{len(found)}"
         file.write_text(text + said)
-        assert run(["simulate", str(file), "--out", str(out), "--no-figures"]) == 0
+        assert run(["simulate", str(file), "--out", str(out)]) == 0
         found[said] = pd.read_csv(out / "summary.csv").iloc[0]
     plain, same, crowded = found.values()
     assert same["tpot_p50_s"] == plain["tpot_p50_s"]

@@ -12,6 +12,7 @@ PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64"
     ("option", "asked"),
     [
         ("--popularity-drift", [*PLAN, "--popularity-drift", "9"]),
+        ("--no-figures", ["sweep", "smoke", "--no-figures"]),
         ("--bucket", ["sweep", "smoke", "--bucket", "s3://a"]),
         ("store compact", ["store", "compact", "results"]),
     ],

@@ -64,7 +64,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return found | {"summary.csv": summary.to_csv().encode(), "log": (root / "decisions.csv").read_bytes()}
 
 
-def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, capsys):
+def test_a_scenario_leaves_its_tables_and_traces(scenario, tmp_path, capsys):
     out = tmp_path / "out"
     path = scenario(capacity={"criterion": "attainment", "share": 0.9})
     assert simulated(path, "--out", str(out), "--perfetto") == 0
@@ -80,15 +80,6 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
     requests = read_parquet(out / "requests" / "two" / "disaggregated-short-x1.parquet")
     assert len(requests) == 60
     assert (requests["prefill_instance"] != requests["decode_instance"]).all()
-    assert {path.name for path in (out / "figures" / "two").iterdir()} == {
-        "vllm-short-x1.png",
-        "vllm-short-x2.png",
-        "disaggregated-short-x1.png",
-        "disaggregated-short-x2.png",
-        "latencies-short-x1.png",
-        "latencies-short-x2.png",
-        "attainment-short.png",
-    }
     capacity = pd.read_csv(out / "capacity.csv")
     assert capacity["policy"].tolist() == ["vllm", "disaggregated"]
     assert (capacity["met_again_rate_scale"] == 0).all()
@@ -101,7 +92,7 @@ def test_a_scenario_leaves_its_tables_pictures_and_traces(scenario, tmp_path, ca
 
 def test_requests_that_were_not_completed_stand_beside_attainment_which_counts_them(scenario, tmp_path, capsys):
     cut = scenario(run={"until_s": 4.0})
-    assert simulated(cut, "--out", str(tmp_path / "cut"), "--no-figures") == 0
+    assert simulated(cut, "--out", str(tmp_path / "cut")) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.endswith("not completed")
     assert lines[4] == "attainment counts requests that were not completed as misses; TTFT and TPOT leave them out"
@@ -110,13 +101,13 @@ def test_requests_that_were_not_completed_stand_beside_attainment_which_counts_t
         assert round(60 * row["slo_attainment"]) <= row["completed"]
         lost = not_completed(*(int(row[name]) for name in ("rejected", "failed", "unfinished")))
         assert line.endswith(f"  {lost} of 60")
-    assert simulated(scenario(), "--out", str(tmp_path / "whole"), "--no-figures") == 0
+    assert simulated(scenario(), "--out", str(tmp_path / "whole")) == 0
     assert "completed" not in capsys.readouterr().out
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path, monkeypatch, capsys):
     path, whole, stopped = scenario(), tmp_path / "whole", tmp_path / "stopped"
-    assert simulated(path, "--out", str(whole), "--no-figures") == 0
+    assert simulated(path, "--out", str(whole)) == 0
     compute, calls = scenario_run.compute_run, []
 
     def interrupted(task):
@@ -126,23 +117,23 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(scenario, tmp_path,
         return compute(task)
 
     monkeypatch.setattr(scenario_run, "compute_run", interrupted)
-    assert simulated(path, "--out", str(stopped), "--no-figures") == 130
+    assert simulated(path, "--out", str(stopped)) == 130
     assert "the same command goes on" in capsys.readouterr().err
-    (stopped / "figures" / "two").mkdir(parents=True)
-    for left in (".summary.csv.12.tmp", "figures/two/.gone.png.12.tmp", "requests/two/.vllm-short-x2.parquet.1.tmp"):
+    (stopped / "perfetto" / "two").mkdir(parents=True)
+    for left in (".summary.csv.12.tmp", "perfetto/two/.gone.json.12.tmp", "requests/two/.vllm-short-x2.parquet.1.tmp"):
         (stopped / left).write_text("half")
     monkeypatch.setattr(scenario_run, "compute_run", compute)
-    assert simulated(path, "--out", str(stopped), "--no-figures") == 0
+    assert simulated(path, "--out", str(stopped)) == 0
     assert "2 of 4 runs already stored" in capsys.readouterr().err
     assert contents(stopped) == contents(whole)
     assert not list(stopped.rglob("*.tmp"))
-    assert simulated(path, "--out", str(stopped), "--no-figures") == 0
+    assert simulated(path, "--out", str(stopped)) == 0
     assert "4 of 4 runs already stored" in capsys.readouterr().err
 
 
 def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, capsys):
     path, out = scenario(), tmp_path / "out"
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    assert simulated(path, "--out", str(out)) == 0
     before = contents(out)
     dice = random.Random(11)
     stored = sorted(out.glob("*/two/*.parquet"))
@@ -151,7 +142,7 @@ def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, caps
         data[dice.randrange(4, len(data) - 4)] ^= 1 << dice.randrange(8)
         hurt.write_bytes(data)
         capsys.readouterr()
-        assert simulated(path, "--out", str(out), "--no-figures") == 0, at
+        assert simulated(path, "--out", str(out)) == 0, at
         said = capsys.readouterr().err
         assert "corrupt block, computing it again" in said or "1 stored runs have no checksum" in said
         assert "3 of 4 runs already stored" in said
@@ -161,7 +152,7 @@ def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, caps
 def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_path):
     out = tmp_path / "out"
     path = scenario(capacity={"criterion": "attainment", "share": 0.9})
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    assert simulated(path, "--out", str(out)) == 0
     for table in out.glob("*/two/*.parquet"):
         assert not {*MEASURED} & {*read_parquet(table).columns}
     first = {name: pd.read_csv(out / name) for name in ("summary.csv", "capacity_runs.csv")}
@@ -169,11 +160,11 @@ def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_
         assert (found[list(MEASURED)] > 0).all().all()
     with (out / "timing.jsonl").open("a") as log:
         log.write('{"block": "runs/')  # a line of a process that was killed
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    assert simulated(path, "--out", str(out)) == 0
     for name, found in first.items():
         pd.testing.assert_frame_equal(pd.read_csv(out / name), found)
     (out / "timing.jsonl").unlink()
-    assert simulated(path, "--out", str(out), "--no-figures") == 0
+    assert simulated(path, "--out", str(out)) == 0
     for name, found in first.items():
         again = pd.read_csv(out / name)
         assert again[list(MEASURED)].isna().all().all()
@@ -188,7 +179,7 @@ def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
     assert simulated(path, "--out", str(whole)) == 0
     script = "from disagg_sim.cli.main import main; main()"
     command = [sys.executable, "-c", script, "simulate", path, "--out", str(killed), "--jobs", "1"]
-    for place in ("requests/two/*.parquet", "runs/two/disaggregated-*", "figures/two/.*.tmp"):
+    for place in ("requests/two/*.parquet", "runs/two/disaggregated-*", "perfetto/two/.*.tmp"):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             while run.poll() is None and not list(killed.glob(place)):
                 time.sleep(0.0005)
@@ -212,22 +203,22 @@ def test_what_is_compiled_is_told_before_anything_is_counted(scenario, tmp_path,
 
     monkeypatch.setattr(scenario_run, "simulate", compiling)
     monkeypatch.setattr(scenario_run, "code_home", lambda: CodeHome(None, "every process compiles"))
-    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
+    assert simulated(scenario(), "--out", str(tmp_path / "out")) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(calls) == 2  # policies
     assert said[:3] == ["0 of 4 runs already stored", "every process compiles", COMPILING]
-    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 0
+    assert simulated(scenario(), "--out", str(tmp_path / "out")) == 0
     assert len(calls) == 2, "nothing is missing, so nothing is compiled"
 
 
 def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, capsys):
     other = tmp_path / "other.csv"
     other.write_text("\n".join(TRACE.splitlines()[:21]))
-    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--trace", str(other), "--no-figures") == 0
+    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--trace", str(other)) == 0
     summary = pd.read_csv(tmp_path / "out" / "summary.csv")
     assert set(summary["trace"]) == {"other"}
     assert set(summary["requests"]) == {20}
-    assert simulated(scenario(), "--out", str(tmp_path / "out"), "--no-figures") == 2
+    assert simulated(scenario(), "--out", str(tmp_path / "out")) == 2
     assert "and none of 'trial'; give another --out, or --overwrite" in capsys.readouterr().err
 
 
@@ -278,7 +269,7 @@ def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path
     """A pass of ten million tokens has activations of hundreds of GB."""
     deployments = {"two": {"colocated": {"instances": 2}}, "vast": {"colocated": {"token_budget": 10_000_000}}}
     path, out = scenario(policies=["vllm"], trace={"path": "short.csv"}, deployments=deployments), tmp_path / "out"
-    assert simulated(path, "--out", str(out), "--no-figures") == 2
+    assert simulated(path, "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert "error: vast/vllm-short-x1: llama_3_1_8b on h100_sxm leaves no memory for a KV cache" in error
     assert "rows so far" not in error
@@ -346,7 +337,7 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         policies=[*names, "vllm"], trace={"path": "short.csv"}, policy_file=[f"{name}.py" for name in names]
     )
     out = tmp_path / "out"
-    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
+    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs]) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
     lines = error[error.index("error: ") :].removeprefix("error: ").splitlines()
@@ -361,7 +352,7 @@ def test_a_policy_that_fails_stops_its_runs_alone(scenario, tmp_path, capsys, ow
         assert len(kept) == 60
         assert set(kept["status"]) <= {"completed", "unfinished"}
     assert pd.read_csv(out / "summary.csv")["policy"].tolist() == ["vllm"]
-    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs, "--no-figures"]) == 2
+    assert run(["simulate", path_of_scenario, "--out", str(out), "--jobs", jobs]) == 2
     assert f"1 of {1 + len(FAILS)} runs already stored" in capsys.readouterr().err
 
 
@@ -381,9 +372,3 @@ def test_a_policy_file_that_fails_at_its_import_is_one_line(scenario, tmp_path, 
     assert said in error
     assert "own_import.py:" in error
     assert len(error.splitlines()) == 1
-
-
-def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
-    path, out = scenario(name=r"price in $\frac{$", trace={"path": "short.csv"}), tmp_path / "out"
-    assert simulated(path, "--out", str(out)) == 0
-    assert list((out / "figures" / "two").glob("latencies-*.png"))

@@ -36,7 +36,7 @@ def test_workers_take_no_modules_of_the_working_directory(tmp_path):
     for name in ("joblib", "multiprocessing", "numpy"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n")
     (tmp_path / "small.yaml").write_text(SWEEP)
-    ran(tmp_path, RUN, "sweep", "small.yaml", "--out", "out", "--jobs", "2", "--no-figures")
+    ran(tmp_path, RUN, "sweep", "small.yaml", "--out", "out", "--jobs", "2")
     assert not (tmp_path / "ran").exists()
 
 

@@ -138,7 +138,7 @@ def test_the_hub_is_asked_once_for_a_name_of_its_own_and_never_offline(command, 
 def test_a_table_of_others_asks_nothing_of_the_hub(asked, tmp_path, capsys):
     sweep = "name: small\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
     (tmp_path / "small.yaml").write_text(sweep + "limits: {max_gpus: 1, gpu_cap: 4}\nmodes: [colocated]\n")
-    assert run(["sweep", "small.yaml", "--out", "out", "--jobs", "1", "--no-figures"]) == 0
+    assert run(["sweep", "small.yaml", "--out", "out", "--jobs", "1"]) == 0
     text = (tmp_path / "out" / "frontier.csv").read_text()
     (tmp_path / "frontier.csv").write_text(text.replace(",llama_3_1_8b,", ",evil/name,"))
     capsys.readouterr()

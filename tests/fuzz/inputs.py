@@ -183,9 +183,7 @@ def sweep_counted(rng: Random) -> Spoilt:
 def sweep_run(rng: Random) -> Spoilt:
     """A sweep, computed."""
     return Spoilt(
-        "sweep",
-        {"s.yaml": spoilt_yaml(SWEEP, rng)},
-        ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"],
+        "sweep", {"s.yaml": spoilt_yaml(SWEEP, rng)}, ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng)]
     )
 
 
@@ -199,7 +197,7 @@ def scenario(rng: Random) -> Spoilt:
             "s.yaml": _dump(document) if spoil_trace else spoilt_yaml(document, rng),
             "trace.csv": spoilt_table(TRACES["csv"], rng) if spoil_trace else trace,
         },
-        ["simulate", "s.yaml", "--out", "out", "--jobs", _jobs(rng), "--no-figures"],
+        ["simulate", "s.yaml", "--out", "out", "--jobs", _jobs(rng)],
     )
 
 
@@ -265,7 +263,7 @@ def spec(rng: Random) -> Spoilt:
         sweep["systems"] = {"b200_sxm": used[1]}
     elif used:
         sweep["profile"] = used[1]
-    then = [["sweep", "s.yaml", *rng.choice((("--dry-run",), ("--out", "out", "--jobs", "1", "--no-figures")))]]
+    then = [["sweep", "s.yaml", *rng.choice((("--dry-run",), ("--out", "out", "--jobs", "1")))]]
     if kind in ("hardware", "model", "traffic", "precision", "profile"):
         then.insert(0, ["specs", "show", kind, source.stem])
     return Spoilt(
@@ -326,7 +324,7 @@ def served(rng: Random) -> Spoilt:
 
 def store(rng: Random) -> Spoilt:
     """Finished results, one of their files spoilt, taken up again, judged and compared."""
-    again = ["sweep", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"]
+    again = ["sweep", "s.yaml", "--out", "results", "--jobs", "1"]
     commands = (
         again,
         ["check", "results", "--baseline", "baseline"],
@@ -342,7 +340,7 @@ def store(rng: Random) -> Spoilt:
 
 def runs(rng: Random) -> Spoilt:
     """Finished simulations, one of their files spoilt, taken up again or shown."""
-    again = ["simulate", "sc.yaml", "--out", "runs", "--jobs", "1", "--no-figures"]
+    again = ["simulate", "sc.yaml", "--out", "runs", "--jobs", "1"]
     command = rng.choice((again, ["report", "runs"]))
     return Spoilt("runs", {"sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode()}, command, stores=("runs",))
 
@@ -374,8 +372,8 @@ OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.
 #: One line or more of every command.
 LINES = (
     ["sweep", "s.yaml", "--dry-run"],
-    ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
-    ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+    ["sweep", "s.yaml", "--out", "out", "--jobs", "1"],
+    ["simulate", "sc.yaml", "--out", "out", "--jobs", "1"],
     ["trace", "stats", "trace.csv"],
     ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
     ["plan", *PLAN, "--trace", "trace.csv", "--json"],

@@ -42,7 +42,7 @@ LINE, TEXT = 1200, 20_000  # longest line and text of an error [character]
 #: Lines that may stand on standard error: an error and its further faults, warnings, and how far a run is.
 TOLD = re.compile(
     r"error: | +- |\S+: (line \d|no such file$)|(\S+: )?(warning|note): |\S+: dropped \d+ of \d+ rows "
-    r"|[\d,]+ (of [\d,]+ )?(stored )?(blocks|runs|design points|requests|kernels|experiments|figures) "
+    r"|[\d,]+ (of [\d,]+ )?(stored )?(blocks|runs|design points|requests|kernels|experiments) "
     r"|compiling the kernel \(once|\S+: (arrivals count from |no arrival times |\d+ (requests at|sessions:) |columns? )"
 )
 WARNED = re.compile(r"\w*Warning: |Traceback")
@@ -154,9 +154,9 @@ def make_stores(root: Path) -> None:
     (root / "trace.csv").write_text(TRACES["csv"])
     os.chdir(root)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        assert run(["sweep", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"]) == 0
-        assert run(["simulate", "sc.yaml", "--out", "runs", "--jobs", "1", "--no-figures"]) == 0
-        assert run(["simulate", "sy.yaml", "--out", "others", "--jobs", "1", "--no-figures"]) == 0
+        assert run(["sweep", "s.yaml", "--out", "results", "--jobs", "1"]) == 0
+        assert run(["simulate", "sc.yaml", "--out", "runs", "--jobs", "1"]) == 0
+        assert run(["simulate", "sy.yaml", "--out", "others", "--jobs", "1"]) == 0
 
 
 def main(first: int, count: int, keep: Path | None) -> None:

@@ -4,12 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.report import figures
-from disagg_sim.report.figures import Overview, draw_figures
 from disagg_sim.report.summary import summary
 from disagg_sim.report.verdicts import verdict_of
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity, fidelity_of
@@ -86,20 +83,10 @@ def swept(tmp_path_factory):
     return run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock(), outside=True), root
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Pictures that compare cases, as they are asked for; none is drawn, nor those of a case."""
-    found: list[Overview] = []
-    monkeypatch.setattr(figures, "_overview", found.append)
-    for name in ("_pareto", "_kv_bandwidth", "_ratio"):
-        monkeypatch.setattr(figures, name, Mock())
-    return found
-
-
 def test_the_first_table_compares_modes_as_the_frontiers_do(swept):
     result, root = swept
     fidelity = fidelity_of(result, root, error_bars=True)
-    table = summary(result, figures=False, fidelity=fidelity).split("\n\n")[3].splitlines()
+    table = summary(result, fidelity=fidelity).split("\n\n")[3].splitlines()
     assert table[0].startswith("| model | system, precision | tokens in/out |")
     front = result.frontier
     for line, system in zip(table[2:], ("h100_sxm", "a100_sxm_80gb"), strict=True):
@@ -121,44 +108,20 @@ def test_the_first_table_compares_modes_as_the_frontiers_do(swept):
             assert ("disaggregated" in cell) == (ratio >= 1)
 
 
-def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(swept, drawn):
-    result, root = swept
-    text = summary(result, figures=True)
+def test_cases_that_an_idle_axis_tells_apart_share_a_row(swept):
+    result, _ = swept
+    text = summary(result)
     rows = [
         line
         for line in text.splitlines()
         if line.startswith("| llama_3_1_8b | h100_sxm, fp8 | 2048/256 | nic none or ")
     ]
     assert len(rows) == 2  # of verdicts, and of throughput
-    draw_figures(result, root, jobs=1)
-    ((_, curves),) = drawn[0].panels
-    assert len(curves) == 2
-    assert curves[0].label.startswith("h100_sxm, fp8, nic none or h100_sxm, fp8, nic")
-    shared = result.frontier[(result.frontier["system"] == "h100_sxm") & (result.frontier["mode"] != "disaggregated")]
-    (split, ours), (_, theirs) = curves[0].modes
-    assert split
-    assert theirs[Y].max() == shared[Y].max()
-    assert (np.diff(theirs[Y]) < 0).all()
-    assert ours[Y].max() > theirs[Y].max()
-
-
-def test_a_picture_tells_apart_what_readers_can(swept, drawn):
-    """Half the speed is another curve; half a percent of throughput is not."""
-    result, root = swept
-    for factor, curves in ((0.5, 3), (1.005, 2)):
-        item = result.cases[1]
-        modes = tuple(
-            replace(mode, frontier=mode.frontier.assign(**{Y: mode.frontier[Y] * factor})) for mode in item.modes
-        )
-        draw_figures(
-            replace(result, cases=(result.cases[0], replace(item, modes=modes), *result.cases[2:])), root, jobs=1
-        )
-        assert len(drawn[-1].panels[0][1]) == curves
 
 
 def test_a_summary_without_error_bars_says_how_to_get_them(swept):
     result, _ = swept
-    assert "`--uncertainty` adds it" in summary(result, figures=False)
+    assert "`--uncertainty` adds it" in summary(result)
 
 
 def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept):
@@ -166,7 +129,7 @@ def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept):
     modes = [replace(item, modes=item.modes[1:]) for item in result.cases]
     spec = replace(result.plan.spec, modes=MODES[1:])
     alone = replace(result, cases=tuple(modes), plan=replace(result.plan, spec=spec))
-    text = summary(alone, figures=False)
+    text = summary(alone)
     assert "Disaggregated or co-located?" not in text
     shared = result.frontier[result.frontier["mode"] != "disaggregated"]
     best = shared.groupby("system", observed=True)[Y].max()

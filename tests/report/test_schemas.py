@@ -57,7 +57,7 @@ def test_plans_keep_it_with_tiers_spares_and_joules(capsys):
 
 def test_sweeps_explanations_and_comparisons_keep_theirs(results, capsys):
     out = str(results / "out")
-    found = printed(capsys, "sweep", str(results / "small.yaml"), "--out", out, "--jobs", "1", "--no-figures", "--json")
+    found = printed(capsys, "sweep", str(results / "small.yaml"), "--out", out, "--jobs", "1", "--json")
     small, large = found["cases"]
     best = {mode["mode"]: mode["best"][0]["point"]["tokens_per_s_per_gpu"] for mode in small["modes"]}
     assert small["gain"]["0"] == pytest.approx(best["disaggregated"] / best["colocated"])
@@ -79,9 +79,7 @@ def test_simulations_keep_theirs(tmp_path, capsys):
         "slo: {ttft_s: 0.5, tpot_s: 0.05}, deployments: {one: {colocated: {instances: 1}}}, policies: [vllm]}"
     )
     out = str(tmp_path / "out")
-    found = printed(
-        capsys, "simulate", str(tmp_path / "one.yaml"), "--out", out, "--no-figures", "--json", "--jobs", "1"
-    )
+    found = printed(capsys, "simulate", str(tmp_path / "one.yaml"), "--out", out, "--json", "--jobs", "1")
     assert [each["policy"] for each in found["runs"]] == ["vllm"]
 
 

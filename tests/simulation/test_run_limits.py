@@ -185,7 +185,7 @@ def test_the_command_line_says_so(tmp_path, capsys):
     (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,1000000000,5\n2,100,5\n")
     (tmp_path / "trial.yaml").write_text(SCENARIO)
     out = tmp_path / "out"
-    assert command(["simulate", str(tmp_path / "trial.yaml"), "--out", str(out), "--no-figures", "--jobs=1"]) == 0
+    assert command(["simulate", str(tmp_path / "trial.yaml"), "--out", str(out), "--jobs=1"]) == 0
     said = "log: 1 of 3 requests exceed the context of llama_3_1_8b (131072 tokens) and are rejected"
     assert said in capsys.readouterr().err
     (row,) = csv.DictReader((out / "summary.csv").open())

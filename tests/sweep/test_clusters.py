@@ -157,7 +157,7 @@ def kill_a_ray_worker() -> None:
 def test_a_sweep_goes_on_after_its_driver_was_killed(plan, alone, dask, tmp_path):
     """What the workers stored before is not computed again."""
     (tmp_path / "small.yaml").write_text(SWEEP)
-    options = ["--out", "out", "--no-figures", "--backend", "dask", "--address", dask[0]]
+    options = ["--out", "out", "--backend", "dask", "--address", dask[0]]
     command = [HERE / "disagg-sim", "sweep", "small.yaml", *options]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as driver:
         deadline = time.monotonic() + START_WITHIN

@@ -145,7 +145,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    return Case(tmp_path_factory.mktemp("sweep"), lambda out: computed(out, "--no-figures"))
+    return Case(tmp_path_factory.mktemp("sweep"), computed)
 
 
 def last_of_each_kind(case: Case) -> set[int]:

@@ -23,7 +23,7 @@ limits: {ftl_s: 5.0, gpu_cap: 4, max_gpus: 2}
 def swept(tmp_path_factory):
     root = tmp_path_factory.mktemp("fidelity")
     (root / "tiny.yaml").write_text(SWEEP)
-    assert run(["sweep", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1", "--no-figures"]) == 0
+    assert run(["sweep", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1"]) == 0
     plain = {path.name: path.read_bytes() for path in (root / "out").glob("*.csv")}
     asked = ["sweep", str(root / "tiny.yaml"), "--out", str(root / "out"), "--jobs", "1", "--uncertainty"]
     assert run(asked) == 0

@@ -101,7 +101,7 @@ def test_what_goes_together_runs(taken, tmp_path):
         left -= {frozenset(pair) for pair in combinations(chosen, 2)}
         out = tmp_path / "_".join(chosen).replace(" ", "")
         result = run_sweep(plan_sweep(load(tmp_path, chosen)), out, jobs=1, listener=Mock(), outside=True)
-        told = summary(result, figures=False, fidelity=fidelity_of(result, out, error_bars=False, jobs=1))
+        told = summary(result, fidelity=fidelity_of(result, out, error_bars=False, jobs=1))
         (out / "summary.md").write_text(told)
         assert run(["report", str(out), "--no-breakdowns"]) == 0, chosen
         found = result.frontier

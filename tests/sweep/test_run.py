@@ -318,7 +318,7 @@ def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command
 def test_killed_runs_go_on_where_they_stood(smoke, reference, tmp_path):
     dice = random.Random(20)
     blocks = len(smoke.blocks)
-    command = [*COMMAND, "smoke", "--out", str(tmp_path / "out"), "--no-figures", "--jobs"]
+    command = [*COMMAND, "smoke", "--out", str(tmp_path / "out"), "--jobs"]
     stored: dict[Path, int] = {}
     for attempt in range(3):
         log = tmp_path / f"log{attempt}"
@@ -398,7 +398,7 @@ def test_a_nic_limit_counts_what_it_removes(smoke, tmp_path):
     counts = {phase: int(removed[removed["phase"] == phase]["count"].sum()) for phase in ("prefill", "decode")}
     told = manifest(tmp_path)["cases"][0]["modes"]["disaggregated"]["removed"]
     assert {phase: told[phase].get("above the NIC limit", 0) for phase in counts} == counts
-    assert "KV transfer at most 3 GB/s per GPU" in summary(result, figures=False)
+    assert "KV transfer at most 3 GB/s per GPU" in summary(result)
     frontier = result.frontier
     assert frontier["kv_egress_bytes_per_s_per_gpu"].max() <= 3e9
     assert frontier["kv_ingress_bytes_per_s_per_gpu"].max() <= 3e9

@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_locked_is_one_error(store):
 
 
 @pytest.mark.parametrize(
-    "name", ["summary.md", "frontier.csv", "gain.csv", "manifest.json", "store.json", "figures/a/b.png", "points/mine"]
+    "name", ["summary.md", "frontier.csv", "gain.csv", "manifest.json", "store.json", "perfetto/a/b", "points/mine"]
 )
 def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", [".lock", "figures", "points/apples", "pieces/four/run", "points"])
+@pytest.mark.parametrize("name", [".lock", "perfetto", "points/apples", "pieces/four/run", "points"])
 def test_no_link_leads_out_of_the_directory(store, tmp_path_factory, monkeypatch, name):
     """Somebody who unpacks results wants nothing beside them changed: no file emptied, no block removed."""
     store.write(KEY, FRAME, "{}")

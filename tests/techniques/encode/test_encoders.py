@@ -113,7 +113,7 @@ POOL = "instances: 2, images: 2, height: 1120, width: 1120, cached: 0.5"
 
 def test_a_scenario_has_an_encode_pool(tmp_path, capsys):
     (tmp_path / "s.yaml").write_text(SCENARIO.replace("ENCODE", POOL))
-    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out")]) == 0
     assert "2 GPUs encode, busy" in capsys.readouterr().out
     pool = load_scenario(str(tmp_path / "s.yaml")).deployments[0].encode
     at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")

@@ -175,7 +175,7 @@ FFN = "ffn: {gpus: 4, tp: 2, microbatches: 3, system: h100_sxm}"
 def test_a_scenario_splits_decode(tmp_path, capsys):
     pytest.importorskip("numba")
     (tmp_path / "s.yaml").write_text(SCENARIO.replace("FFN", FFN))
-    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out")]) == 0
     assert "disaggregated" in capsys.readouterr().out
     scenario = load_scenario(str(tmp_path / "s.yaml"))
     (served,) = scenario.deployments
