@@ -73,6 +73,8 @@ from disagg_sim.workload.named import lengths_named, reuse_text
 OF_ROWS = ("row", "case", "best", "at_interactivity")
 OF_BOTH = ("results", "traffic", "figure", "energy", "availability", "failures", "as_json")
 OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
+#: Fields that one further pool alone takes.
+OF_POOLS = {"encode": ("images",), "attention_ffn": ("ffn_gpus", "microbatches")}
 #: Why another phase has no prefill delay.
 _WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
 #: Length of the longest bar, in characters.
@@ -173,6 +175,9 @@ def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, st
     law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
     if flags := changed_flags(asked, *OF_ROWS):
         raise InputError(f"{', '.join(flags)} {OF_TABLE}")
+    for pool, names in OF_POOLS.items():
+        if asked.phase != pool and (flags := changed_flags(asked, *names)):
+            raise InputError(f"{', '.join(flags)}: only --phase {pool} takes it, and --phase is {asked.phase}")
     if not asked.system:
         raise InputError("a design by hand needs --system, too")
     model, system = load_model(asked.model), load_system(asked.system)

@@ -38,16 +38,15 @@ def pool_faults(
     ['pools: attention and ffn decode together; give both or neither']
     """
     asked = {*pools} or {*TWO}
+    if ("encode" in asked) != (images is not None):
+        need = "are missing: encode needs them" if images is None else "need the pools encode,prefill,decode"
+        yield f"images: {need}"
     if asked == {*TWO}:
-        if images is not None:
-            yield "images: need 'encode' among the pools"
         return
     if len({"attention", "ffn"} & asked) == 1:
         yield "pools: attention and ffn decode together; give both or neither"
     elif "prefill" not in asked or not {"decode", "attention"} & asked:
         yield f"pools: {', '.join(pools)} serve no request; allowed: prefill with decode, or with attention and ffn"
-    if ("encode" in asked) != (images is not None):
-        yield f"images: {'are missing: encode needs them' if images is None else 'need encode among the pools'}"
     for key, value in options.items():
         if value:
             yield f"{key}: {value} does not go with pools other than prefill and decode"

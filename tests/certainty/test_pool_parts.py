@@ -77,6 +77,8 @@ def test_the_parts_of_encoding_add_up_and_need_their_images():
         (("--phase", "attention_ffn", "--ffn-gpus", "8", "--json"), "--json: only prefill, decode"),
         (("--phase", "encode"), "needs --images"),
         (("--phase", "encode", "--images", "2x1120x1120"), "deepseek_r1 has no encoder"),
+        (("--phase", "decode", "--images", "1x560x560"), "--images: only --phase encode takes it"),
+        (("--phase", "decode", "--ffn-gpus", "8"), "--ffn-gpus: only --phase attention_ffn takes it"),
         (("--phase", "atention_ffn"), "did you mean 'attention_ffn'"),
     ],
 )
