@@ -136,7 +136,7 @@ def physical_site(
         link_latency_s=wire.latency_s,
         link_descriptor_s=wire.descriptor_s,
         tables=tables_of(at, traffic.longest, traffic.longest_prompt),
-        blocks=cache(partial(_blocks, at, traffic.saved_states if options.prefix_cache else 0.0)),
+        blocks=cache(partial(_blocks, at, traffic.saved_states if options.prefix_cache else 0.0, trace.least[0])),
         rng=Streams(seed),
         start_up_s=options.start_up_s,
         flip_s=options.flip_s,
@@ -234,10 +234,11 @@ def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _blocks(usual: Setup, saved_states: float, mapping: Sharding, limits: Limits) -> int:
+def _blocks(usual: Setup, saved_states: float, shortest: int, mapping: Sharding, limits: Limits) -> int:
+    """KV blocks of an instance, which must have room for the shortest prompt [token]."""
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     at = setup_of(mapping, usual)
-    return kv_blocks(
+    found = kv_blocks(
         at if ffn_of(mapping) is None else half_setups(at, at)[0],
         bare(mapping),
         max_sequences=limits.max_sequences,
@@ -245,6 +246,13 @@ def _blocks(usual: Setup, saved_states: float, mapping: Sharding, limits: Limits
         prompts=limits.max_prompts if planned else 0,
         saved_states=saved_states,
     )
+    if (held := found // int(mapping.dp_attn) * BLOCK_TOKENS) < shortest:
+        raise InfeasibleError(
+            f"the caches of {at.model.name} on {mapping.gpus:g} x {at.system.name} hold {held:,} tokens beside room "
+            f"for {limits.max_sequences} sequences, fewer than the shortest prompt, {shortest:,}; allowed: a smaller "
+            "'batch' of the instances, or more GPUs"
+        )
+    return found
 
 
 def peak_flops(at: Setup) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.attention import GqaAttention
 from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.layers import LayerKind
@@ -124,6 +125,15 @@ def test_states_in_the_kv_memory_leave_it_fewer_blocks():
     assert site_blocks(at, [900], [100], prefix_cache=True) == site_blocks(at, [900], [100])  # shorter than a block
     full = at_of(FULL)
     assert site_blocks(full, [4000], [224], prefix_cache=True) == site_blocks(full, [4000], [224])
+
+
+def test_states_of_many_sequences_may_leave_no_room_for_a_prompt():
+    """30 layers of 64 x 128 x 128 numbers of 4 B are 126 MB a sequence, 32 GB for 256 sequences."""
+    at = at_of(*[LINEAR] * 30, FULL)
+    room = site_blocks(at, [4000], [224]) * BLOCK_TOKENS
+    assert site_blocks(at, [room], [10]) * BLOCK_TOKENS == room
+    with pytest.raises(InfeasibleError, match=f"hold {room:,} tokens beside room for 256 sequences.*'batch'"):
+        site_blocks(at, [room + 1], [10])
 
 
 def test_saved_states_are_sharded_as_running_ones():
