@@ -83,7 +83,7 @@ class Finding(NamedTuple):
 
     value: str  # the numbers that the acceptance speaks of
     holds: bool
-    note: str  # what stands beside them, and what a miss comes from; "stand-in: ..." where data is not the paper's
+    note: str = ""  # numbers that a page tells beside them; "stand-in: ..." where data is not the paper's
     without: Without | None = None  # of a claim that uses an added rule
 
     def verdict(self, otherwise: Verdict, *, by_construction: bool) -> Verdict:

@@ -23,7 +23,7 @@ from lab.calibration.served.steady_state import (
     prefill_time,
     served,
 )
-from lab.studies.dopd.equations import decode_concurrency, prefill_decode_ratio
+from lab.studies.dopd.claims import decode_concurrency, prefill_decode_ratio
 
 
 def tensor_parallel(gpus) -> Sharding:

@@ -21,7 +21,7 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.synthetic import synthetic_trace
-from lab.studies.dopd.equations import decode_concurrency, prefill_decode_ratio
+from lab.studies.dopd.claims import decode_concurrency, prefill_decode_ratio
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token; 22,000 tokens of memory.
 PROFILE = Profile(prefill=SIMPLE, decode=SIMPLE, tokens=22_000.0, graph=256)

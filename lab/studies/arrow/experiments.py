@@ -5,20 +5,18 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.studies.arrow import TEXT, as_authors
-from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
+from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.papers import Paper
 
 #: Policies whose capacity is searched on every workload; the first is compared with the others.
 EVERYWHERE = ("arrow", "observed", "least_load", "vllm", "disaggregated", "colocated")
 #: Further searches.
 MORE = (
-    *((name, case) for case in ("arrow_4", "arrow_single", "least_load_single", "static_7_1") for name in AZURE),
+    *((name, case) for case in ("arrow_4", "static_7_1") for name in AZURE),
     *((name, case) for name in ALL for cases in CHUNKED.values() for case in cases if case not in EVERYWHERE),
     *((name, "arrow_printed") for name in ALL),
     *((name, "arrow_4_printed") for name in AZURE),
     *((HOUR, case) for case in ("arrow", "least_load", "flip_60", "flip_300", "flip_60_printed", "flip_300_printed")),
-    (HALF, "arrow_4"),
-    (HALF, "arrow"),
     *((name, case) for name in TIGHT for case in ("arrow", "colocated")),
 )
 

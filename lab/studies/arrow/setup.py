@@ -37,7 +37,6 @@ SHARE = 0.9  # of all requests inside both SLOs: what serving capacity asks for 
 MOONCAKE_S = 600.0  # of the Mooncake trace that the paper replays [s]
 AZURE = ("code", "conversation")
 ALL = (*AZURE, "burstgpt", "mooncake")
-HALF = "code_half"  # every second request of the code trace: half the rate in bursts as long as before
 CLIP, CLIP_S = "conversation_clip", (1200.0, 2400.0)  # minutes 20 to 40, of figure 4 [s]
 HOUR = "code_hour"  # the code trace at other rates by more requests in the same hour
 #: The Azure traces under a TPOT limit [s] below the time of a step with a whole chunk of prefill.
@@ -95,7 +94,6 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
             trace = trace.between(0.0, QUICK_S)
         found[name] = Workload(trace, Slo(**row["limits"]), stand_in, row["start"], tuple(row["paper"]))
     code = found["code"]
-    found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
     found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
     talk = found["conversation"]
     found[CLIP] = talk if quick else talk._replace(trace=talk.trace.between(*CLIP_S))
@@ -160,10 +158,6 @@ class ArrowBench(RatedBench[ArrowMeasures]):
             stayed=int(here.sum()),
             stayed_transfer_s=float(result.requests.transfer_s[here].sum()),
         )
-
-    def flips(self, workload: str, case: str, load: float) -> int:
-        """Flips at ``load`` times the capacity. [1]"""
-        return self.seen(workload, case, load * self.capacity(workload, case).rate_scale).summary.flips
 
     @kept
     def capacity(self, workload: str, case: str) -> Capacity:

@@ -15,17 +15,8 @@ import numpy as np
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
-from lab.studies.beyond_the_buzz import (
-    TEXT,
-    claims_gain,
-    claims_limits,
-    claims_ratio,
-    claims_shape,
-    claims_sharing,
-    claims_transfer,
-)
+from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_shape, claims_transfer
 from lab.studies.beyond_the_buzz.evidence import (
-    DOMAIN,
     LONG_PROMPTS,
     MIDDLE,
     R1,
@@ -62,7 +53,7 @@ def heights(evidence: Evidence) -> Finding:
             f"{model} {apart[best]:.2f} at {x[best]:.0f} of {x[0]:.0f} to {x[-1]:.0f} tokens/s/user, {apart[0]:.2f} "
             f"and {apart[-1]:.2f} at the ends"
         )
-    return Finding(f"difference over the peak: {'; '.join(said)}", holds, "")
+    return Finding(f"difference over the peak: {'; '.join(said)}", holds)
 
 
 @TEXT.authors("C7")
@@ -70,20 +61,16 @@ def expert_parallel(evidence: Evidence) -> Finding:
     """Share of R1's frontier that runs experts in parallel inside the domain, even and picked at random."""
 
     def share(front: Front) -> tuple[str, bool]:
-        stage = front.column("decode_gpus") / front.column("decode_pp")
-        parallel = float(((front.column("decode_ep") > 1) & (stage <= DOMAIN)).mean())
+        parallel = float(claims_shape.in_parallel(front).mean())
         return f"{parallel:.2f} of the points", parallel >= 0.9
 
     at = evidence.setup(R1)
     even = at.changed(profile=replace(at.profile, random_routing=False, expert_skew=0.0, rank_skew=0.0))
     table, work = evidence.mappings(R1), lengths(*LONG_PROMPTS)
-    pools = (
-        prefill_grid(even, table, work, allow_long_context=True),
-        decode_grid(even, table, work, allow_long_context=True),
-    )
-    front = Front(match_pools(*pools, Rules(keep="frontier")))
+    prefill, decode = (score(even, table, work, allow_long_context=True) for score in (prefill_grid, decode_grid))
+    front = Front(match_pools(prefill, decode, Rules(keep="frontier")))
     usual = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
-    return Finding(*share(front), "", Without("experts as the profile has them", *share(usual)))
+    return Finding(*share(front), without=Without("experts as the profile has them", *share(usual)))
 
 
 @TEXT.authors("C9")
@@ -107,16 +94,16 @@ def pipelined(evidence: Evidence) -> Finding:
     """Figure 5: FTL and rate from one to 32 stages by chunk."""
     rows = {}
     for chunk in CHUNKS:
-        one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=chunk) for depth in claims_limits.DEPTHS)
+        one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=chunk) for depth in claims_shape.DEPTHS)
         times = one["ftl_s"], many["ftl_s"]
         rows[chunk] = times[0] / times[1], many["request_rate_per_s"] / one["request_rate_per_s"], times
     kept = {chunk: each for chunk, each in rows.items() if each[1] >= 0.9}
     said = ", ".join(f"{chunk} {factor:.1f} at {rate:.3f}" for chunk, (factor, rate, _) in rows.items())
     if not kept:
-        return Finding(f"factor of the FTL at the rate, by chunk: {said}", False, "")
+        return Finding(f"factor of the FTL at the rate, by chunk: {said}", False)
     factor, _, (first, last) = kept[max(kept, key=lambda chunk: kept[chunk][0])]
     holds = 20 <= factor <= 32 and 60 <= first <= 140 and 2 <= last <= 5
-    return Finding(f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds, "")
+    return Finding(f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds)
 
 
 @TEXT.authors("C20")
@@ -125,32 +112,31 @@ def ingress(evidence: Evidence) -> Finding:
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
     found = claims_transfer.decode_ingress(front)
     rise = largest_rise(found) - 1
-    return Finding(f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE, "")
+    return Finding(f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE)
 
 
 @TEXT.authors("C26")
 def mitigated(evidence: Evidence) -> Finding:
     """Every step mixed with the projected past kept in memory, over the same without."""
     naive, cached = (
-        evidence.front(claims_sharing.MIXED, modes=("piggyback",), model=R1, mla_form=form)
-        for form in ("naive", "cached")
+        evidence.front(claims_gain.MIXED, modes=("piggyback",), model=R1, mla_form=form) for form in ("naive", "cached")
     )
     x = third(*shared(naive, cached), 1)
     ratio = cached.throughput(x) / naive.throughput(x)
-    return Finding(f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1), "")
+    return Finding(f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1))
 
 
 @TEXT.authors("C31")
 def higher_tp(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP, in the middle half of the range."""
-    medians = {model: float(np.median(np.divide(*claims_shape.both_tp(evidence, model)))) for model in (R1, MIDDLE)}
-    return Finding(f"median ratio {listed(medians)}", min(medians.values()) > 1, "")
+    medians = claims_shape.median_tp(evidence)
+    return Finding(f"median ratio {listed(medians)}", min(medians.values()) > 1)
 
 
 def in_tensors(evidence: Evidence) -> tuple[str, bool]:
     """FTL of C32 with TP in place of stages."""
-    ratios = claims_limits.by_tp(evidence)
-    return f"FTL {listed(ratios, '.2f')}", all(map(claims_limits.near_parameters, ratios.values()))
+    ratios = claims_shape.by_tp(evidence)
+    return f"FTL {listed(ratios, '.2f')}", all(map(claims_shape.near_parameters, ratios.values()))
 
 
 def beside(
@@ -168,8 +154,8 @@ beside(
 )
 beside(
     "C13",
-    claims_ratio.c13_loose_end,
+    claims_gain.c13_loose_end,
     "attention in bf16",
-    lambda evidence: claims_ratio.loose_ends(evidence, claims_ratio.SWITCHED),
+    lambda evidence: claims_gain.loose_ends(evidence, claims_gain.SWITCHED),
 )
-beside("C32", claims_limits.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors)
+beside("C32", claims_shape.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors)

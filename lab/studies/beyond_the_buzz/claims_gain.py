@@ -1,12 +1,15 @@
-"""Test C1-C4, C16 and C17: gains of disaggregation and of a larger NVLink domain."""
+"""Test C1-C4, C11-C17, C25-C27 and C30: gains of disaggregation, of larger domains and of piggybacking, and ratios."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
-from disagg_sim.serving.gains import Gain, gain, pointwise_gain
+from disagg_sim.arrays import Floats
+from disagg_sim.serving.gains import COLOCATED, Gain, gain, pointwise_gain
+from disagg_sim.serving.points import THROUGHPUT
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
@@ -20,8 +23,10 @@ from lab.studies.beyond_the_buzz.evidence import (
     SMALL,
     Evidence,
     Front,
+    largest_rise,
     listed,
     shared,
+    third,
 )
 from lab.studies.claims import Finding
 
@@ -46,87 +51,52 @@ def prefill_share(evidence: Evidence, sweep: str, x: float, **where: object) -> 
 
 @TEXT.claim("C1")
 def c1_prefill_heavy(evidence: Evidence) -> Finding:
-    """Figure 8: the area ratio of prefill-heavy traffic leads."""
-    fronts = {f"{isl}/{osl}": evidence.both("fig08", isl=isl, osl=osl) for isl, osl in FIGURE_8}
-    areas = {name: gain_of(pair, own=True).area_ratio for name, pair in fronts.items()}
-    inside = {name: gain_of(pair).area_ratio for name, pair in fronts.items()}
+    """Figure 8: the area ratio of prefill-heavy traffic leads, over the range that both curves reach."""
+    areas = {f"{i}/{o}": gain_of(evidence.both("fig08", isl=i, osl=o), own=True).area_ratio for i, o in FIGURE_8}
     first, _, even, last = areas.values()
     share = {f"{i}/{o}": prefill_share(evidence, "fig08", 50.0, isl=i, osl=o) for i, o in FIGURE_8}
-    note = (
-        f"A on a log axis over the range that both reach; over {LOW:.0f}-{HIGH:.0f}: {listed(inside)}; share of a "
-        f"co-located cycle in prefill at 50 tokens/s/user, what disaggregation can give back: {listed(share, '.2f')}"
-    )
+    note = f"share of a co-located cycle in prefill at 50 tokens/s/user: {listed(share, '.2f')}"
     return Finding(listed(areas), first > even and first > last and first >= 1.15 * last, note)
 
 
 @TEXT.claim("C2")
 def c2_model_size(evidence: Evidence) -> Finding:
     """Figure 7: the area ratio grows with the model."""
-    fronts = {name: evidence.both("fig07", model=name) for name in (SMALL, MIDDLE, LARGE)}
-    areas = {name: gain_of(pair).area_ratio for name, pair in fronts.items()}
-    own = {name: gain_of(pair, own=True) for name, pair in fronts.items()}
-    spans = "; ".join(f"{name} {g.area_ratio:.3g} over {g.low:.0f}-{g.high:.0f}" for name, g in own.items())
+    areas = {name: gain_of(evidence.both("fig07", model=name)).area_ratio for name in (SMALL, MIDDLE, LARGE)}
     small, middle, large = areas.values()
-    share = {name: prefill_share(evidence, "fig07", 50.0, model=name) for name in fronts}
-    note = f"own ranges: {spans}; share of a co-located cycle in prefill at 50 tokens/s/user: {listed(share, '.2f')}"
-    return Finding(listed(areas), small < middle < large, note)
+    return Finding(listed(areas), small < middle < large)
 
 
 @TEXT.claim("C3")
 def c3_little_gain(evidence: Evidence) -> Finding:
     """Figures 7 and 1: small models and generation-heavy traffic."""
-    own, heavy_own = (gain_of(pair, own=True) for pair in _little_fronts(evidence).values())
-    loose, tight = (prefill_share(evidence, "fig07", x, model=SMALL) for x in (LOW, own.high))
-    note = (
-        f"own ranges: {SMALL} {own.area_ratio:.3g} over {own.low:.0f}-{own.high:.0f} (4096 prompt tokens for 256 "
-        f"output tokens: prefill takes {loose:.2f} of a co-located cycle at the loose end and {tight:.2f} at the tight "
-        f"end), {R1} {heavy_own.area_ratio:.3g} over {heavy_own.low:.0f}-{heavy_own.high:.0f}"
-    )
-    return Finding(*little(evidence), note)
+    own = gain_of(evidence.both("fig07", model=SMALL), own=True)
+    return Finding(*little(evidence), f"own range of {SMALL}: {own.low:.0f}-{own.high:.0f} tokens/s/user")
 
 
 def little(evidence: Evidence, *, own: bool = False) -> tuple[str, bool]:
     """Area ratios of C3, and whether all are little gain."""
-    areas = {name: gain_of(pair, own=own).area_ratio for name, pair in _little_fronts(evidence).items()}
-    return listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values())
-
-
-def _little_fronts(evidence: Evidence) -> dict[str, tuple[Front, Front]]:
-    return {
+    fronts = {
         f"{SMALL} 4096/256": evidence.both("fig07", model=SMALL),
         f"{R1} 1024/32768": evidence.both("fig01", isl=1024, osl=32_768),
     }
+    areas = {name: gain_of(pair, own=own).area_ratio for name, pair in fronts.items()}
+    return listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values())
 
 
 @TEXT.claim("C4")
 def c4_medium_latency(evidence: Evidence) -> Finding:
-    """Figure 6: G is largest inside the range, and near 1 at its ends."""
-    values, notes, holds = [], [], True
+    """Figure 6: G is largest inside the range, and near 1 in its loosest and its tightest tenth on a log axis."""
+    values, holds = [], True
     for model in (R1, MIDDLE):
         fronts = evidence.both("fig06", model=model, isl=LONG_PROMPTS[0])
         low, high = shared(*fronts)
+        step = (high / low) ** 0.1
         best = gain_of(fronts)
-        loose, tight = (_mean_gain(fronts, *ends) for ends in _tenths(low, high))
+        loose, tight = (_mean_gain(fronts, *ends) for ends in ((low, low * step), (high / step, high)))
         holds &= low < best.largest_at < high and all(LITTLE[0] <= end <= LITTLE[1] for end in (loose, tight))
         values.append(f"{model} {best.largest:.3g} at {best.largest_at:.0f}, ends {loose:.3g} and {tight:.3g}")
-        whole = gain_of(fronts, own=True)
-        ends = [_mean_gain(fronts, *each) for each in _tenths(whole.low, whole.high)]
-        widest = (float(min(front.x[0] for front in fronts)), float(min(front.x[-1] for front in fronts)))
-        widest_ends = [_mean_gain(fronts, *each) for each in _tenths(*widest)]
-        share = prefill_share(evidence, "fig06", low, model=model)
-        notes.append(
-            f"{model} over its own {whole.low:.0f}-{whole.high:.0f}: {whole.largest:.3g} at {whole.largest_at:.0f}, "
-            f"ends {ends[0]:.3g} and {ends[1]:.3g}; prefill takes {share:.2f} of a co-located cycle at {low:.0f}; from "
-            f"{widest[0]:.1f}, where the first of the two curves begins, to {widest[1]:.0f} the ends are "
-            f"{widest_ends[0]:.2f} and {widest_ends[1]:.2f}"
-        )
-    return Finding("; ".join(values), holds, f"near 1 read as {LITTLE[0]}-{LITTLE[1]}; " + "; ".join(notes))
-
-
-def _tenths(low: float, high: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The loosest and the tightest tenth of a range on a log axis. [token/s]"""
-    step = (high / low) ** 0.1
-    return (low, low * step), (high / step, high)
+    return Finding("; ".join(values), holds)
 
 
 def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
@@ -138,53 +108,184 @@ def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
 @TEXT.claim("C16")
 def c16_never_worse(evidence: Evidence) -> Finding:
     """Figure 11: 72 over 8 GPUs a domain, at every point of the smaller one, and somewhere above it."""
-    least, gains, notes = {}, {}, []
+    least, gains = {}, {}
     for model in IN_DOMAIN:
         large, small = _domains(evidence, model)
         least[model] = large.least_over(small)
         gains[model] = bool((large.column("tokens_per_s_per_gpu") > small.throughput(large.x)).any())
-        notes.append(f"{model} {large.x[-1]:.0f} against {small.x[-1]:.0f}")
     value = "; ".join(f"{model} smallest ratio {ratio:.9f}" for model, ratio in least.items())
-    holds = all(ratio >= 1 - SAME_TIME for ratio in least.values()) and all(gains.values())
-    largest = "; ".join(f"{model} {_domain_gain(evidence, model).largest:.3g}" for model in IN_DOMAIN)
-    reach = "; ".join(notes)
-    note = f"largest ratio where both reach: {largest}; reach with 72 and with 8 GPUs in tokens/s/user: {reach}"
-    return Finding(value, holds, note)
+    return Finding(value, all(ratio >= 1 - SAME_TIME for ratio in least.values()) and all(gains.values()))
 
 
 @TEXT.claim("C17")
 def c17_where(evidence: Evidence) -> Finding:
-    """Figure 11: where along the curve the larger domain gains most."""
+    """Figure 11: where along the curve the larger domain gains most, on a log axis of the shared range."""
     places, notes = {}, []
     for model in IN_DOMAIN:
-        found = _domain_gain(evidence, model)
-        places[model] = _place(found)
-        switched = _domain_gain(evidence, model, "bf16_attention_fig11")
-        near = gain(*(front.curve for front in _domains(evidence, model)), low=LOW, high=HIGH)
-        reach = [front.x[-1] for front in _domains(evidence, model)]
+        found = gain(*(front.curve for front in _domains(evidence, model)))
+        places[model] = math.log(found.largest_at / found.low) / math.log(found.high / found.low)
         notes.append(
             f"{model} gains {found.largest:.3g} at {found.largest_at:.0f} of {found.low:.0f}-{found.high:.0f} "
-            f"tokens/s/user (bf16 attention {switched.largest:.3g} at {switched.largest_at:.0f}, place "
-            f"{_place(switched):.2f}; within {LOW:.0f}-{HIGH:.0f}: {near.largest:.3g} at {near.largest_at:.0f}) and "
-            f"reaches {reach[0]:.0f} in place of {reach[1]:.0f}"
+            "tokens/s/user"
         )
     holds = 0.25 <= places[R1] <= 0.75 and places[MIDDLE] >= 0.5
-    value = "; ".join(f"{model} {place:.2f}" for model, place in places.items())
-    return Finding(value, holds, "0 = loosest, 1 = tightest of the shared range on a log axis; " + "; ".join(notes))
+    return Finding("; ".join(f"{model} {place:.2f}" for model, place in places.items()), holds, "; ".join(notes))
 
 
-def _domains(evidence: Evidence, model: str, sweep: str = "fig11") -> tuple[Front, Front]:
-    return (
-        evidence.front(sweep, model=model, nvlink_domain=DOMAIN),
-        evidence.front(sweep, model=model, nvlink_domain=SMALL_DOMAIN),
+def _domains(evidence: Evidence, model: str) -> tuple[Front, Front]:
+    large, small = (evidence.front("fig11", model=model, nvlink_domain=size) for size in (DOMAIN, SMALL_DOMAIN))
+    return large, small
+
+
+RATIO = "ctx_gen_gpu_ratio"
+MODELS = (R1, LARGE, MIDDLE, SMALL)  # by the ratio that the paper reads, largest first
+LOOSE_READINGS = {R1: 3.64, LARGE: 2.07, MIDDLE: 0.95, SMALL: 0.4}  # figure 9 at the loose end [1]
+SWITCHED = "bf16_attention_fig09"
+FIXED = ("0.5", "3.5")  # figure 10 [1]
+CAPS = (16, 32, 72, 144, 576)  # GPUs of a deployment [1]
+
+
+@TEXT.claim("C11")
+def c11_ratio_falls(evidence: Evidence) -> Finding:
+    """Figure 9: the ratio never rises by more than a tenth over the lowest before it."""
+    rises = {}
+    for model in MODELS:
+        front = evidence.front("fig09", model=model)
+        low, high = shared(front)
+        rises[model] = largest_rise(front.column(RATIO)[(front.x >= low) & (front.x <= high)])
+    return Finding(listed(rises), all(rise <= 1.1 for rise in rises.values()))
+
+
+@TEXT.claim("C12")
+def c12_spread(evidence: Evidence) -> Finding:
+    """Figure 9: loose over tight ratio, by model."""
+    spread = {}
+    for model in MODELS:
+        front = evidence.front("fig09", model=model)
+        loose, tight = front.at(RATIO, shared(front))
+        spread[model] = float(loose / tight)
+    first, *_, last = spread.values()
+    return Finding(listed(spread), _falling(spread) and first >= 10 and last <= 2)
+
+
+@TEXT.claim("C13")
+def c13_loose_end(evidence: Evidence) -> Finding:
+    """Figure 9: the ratio at the loose end, by model."""
+    return Finding(*loose_ends(evidence))
+
+
+def loose_ends(evidence: Evidence, sweep: str = "fig09") -> tuple[str, bool]:
+    """The ratios of C13 in a sweep, and whether they are near the paper's, in its order."""
+    loose = {model: float(evidence.front(sweep, model=model).at(RATIO, LOW)) for model in MODELS}
+    near = all(1 / 3 <= ratio / LOOSE_READINGS[model] <= 3 for model, ratio in loose.items())
+    return listed(loose), _falling(loose) and near
+
+
+@TEXT.claim("C14")
+def c14_fixed_ratios(evidence: Evidence) -> Finding:
+    """Figure 10: what 0.5 loses at the loose end and 3.5 at the tight end."""
+    best, small, large = (_fixed(evidence, ratio) for ratio in ("optimal", *FIXED))
+    low, high = shared(best, small, large)
+    least = min(best.least_over(front) for front in (small, large))
+    loss_small = 1 - float(small.throughput(low) / best.throughput(low))
+    loss_large = 1 - float(large.throughput(high) / best.throughput(high))
+    holds = least >= 1 - SAME_TIME and loss_small >= 0.4 and loss_large >= 0.6
+    return Finding(f"0.5 loses {loss_small:.2f}, 3.5 loses {loss_large:.2f}", bool(holds))
+
+
+def closed_form(q: float, r: float) -> float:
+    """Throughput at the fixed ratio ``q`` over that at the best, ``r`` = R/P, of one pair of configurations. [1]"""
+    return min(q, r) / r * (1 + r) / (1 + q)
+
+
+@TEXT.claim("C15")
+def c15_closed_form(evidence: Evidence) -> Finding:
+    """Figure 10 against the closed form, R/P of the matched pair, at every point of the optimal frontier in range."""
+    best = _fixed(evidence, "optimal")
+    p = best.column("prefill_request_rate_per_s") / best.column("prefill_gpus")
+    r = best.column("decode_request_rate_per_s") / best.column("decode_gpus")
+    largest = 0.0
+    for text in FIXED:
+        fixed = _fixed(evidence, text)
+        form = np.array([closed_form(float(text), value) for value in r / p])
+        error = np.abs(fixed.throughput(best.x) / best.column(THROUGHPUT) / form - 1)
+        low, high = shared(best, fixed)
+        largest = max(largest, float(error[(best.x >= low) & (best.x <= high)].max()))
+    return Finding(f"largest error {largest:.3f}", largest <= 0.05)
+
+
+@TEXT.claim("C30")
+def c30_few_gpus(evidence: Evidence) -> Finding:
+    """Caps on the GPUs of a deployment, 16 to 576."""
+    fronts = [evidence.front("gpu_cap", gpu_cap=cap) for cap in CAPS]
+    least = min(many.least_over(few) for few, many in pairwise(fronts))
+    losses = {}
+    for cap, few in zip(CAPS[:-1], fronts[:-1], strict=True):
+        x = np.geomspace(*shared(fronts[-1], few), 200)
+        losses[cap] = float(np.max(1 - few.throughput(x) / fronts[-1].throughput(x)))
+    value = "largest loss against 576: " + ", ".join(f"{cap} GPUs {loss:.2f}" for cap, loss in losses.items())
+    return Finding(value, least >= 1 - SAME_TIME and max(losses.values()) > 0)
+
+
+def _falling(values: dict[str, float]) -> bool:
+    return bool(np.all(np.diff(list(values.values())) < 0))
+
+
+def _fixed(evidence: Evidence, ratio: str) -> Front:
+    return evidence.front("fig10", ctx_gen_ratio=ratio)
+
+
+MIXED = "fig06_every_step_mixed"
+
+
+@TEXT.claim("C25")
+def c25_piggyback(evidence: Evidence) -> Finding:
+    """Figure 6: every step mixed, over the best co-located mode."""
+    latent, base = evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form="naive"), _base(evidence, R1)
+    grouped, other = evidence.front(MIXED, modes=("piggyback",), model=MIDDLE), _base(evidence, MIDDLE)
+    middle = _ratio(latent, base, third(*shared(latent, base), 1))
+    loose = np.concatenate([_ratio(grouped, other, third(*shared(grouped, other), part)) for part in (0, 1)])
+    value = f"{R1} down to {middle.min():.2f} in the middle third, {MIDDLE} down to {loose.min():.2f} in the loose two"
+    return Finding(value, bool(middle.min() < 0.9 and loose.min() > 0.9))
+
+
+@TEXT.claim("C26")
+def c26_cached(evidence: Evidence) -> Finding:
+    """Figure 6: every step mixed with the projected past kept in memory."""
+    naive, cached = (
+        evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form=form) for form in ("naive", "cached")
+    )
+    base = _base(evidence, R1)
+    x = third(*shared(naive, cached, base), 1)
+    before, after = _ratio(naive, base, x), _ratio(cached, base, x)
+    filled = cached.at("decode_memory_bytes", x) / evidence.decode_pool(R1).memory_limit
+    return Finding(
+        f"naive {before.min():.2f}-{before.max():.2f}, cached {after.min():.2f}-{after.max():.2f}",
+        bool(np.all(filled[after <= 0.95] >= 0.95)),
+        f"mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, {after.mean():.2f} cached; "
+        f"memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit",
     )
 
 
-def _domain_gain(evidence: Evidence, model: str, sweep: str = "fig11") -> Gain:
-    large, small = _domains(evidence, model, sweep)
-    return gain(large.curve, small.curve)
+@TEXT.claim("C27")
+def c27_decode_heavy(evidence: Evidence) -> Finding:
+    """Figure 8: every step mixed over no piggyback, by traffic and from third to third of the curve."""
+    areas, falls = {}, {}
+    for isl, osl in FIGURE_8[::3]:
+        plain = evidence.front("fig08", modes=("colocated",), isl=isl, osl=osl)
+        mixed = evidence.front("fig08_every_step_mixed", modes=("piggyback",), isl=isl, osl=osl)
+        name = f"{isl}/{osl}"
+        areas[name] = gain(mixed.curve, plain.curve, low=LOW, high=HIGH).area_ratio
+        falls[name] = [float(_ratio(mixed, plain, third(*shared(plain), part)).mean()) for part in range(3)]
+    prefill, decode = areas.values()
+    falling = all(loose >= middle >= tight for loose, middle, tight in falls.values())
+    along = "; ".join(f"{name} {', '.join(f'{value:.2f}' for value in parts)}" for name, parts in falls.items())
+    return Finding(listed(areas), decode > prefill and falling, f"means of the thirds, loose to tight: {along}")
 
 
-def _place(found: Gain) -> float:
-    """Place of the largest gain in its range on a log axis. [1]"""
-    return math.log(found.largest_at / found.low) / math.log(found.high / found.low)
+def _base(evidence: Evidence, model: str) -> Front:
+    return evidence.front("fig06", modes=COLOCATED, model=model)
+
+
+def _ratio(front: Front, base: Front, x: Floats) -> Floats:
+    return front.throughput(x) / base.throughput(x)

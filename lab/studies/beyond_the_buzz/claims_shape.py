@@ -1,40 +1,45 @@
-"""Test C5-C9 and C31: the mappings and batches on the frontier."""
+"""Test C5-C10, C28, C29 and C31-C36: mappings and batches on the frontier, pipelines, lengths, limits, size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Sharding
-from disagg_sim.search.grid import decode_grid
+from disagg_sim.domain import DEGREES, ServingMode, Sharding
+from disagg_sim.facts.load import load_model, load_traffic
+from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import Rules, match_pools
-from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.lengths import Lengths, lengths
 from lab.calibration.kernels.residuals import rank_correlation
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import (
     DOMAIN,
     HIGH,
+    LARGE,
     LONG_PROMPTS,
     LOW,
     MIDDLE,
     R1,
+    SAME_TIME,
+    SMALL,
     Evidence,
     Front,
     listed,
     shared,
 )
+from lab.studies.beyond_the_buzz.pipelining import depth_row
 from lab.studies.claims import Finding
-
-WIDE_SLICES, MEASURED_SLICES = 16, 32  # TP of R1's experts: slices of 128 and 64 of 2048 columns [1]
-PLACES = (20.0, 50.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0)  # where C7 compares frontiers [token/s]
 
 
 @TEXT.claim("C5")
 def c5_batch_and_tp(evidence: Evidence) -> Finding:
-    """Figure 6: the batch per GPU falls and TP rises along the frontier."""
+    """Figure 6: the batch per GPU falls and TP rises along the whole frontier, by rank correlation."""
     found: dict[str, float] = {}
     holds = True
     for model in (R1, MIDDLE):
@@ -43,9 +48,7 @@ def c5_batch_and_tp(evidence: Evidence) -> Finding:
         tp = rank_correlation(front.x, front.column("decode_tp_attn"))
         found |= {f"{model} batch per GPU": batch, f"{model} TP": tp}
         holds &= batch < -0.8 and tp > 0.5
-    spans = "; ".join(f"{model} {_front(evidence, model).span}" for model in (R1, MIDDLE))
-    note = f"rank correlations with interactivity over the whole frontiers: {spans}"
-    return Finding(listed(found, ".2f"), holds, note)
+    return Finding(listed(found, ".2f"), holds)
 
 
 @TEXT.claim("C6")
@@ -56,99 +59,242 @@ def c6_llama_tp(evidence: Evidence) -> Finding:
     mappings = [Sharding(tp_attn=n, tp_ffn=n) for n in degrees]
     ttl = decode_grid(evidence.setup(MIDDLE), mappings, lengths(*LONG_PROMPTS), batch=1).latency[:, 0]
     times = ", ".join(f"TP{n} {1e3 * t:.2f}" for n, t in zip(degrees, ttl, strict=True))
-    best = degrees[int(np.argmin(ttl))]
-    note = (
-        f"TTL of one request in ms: {times}; the fastest is TP{best}. Arithmetic falls with TP, the latency of two "
-        "all-reduces a layer grows with it, and the profile decides where they cross"
-    )
-    return Finding(f"first TP {tp[0]:.0f}, last TP {tp[-1]:.0f}", bool(tp[0] <= 4 and tp[-1] >= 32), note)
+    holds = bool(tp[0] <= 4 and tp[-1] >= 32)
+    return Finding(f"first TP {tp[0]:.0f}, last TP {tp[-1]:.0f}", holds, f"TTL of one request in ms: {times}")
 
 
 @TEXT.claim("C7")
 def c7_expert_parallel(evidence: Evidence) -> Finding:
     """Share of R1's frontier that runs experts in parallel inside the domain."""
-    front = _front(evidence, R1)
-    ep, stage = front.column("decode_ep"), front.column("decode_gpus") / front.column("decode_pp")
-    parallel = (ep > 1) & (stage <= DOMAIN)
-    low, high = shared(front)
-    inside = (front.x >= low) & (front.x <= high)
-    narrow = inside & (front.column("decode_tp_ffn") > WIDE_SLICES)
-    beyond = inside & (front.column("decode_tp_ffn") > MEASURED_SLICES)
-    only = _restricted(evidence, lambda table: table.ep > 1)
-    wide = _restricted(evidence, lambda table: table.tp_ffn <= WIDE_SLICES)
-    losses = 1 - only.throughput(PLACES) / front.throughput(PLACES)
-    by_place = ", ".join(f"{loss:.0%} at {x:.0f}" for loss, x in zip(losses, PLACES, strict=True))
-    capped = [float(each.throughput(HIGH)) for each in (front, wide)]
-    note = (
-        f"EP > 1 from {_span(front.x[parallel])} and EP 1 (experts cut by TP) from {_span(front.x[~parallel])} "
-        f"tokens/s/user; no instance leaves the domain ({stage.max():.0f} GPUs a stage at most). With EP > 1 alone the "
-        f"frontier lies lower by {by_place} tokens/s/user. Of {inside.sum()} points in {LOW:.0f}-{HIGH:.0f}, "
-        f"{narrow.sum()} ({_span(front.x[narrow])}) cut experts by TP 32 or 64"
-    )
-    if narrow.any():
-        note += (
-            f", and {beyond.sum()} ({_span(front.x[beyond])}) by 64, into slices of 32 columns: one fit scores expert "
-            f"TP at any width, and NVFP4 kernels were measured down to 64 columns (TP {MEASURED_SLICES}), so these are "
-            f"extrapolated. With TP of experts up to {WIDE_SLICES}, {HIGH:.0f} tokens/s/user gives {capped[1]:.0f} in "
-            f"place of {capped[0]:.0f} tokens/s/GPU; the tight ends of C12 and C14 rest on the same points"
-        )
-    return Finding(f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9), note)
+    parallel = in_parallel(_front(evidence, R1))
+    return Finding(f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9))
+
+
+def in_parallel(front: Front) -> NDArray[np.bool_]:
+    """Whether each point runs experts in parallel inside the domain."""
+    stage = front.column("decode_gpus") / front.column("decode_pp")
+    return (front.column("decode_ep") > 1) & (stage <= DOMAIN)
 
 
 @TEXT.claim("C8")
 def c8_attention_modes(evidence: Evidence) -> Finding:
-    """R1's attention by its TP degree along the frontier."""
-    front = _front(evidence, R1)
-    tp = front.column("decode_tp_attn")
+    """R1's attention by its TP degree along the frontier, and the share of points below an earlier degree."""
+    tp = _front(evidence, R1).column("decode_tp_attn")
     below = float(np.mean(tp < np.maximum.accumulate(tp)))
-    met = list(dict.fromkeys(tp.astype(int).tolist()))
-    note = (
-        f"degrees in order of first use: {met}; points below an earlier degree: {below:.2f}; hybrids (TP and DP of "
-        f"attention above 1): {np.mean((tp > 1) & (front.column('decode_dp_attn') > 1)):.2f} of the points"
-    )
     holds = below <= 0.1 and tp[0] <= 2 and tp[-1] >= 4
-    return Finding(f"starts at TP {tp[0]:.0f}, ends at TP {tp[-1]:.0f}, falls at {below:.2f}", bool(holds), note)
+    return Finding(f"starts at TP {tp[0]:.0f}, ends at TP {tp[-1]:.0f}, falls at {below:.2f}", bool(holds))
 
 
 @TEXT.claim("C9")
 def c9_loose_batch(evidence: Evidence) -> Finding:
     """Batch of R1's instance at the throughput end."""
-    front = _front(evidence, R1)
-    batch, gpus = front.column("decode_batch")[0], front.column("decode_gpus")[0]
-    note = f"{batch / gpus:.0f} a GPU on {gpus:.0f} GPUs, at {front.x[0]:.0f} tokens/s/user"
-    return Finding(f"{batch:.0f} requests", bool(batch >= 100), note)
+    batch = _front(evidence, R1).column("decode_batch")[0]
+    return Finding(f"{batch:.0f} requests", bool(batch >= 100))
 
 
 @TEXT.claim("C31")
 def c31_tensor_parallel(evidence: Evidence) -> Finding:
     """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
-    medians, notes = {}, []
+    medians = median_tp(evidence)
+    return Finding(listed(medians), all(value >= 1 for value in medians.values()))
+
+
+def median_tp(evidence: Evidence) -> dict[str, float]:
+    """Median of TP of disaggregated decode over that of co-located instances, by model. [1]"""
+    medians = {}
     for model in (R1, MIDDLE):
-        a, b = both_tp(evidence, model)
-        medians[model] = float(np.median(a / b))
-        notes.append(f"{model}: {np.mean(a > b):.2f} of the range above, {np.mean(a < b):.2f} below, equal elsewhere")
-    note = f"middle half of {LOW:.0f}-{HIGH:.0f} tokens/s/user on a log axis; " + "; ".join(notes)
-    return Finding(listed(medians), all(value >= 1 for value in medians.values()), note)
-
-
-def both_tp(evidence: Evidence, model: str) -> tuple[Floats, Floats]:
-    """TP of disaggregated decode and of co-located instances over the middle half of the range of both. [1]"""
-    fronts = evidence.both("fig06", model=model)
-    x = np.geomspace(*shared(*fronts), 201)[50:151]
-    ours, theirs = (front.at("decode_tp_attn", x) for front in fronts)
-    return ours, theirs
+        fronts = evidence.both("fig06", model=model)
+        x = np.geomspace(*shared(*fronts), 201)[50:151]
+        ours, theirs = (front.at("decode_tp_attn", x) for front in fronts)
+        medians[model] = float(np.median(ours / theirs))
+    return medians
 
 
 def _front(evidence: Evidence, model: str) -> Front:
     return evidence.front("fig06", model=model, isl=LONG_PROMPTS[0])
 
 
-def _restricted(evidence: Evidence, keep: Callable[[Sharding], Any]) -> Front:
-    """R1's frontier where decode may use some mappings alone."""
-    table = evidence.mappings(R1)
-    decode = decode_grid(evidence.setup(R1), table[keep(table)], lengths(*LONG_PROMPTS))
-    return Front(match_pools(evidence.prefill_pool(R1), decode, Rules(keep="frontier")))
+DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
+CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
 
 
-def _span(x: Floats) -> str:
-    return f"{x.min():.0f} to {x.max():.0f}" if x.size else "nowhere"
+@TEXT.claim("C10")
+def c10_pipelined_prefill(evidence: Evidence) -> Finding:
+    """Figure 5: FTL and rate from one to 32 stages."""
+    table = evidence.pipelines()
+    rows = table[table["mla_form"] == "cached"].set_index("pp")
+    (ftl, deep), rate = (rows.loc[list(DEPTHS), column].to_numpy() for column in ("ftl_s", "request_rate_per_s"))
+    factor, kept = ftl / deep, rate[1] / rate[0]
+    one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=1024) for depth in DEPTHS)
+    coarse = one["ftl_s"] / many["ftl_s"], many["request_rate_per_s"] / one["request_rate_per_s"]
+    note = f"chunks of 1024: factor {coarse[0]:.1f}, rate {coarse[1]:.3f}"
+    holds = 20 <= factor <= 32 and abs(kept - 1) <= 0.10 and 60 <= ftl <= 140 and 2 <= deep <= 5
+    return Finding(f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note)
+
+
+@TEXT.claim("C28")
+def c28_representative_lengths(evidence: Evidence) -> Finding:
+    """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
+    law = lengths("log_normal_4096_512")
+    spread, constant = (evidence.front("fig14", traffic=traffic) for traffic in ("log_normal_4096_512", "4096/512"))
+
+    def apart(front: Front) -> Floats:
+        x = np.geomspace(*shared(front, constant), 200)
+        return np.abs(constant.throughput(x) / front.throughput(x) - 1)
+
+    error, halved = apart(spread), apart(_front_under(evidence, _log_normal(0.5)))
+    ends = [float(constant.throughput(x) / spread.throughput(x)) for x in (LOW, HIGH)]
+    note = (
+        f"constant over distribution at {LOW:.0f} and {HIGH:.0f} tokens/s/user: {ends[0]:.2f} and {ends[1]:.2f}. "
+        "Spread of the Azure conversation trace (sigma 0.985 and 0.859), as the paper's is not published: means "
+        f"{law.mean_isl:.0f}/{law.mean_osl:.0f}, mean context of a sequence in flight {law.context:.0f} against "
+        f"{4096 + 256}. With half the sigmas: largest {halved.max():.2f}, mean {halved.mean():.2f}"
+    )
+    value = f"largest {error.max():.3f}, mean {error.mean():.3f}"
+    return Finding(value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note)
+
+
+@TEXT.claim("C29")
+def c29_cut_off(evidence: Evidence) -> Finding:
+    """No point above the limit; a looser limit never lowers the frontier."""
+    fronts = [evidence.front("ftl_cut_off", ftl_limit_s=limit) for limit in CUT_OFFS]
+    within = all(front.column("ftl_s").max() <= limit for limit, front in zip(CUT_OFFS, fronts, strict=True))
+    slowest = float(evidence.front("fig06", model=R1).column("ftl_s").max())
+    least = min(loose.least_over(tight) for tight, loose in pairwise(fronts))
+    value = f"longest FTL {slowest:.2f} s, smallest ratio of looser to tighter {least:.9f}"
+    return Finding(value, within and slowest <= 10.0 and least >= 1 - SAME_TIME)
+
+
+@TEXT.claim("C32")
+def c32_active_parameters(evidence: Evidence) -> Finding:
+    """Llama 405B over 70B at 4k prompts: FTL and cache, both models on two GPUs, as 405B does not fit on one."""
+    large, small = (load_model(name) for name in (LARGE, MIDDLE))
+    piped = _ftl_ratio(evidence, Sharding(pp=2))
+    cache = large.kv_elements_per_token() / small.kv_elements_per_token()
+    holds = near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
+    return Finding(f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds)
+
+
+def by_tp(evidence: Evidence) -> dict[str, float]:
+    """FTL of Llama 405B over 70B on 2, 4 and 8 GPUs. [1]"""
+    return {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+
+
+def near_parameters(ratio: float) -> bool:
+    """Within 15 % of the ratio of parameters."""
+    return abs(ratio / 5.8 - 1) <= 0.15
+
+
+def _log_normal(share: float) -> Lengths:
+    """The distribution of figure 14 with a share of its sigmas."""
+    case = load_traffic("log_normal_4096_512").cases[0]
+    assert isinstance(case.isl, LogNormalLength)
+    assert isinstance(case.osl, LogNormalLength)
+    isl, osl = (replace(side, sigma=share * side.sigma) for side in (case.isl, case.osl))
+    return lengths(TrafficCase(isl=isl, osl=osl))
+
+
+def _front_under(evidence: Evidence, law: Lengths) -> Front:
+    """The disaggregated frontier of Llama-70B under a distribution of lengths."""
+    at = evidence.setup(MIDDLE)
+    table = evidence.mappings(MIDDLE)
+    prefill, decode = prefill_grid(at, table, law), decode_grid(at, table, law)
+    return Front(match_pools(prefill, decode, Rules(keep="frontier")))
+
+
+def _ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
+    large, small = (
+        float(prefill_grid(evidence.setup(model), mapping, lengths(4096, 2), batch=1, chunk_tokens=0).latency[0, 0])
+        for model in (LARGE, MIDDLE)
+    )
+    return large / small
+
+
+MIXED_PROMPTS = (4096, 16_384, 65_536)  # in equal shares [token]
+FTL_LIMIT = 10.0  # [s]
+WIDE = 8  # largest TP that is not wide [1]
+POINTS = 200  # of a range that is compared [1]
+
+
+@TEXT.claim("C33")
+def c33_mixed_lengths(evidence: Evidence) -> Finding:
+    """Request rate per GPU of prefill over the FTL of the longest prompts, pipelines against one stage."""
+    prompts = np.array(MIXED_PROMPTS)
+    grid = prefill_grid(
+        evidence.setup(R1),
+        evidence.mappings(R1),
+        lengths(prompts, np.full(prompts.size, 2)),
+        ftl_quantile=0.99,
+        allow_long_context=True,
+    )
+    table = grid.mappings
+    usable = grid.feasible & (grid.latency <= FTL_LIMIT)
+    rate = grid.request_rate / grid.gpus[:, None]
+    piped = usable & ((table.chunk_tokens > 0) & (table.tp_attn <= WIDE))[:, None]
+    whole = usable & (table.pp == 1)[:, None]
+    soonest = float(grid.latency[whole].min())
+    limits = np.geomspace(soonest, FTL_LIMIT, POINTS)
+    ours, theirs = (best_from(-grid.latency[these], rate[these], -limits) for these in (piped, whole))
+    ratio = ours / theirs
+    return Finding(
+        f"{ratio.min():.2f} to {ratio.max():.2f} times, {ratio[0]:.2f} at {soonest:.2f} s, the shortest of one stage",
+        bool(ratio.min() >= 0.95 and ratio[0] >= 1.2),
+    )
+
+
+@TEXT.claim("C34")
+def c34_one_mapping(evidence: Evidence) -> Finding:
+    """Throughput where prefill has the mapping of decode, over that of any prefill, without integer counts."""
+    kept = {model: _kept_by_one_mapping(evidence, model) for model in (R1, LARGE, SMALL)}
+    large = max(kept[R1], kept[LARGE])
+    return Finding(listed(kept, ".2f"), large <= 0.9 and kept[SMALL] > large)
+
+
+def _kept_by_one_mapping(evidence: Evidence, model: str) -> float:
+    prefill, decode = evidence.prefill_pool(model), evidence.decode_pool(model)
+    usable = prefill.feasible & (prefill.latency <= FTL_LIMIT)
+    rate = np.where(usable, prefill.request_rate, 0.0).max(axis=1) / prefill.gpus
+    best: dict[tuple[int, ...], float] = {}
+    for mapping, found in zip(_keys(prefill.mappings), rate.tolist(), strict=True):
+        best[mapping] = max(best.get(mapping, 0.0), found)
+    same = np.array([best.get(mapping, 0.0) for mapping in _keys(decode.mappings)])[:, None]
+    fits = decode.feasible
+    user, each = 1 / decode.latency[fits], (decode.request_rate / decode.gpus[:, None])[fits]
+    x = np.geomspace(LOW, HIGH, POINTS)
+
+    def area(sends: Floats | float) -> float:
+        """Mean of P R/(P + R) over the range, P and R a GPU."""
+        total = np.broadcast_to(sends, fits.shape)[fits] if isinstance(sends, np.ndarray) else sends
+        return float(best_from(user, each * total / (each + total), x).mean())
+
+    return area(same) / area(float(rate.max()))
+
+
+def _keys(table: Sharding) -> list[tuple[int, ...]]:
+    """Degrees of every row."""
+    return list(zip(*(np.asarray(getattr(table, name)).tolist() for name in DEGREES), strict=True))
+
+
+@TEXT.claim("C35")
+def c35_matching(evidence: Evidence) -> Finding:
+    """Algorithms 1 and 2 as printed against exact matching over all prefill configurations."""
+    pools = evidence.prefill_pool(R1), evidence.decode_pool(R1)
+    paper, exact = (Front(match_pools(*pools, Rules(matching=way, keep="frontier"))) for way in ("paper", "exact"))
+    x = np.geomspace(*shared(paper, exact), POINTS)
+    ratio = paper.throughput(x) / exact.throughput(x)
+    value = f"{ratio.min():.3f} to {ratio.max():.3f} of exact, {ratio.mean():.3f} on average"
+    return Finding(value, bool(ratio.max() <= 1 + 1e-9 and ratio.min() >= 0.9))
+
+
+@TEXT.claim("C36")
+def c36_mix(evidence: Evidence) -> Finding:
+    """Prefill tokens a decode token of the steps that have any, along the frontier: ISL/OSL over their share."""
+    front = evidence.front("fig06", modes=(ServingMode.PIGGYBACK,), model=R1, isl=LONG_PROMPTS[0])
+    inside = (front.x >= LOW) & (front.x <= HIGH)
+    mean = LONG_PROMPTS[0] / (LONG_PROMPTS[1] - 1)  # over all steps [1]
+    chunk, share = front.column("mixed_chunk_tokens")[inside], front.column("mixed_step_share")[inside]
+    return Finding(
+        f"{mean / share.max():.0f} to {mean / share.min():.0f} prefill tokens a decode token; chunks of "
+        f"{chunk.min():.0f} to {chunk.max():.0f} tokens in {share.min():.1%} to {share.max():.1%} of the steps",
+        bool(share.max() >= 2 * share.min()),
+    )

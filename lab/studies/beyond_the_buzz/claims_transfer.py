@@ -15,37 +15,22 @@ from disagg_sim.serving.candidates import kv_rate_per_gpu
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import lengths
 from lab.studies.beyond_the_buzz import TEXT
-from lab.studies.beyond_the_buzz.evidence import (
-    BF16_ATTENTION,
-    LONG_PROMPTS,
-    MIDDLE,
-    R1,
-    RECIPE,
-    Evidence,
-    Front,
-    largest_rise,
-    listed,
-)
+from lab.studies.beyond_the_buzz.evidence import LONG_PROMPTS, MIDDLE, R1, Evidence, Front, largest_rise, listed
 from lab.studies.claims import Finding
 
 EGRESS, INGRESS = "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"
 PROMPTS = (4096, 8192, 16_384, 32_768, 65_536)  # [token]
 MILLION = 1_048_576  # [token]
-NO_CUT_OFF = 1e6  # a first-token limit that nothing reaches [s]
 #: max(egress, ingress) of figure 12: loose to tight, by prompt. [B/s]
 FIGURE_12 = {LONG_PROMPTS[0]: (0.4 * GB, 1.2 * GB), MILLION: (1.0 * GB, 1.8 * GB)}
-NIC = 50 * GB  # what one NIC carries [B/s]
 
 
 @TEXT.claim("C18")
 def c18_egress_falls(evidence: Evidence) -> Finding:
-    """Egress of the best prefill pool by prompt length."""
+    """Egress of the best prefill pool by prompt length. [GB/s] per distinct GPU"""
     found = {model: [_best_egress(evidence, model, isl) for isl in PROMPTS] for model in (R1, MIDDLE)}
     value = "; ".join(f"{model} " + ", ".join(f"{e / GB:.3g}" for e in values) for model, values in found.items())
-    falls = all(np.all(np.diff(values) < 0) for values in found.values())
-    work = {model: values[0] / values[-1] for model, values in found.items()}
-    note = f"GB/s per distinct GPU at {PROMPTS} prompt tokens; factor from the first to the last: {listed(work)}"
-    return Finding(value, bool(falls), note)
+    return Finding(value, all(bool(np.all(np.diff(values) < 0)) for values in found.values()))
 
 
 @TEXT.claim("C19")
@@ -60,81 +45,48 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
         grids = [_decode(evidence, model, mapping, 16_384, osl, batch) for osl in (2, 256, 2048)]
         fixed = [float((kv_rate_per_gpu(g) * g.latency * g.lengths.gaps)[0, 0]) for g in grids]
         law = max(law, max(fixed) / min(fixed) - 1)
-    note = (
-        f"largest deviation from 1/(OSL-1) at fixed TTL and batch: {law:.1e}; the batch halves as the prompt doubles, "
-        "so the cache that a step reads stays and a weight-bound remainder makes the change"
-    )
-    return Finding(listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9, note)
+    return Finding(listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9)
 
 
 @TEXT.claim("C20")
 def c20_ingress_falls(evidence: Evidence) -> Finding:
     """Ingress of a decode GPU along R1's frontier."""
-    front = evidence.front("fig12", isl=LONG_PROMPTS[0])
-    distinct, ingress = front.column(INGRESS), decode_ingress(front)
+    ingress = decode_ingress(evidence.front("fig12", isl=LONG_PROMPTS[0]))
     rise = largest_rise(ingress) - 1
-    note = (
-        f"largest rise above an earlier point: {rise:.1%}; per distinct GPU it falls to "
-        f"{distinct[-1] / distinct[0]:.2g} of the loose end, as TP copies the latent cache"
-    )
     value = f"{ingress[0] / GB:.3g} to {ingress[-1] / GB:.3g} GB/s per decode GPU"
-    return Finding(value, rise <= 0, note)
+    return Finding(value, rise <= 0, f"largest rise above an earlier point: {rise:.1%}")
 
 
 @TEXT.claim("C21")
 def c21_latent_cache(evidence: Evidence) -> Finding:
     """Egress of Llama-70B over that of R1, best pools at 16k."""
-    isl = LONG_PROMPTS[0]
-    found = {model: _best_egress(evidence, model, isl) for model in (MIDDLE, R1)}
-    ratio = found[MIDDLE] / found[R1]
-    cache = {m: load_model(m).kv_elements_per_token() for m in found}
-    plain = _best_egress(evidence, MIDDLE, isl, BF16_ATTENTION) / _best_egress(evidence, R1, isl, BF16_ATTENTION)
-    note = (
-        f"{found[MIDDLE] / GB:.3g} and {found[R1] / GB:.3g} GB/s; the caches differ by "
-        f"{cache[MIDDLE] / cache[R1]:.2f}, the prefill rates by the rest; bf16 attention: {plain:.2f}"
-    )
-    return Finding(f"{ratio:.2f}", 2 <= ratio <= 6, note)
+    ratio = _best_egress(evidence, MIDDLE, LONG_PROMPTS[0]) / _best_egress(evidence, R1, LONG_PROMPTS[0])
+    return Finding(f"{ratio:.2f}", 2 <= ratio <= 6)
 
 
 @TEXT.claim("C22")
 def c22_bandwidth(evidence: Evidence) -> Finding:
-    """Figure 12: the larger of egress and ingress along R1's frontiers."""
-    fronts = {LONG_PROMPTS[0]: evidence.front("fig12"), MILLION: evidence.front("fig12_long")}
-    inside, values = True, []
-    for isl, front in fronts.items():
-        along, (low, high) = _larger(front), FIGURE_12[isl]
+    """Figure 12: the larger of egress and ingress along R1's frontiers, the second without a limit on the FTL."""
+    inside, values, ends = True, [], []
+    for isl, sweep in zip(FIGURE_12, ("fig12", "fig12_long"), strict=True):
+        front, (low, high) = evidence.front(sweep), FIGURE_12[isl]
+        along = np.maximum(front.column(EGRESS), front.column(INGRESS))
         inside &= bool(along.min() >= low / 3 and along.max() <= high * 3 and along.max() < 10 * GB)
-        values.append(f"{isl}: {_span(along)} GB/s")
-    pairs = {
-        "bf16 attention": [evidence.front(f"bf16_attention_{sweep}") for sweep in ("fig12", "fig12_long")],
-        "MLA chunks naive": [
-            evidence.naive_pools(LONG_PROMPTS[0], ftl_limit=10.0),
-            evidence.naive_pools(MILLION, ftl_limit=NO_CUT_OFF),
-        ],
-    }
-    switched = [f"{name} {' and '.join(_span(_larger(front)) for front in pair)}" for name, pair in pairs.items()]
-    highest = max(float(_larger(front).max()) for front in fronts.values())
-    note = (
-        f"per distinct GPU, loose to tight end {_ends(fronts[LONG_PROMPTS[0]])} and {_ends(fronts[MILLION])}; the "
-        f"second without a limit on the first token (up to {fronts[MILLION].column('ftl_s').max():.0f} s); a NIC of 50 "
-        "GB/s is "
-        f"{NIC / highest:.0f} times the largest; " + "; ".join(switched)
-    )
-    return Finding("; ".join(values), inside, note)
+        values.append(f"{isl}: {along.min() / GB:.2f}-{along.max() / GB:.2f} GB/s")
+        ends.append(f"{along[0] / GB:.2f} to {along[-1] / GB:.2f}")
+    return Finding("; ".join(values), inside, f"loose to tight end {' and '.join(ends)}")
 
 
 @TEXT.claim("C23")
-def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts know no profile
+def c23_duplication(_evidence: Evidence) -> Finding:
     """Copies of the cache over a TP group against max(1, TP/n_kv)."""
     degrees = [1, 2, 4, 8, 16, 32, 64]
     heads = {MIDDLE: 8, "qwen3_235b_a22b": 4, R1: 1}
     found = {model: [float(kv_duplication(load_model(model), float(tp))) for tp in degrees] for model in heads}
     exact = all(found[model] == [max(1.0, tp / n) for tp in degrees] for model, n in heads.items())
     spread = Sharding(tp_attn=16.0, dp_attn=4.0, pp=2.0)
-    unique = {model: float(unique_gpus(load_model(model), spread)) for model in heads}
-    exact &= all(unique[model] * found[model][4] == 16 * 4 * 2 for model in heads)
-    note = f"TP {degrees}; distinct GPUs of TP16 x DP4 x PP2: {listed(unique, '.0f')}; a count, alike in every profile"
-    return Finding("; ".join(f"{model} {values}" for model, values in found.items()), exact, note)
+    exact &= all(unique_gpus(load_model(model), spread) * found[model][4] == 16 * 4 * 2 for model in heads)
+    return Finding("; ".join(f"{model} {values}" for model, values in found.items()), exact)
 
 
 @TEXT.claim("C24")
@@ -158,13 +110,8 @@ def c24_conservation(evidence: Evidence) -> Finding:
     unscaled = float(np.max(np.abs((sent / taken) / (p / r) - 1)))
     x = front.column("request_rate_per_s")
     scaled = float(np.max(np.abs((sent * x / p) / (taken * x / r) - 1)))
-    note = (
-        f"real-valued counts at pp 1 and 4: {worst:.1e}; {len(p)} integer pairs scaled to the matched rate: "
-        f"{scaled:.1e}; unscaled against n_p*p/(n_d*r): {unscaled:.1e}, which itself is up to "
-        f"{np.max(np.abs(p / r - 1)):.2f} from 1"
-    )
     largest = max(worst, scaled, unscaled)
-    return Finding(f"largest deviation {largest:.1e}", largest <= 1e-9, note)
+    return Finding(f"largest deviation {largest:.1e}", largest <= 1e-9)
 
 
 def decode_ingress(front: Front) -> Floats:
@@ -175,9 +122,9 @@ def decode_ingress(front: Front) -> Floats:
 _SIDES = ("prefill", "decode")
 
 
-def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECIPE) -> float:
+def _best_egress(evidence: Evidence, model: str, isl: int) -> float:
     """Egress of a distinct GPU of the prefill pool with most requests/s per GPU within 10 s. [B/s]"""
-    grid = evidence.prefill_pool(model, isl=isl, precision=precision)
+    grid = evidence.prefill_pool(model, isl=isl)
     usable = grid.feasible & (grid.latency <= 10.0)
     per_gpu = np.where(usable, grid.request_rate / grid.gpus[:, None], 0.0)
     return float(kv_rate_per_gpu(grid).flat[np.argmax(per_gpu)])
@@ -185,16 +132,3 @@ def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECI
 
 def _decode(evidence: Evidence, model: str, mapping: Sharding, isl: int, osl: int, batch: int) -> PhaseGrid:
     return decode_grid(evidence.setup(model), mapping, lengths(isl, osl), batch=batch, allow_long_context=True)
-
-
-def _larger(front: Front) -> Floats:
-    return np.maximum(front.column(EGRESS), front.column(INGRESS))
-
-
-def _span(flow: Floats) -> str:
-    return f"{flow.min() / GB:.2f}-{flow.max() / GB:.2f}"
-
-
-def _ends(front: Front) -> str:
-    flow = _larger(front)
-    return f"{flow[0] / GB:.2f} to {flow[-1] / GB:.2f}"

@@ -7,7 +7,7 @@ are this project's own reading.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +21,6 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.workload.lengths import lengths
@@ -31,7 +30,6 @@ PROFILES = ("ideal", "optimistic", "measured")
 SYSTEM = "gb200_nvl72"
 DOMAIN = 72  # GPUs of its NVLink domain [1]
 RECIPE = "nvfp4_fp8kv"
-BF16_ATTENTION = "nvfp4_fp8kv_bf16_attention"  # the recipe without fp8 attention arithmetic
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 LONG_PROMPTS = (16_384, 2048)  # traffic of most figures: input and output length [token]
 #: Range of interactivity near that of the paper's plots; own ranges run to one request an instance. [token/s]
@@ -60,11 +58,6 @@ class Front(NamedTuple):
     def curve(self) -> Curve:
         """As a step function."""
         return curve(self.table)
-
-    @property
-    def span(self) -> str:
-        """``20-163``, own range of interactivity. [token/s]"""
-        return f"{self.x[0]:.0f}-{self.x[-1]:.0f}"
 
     def column(self, name: str) -> Floats:
         """A column as floats, in order of interactivity."""
@@ -110,38 +103,32 @@ class Evidence(Keeping):
         """The disaggregated frontier, and the best of both co-located modes."""
         return self.front(sweep, **where), self.front(sweep, modes=COLOCATED, **where)
 
-    def pipelines(self, sweep: str = "fig05") -> pd.DataFrame:
+    def pipelines(self) -> pd.DataFrame:
         """The rows of figure 5."""
-        return self.source.frontier(sweep, self.profile)
+        return self.source.frontier("fig05", self.profile)
 
-    def setup(self, model: str, precision: str = RECIPE) -> Setup:
+    def setup(self, model: str) -> Setup:
         """A model on the system of the study in the profile of the evidence."""
-        return setup(model, SYSTEM, precision, self.profile)
+        return setup(model, SYSTEM, RECIPE, self.profile)
 
     @kept
-    def mappings(self, model: str, precision: str = RECIPE) -> Sharding:
+    def mappings(self, model: str) -> Sharding:
         """All mappings of a model on the system of the study."""
-        return enumerate_mappings(self.setup(model, precision))
+        return enumerate_mappings(self.setup(model))
 
     @kept
-    def prefill_pool(
-        self, model: str, *, isl: int = LONG_PROMPTS[0], precision: str = RECIPE, mla_form: str = "auto"
-    ) -> PhaseGrid:
+    def prefill_pool(self, model: str, *, isl: int = LONG_PROMPTS[0]) -> PhaseGrid:
         """Scored prefill configurations of a model."""
-        at, table = self.setup(model, precision), self.mappings(model, precision)
-        return prefill_grid(at, table, lengths(isl, LONG_PROMPTS[1]), mla_form=mla_form, allow_long_context=True)
+        return self._pool(prefill_grid, model, isl)
 
     @kept
-    def decode_pool(self, model: str, *, isl: int = LONG_PROMPTS[0]) -> PhaseGrid:
+    def decode_pool(self, model: str) -> PhaseGrid:
         """Scored decode configurations of a model."""
-        work = lengths(isl, LONG_PROMPTS[1])
-        return decode_grid(self.setup(model), self.mappings(model), work, allow_long_context=True)
+        return self._pool(decode_grid, model, LONG_PROMPTS[0])
 
-    @kept
-    def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
-        """R1's disaggregated frontier where chunks of prefill project the past again."""
-        pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
-        return Front(match_pools(*pools, Rules(ftl_limit=ftl_limit, keep="frontier")))
+    def _pool(self, score: Callable[..., PhaseGrid], model: str, isl: int) -> PhaseGrid:
+        work = lengths(isl, LONG_PROMPTS[1])
+        return score(self.setup(model), self.mappings(model), work, allow_long_context=True)
 
 
 def shared(*fronts: Front, low: float = LOW, high: float = HIGH) -> tuple[float, float]:

@@ -92,9 +92,7 @@ CASES, PLANNERS, AUTHORS_PLANNERS = (_GROUPS[name] for name in ("cases", "planne
 #: DOPD as algorithm 2 has it, with one T for observation and action [s]: the value is in the published code alone, 10.
 TIMES = (10.0, 60.0, 300.0)
 AS_ALGORITHM_2 = {
-    (sizing, seconds): f"DOPD, {sizing}, T = {seconds:g} s"
-    for sizing in ("printed", "mended", "published")
-    for seconds in TIMES
+    (sizing, seconds): f"DOPD, {sizing}, T = {seconds:g} s" for sizing in ("printed", "published") for seconds in TIMES
 }
 #: Dynamo's load planner as it was in 2025: thresholds on means, a decision every 180 s, prompts given out one by one.
 LOAD_2025 = "load-driven, 2025"
@@ -254,11 +252,7 @@ class DopdBench(Bench):
     def best(self, name: str) -> float:
         """Highest goodput over all concurrencies tried. [request/s]"""
         self.concurrency(name)
-        return max(found.goodput for _, found in self.tried(name))
-
-    def tried(self, name: str) -> list[tuple[int, Warm]]:
-        """Concurrencies tried, ascending, and what they showed."""
-        return sorted((key[2], each) for key, each in self._kept.items() if isinstance(each, Warm) and key[1] == name)
+        return max(each.goodput for key, each in self._kept.items() if isinstance(each, Warm) and key[1] == name)
 
     # --- bursts -----------------------------------------------------------------------------------------------------
 

@@ -92,8 +92,7 @@ def late_at_saturation(bench: DynaServeBench) -> Finding:
     return Finding(
         said,
         pattern(gaps),
-        "",
-        Without(
+        without=Without(
             "219/1467 are means, lengths spread by c_v 1",
             f"p50/p99 {1e3 * spread[0]:.0f}/{1e3 * spread[1]:.0f} ms",
             pattern([*gaps[:-1], spread]),
@@ -105,7 +104,7 @@ def late_at_saturation(bench: DynaServeBench) -> Finding:
 def in_time_at_saturation(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     said, gaps = _gaps(bench, "disaggregated")
-    return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps), "")
+    return Finding(said, all(p99 < LIMIT.tpot for _, p99 in gaps))
 
 
 @TEXT.authors("Y19")
@@ -139,10 +138,7 @@ def capacity(bench: DynaServeBench) -> Finding:
         named = f"{', '.join(WORKLOADS)}: co-located {said[0]}, disaggregated {said[1]}"
         return named, bool(np.min(ratios) >= 1) and near
 
-    chunks = ", ".join(f"{name} {best_chunk(bench, name).removeprefix('chunk_')}" for name in WORKLOADS)
-    return Finding(
-        *over(bench.rate), f"{bench.stand_ins(*WORKLOADS)}chunks {chunks}", _by_requests(*over(bench.request_rate))
-    )
+    return Finding(*over(bench.rate), bench.stand_ins(*WORKLOADS), _by_requests(*over(bench.request_rate)))
 
 
 @TEXT.authors("Y8")
@@ -165,7 +161,7 @@ def mix(bench: DynaServeBench) -> Finding:
     return Finding(
         f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
         _ordered(rates, RATES_OF_MIX) and _ordered(good, GOODPUT_OF_MIX),
-        f"{bench.stand_ins(MIX)}{cases[0]}",
+        bench.stand_ins(MIX),
         _by_requests(f"{listed(fewer, '.2f')} requests/s, the order alone", fewer[0] < fewer[1] < fewer[2]),
     )
 
@@ -204,11 +200,7 @@ def push(bench: DynaServeBench) -> Finding:
         left = shares[number] / whole
         return f"{100 * (1 - left):.0f} % less with chunks of {PUSHED[1 + number]}", left <= 0.1
 
-    return Finding(
-        *hides(0),
-        f"{bench.stand_ins('reasoning')}at {rate:.2f} requests/s",
-        Without(f"chunks of {PUSHED[2]} tokens", *hides(1)),
-    )
+    return Finding(*hides(0), bench.stand_ins("reasoning"), Without(f"chunks of {PUSHED[2]} tokens", *hides(1)))
 
 
 @TEXT.authors("Y15")
@@ -216,16 +208,15 @@ def within_the_oracle(bench: DynaServeBench) -> Finding:
     """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
 
     def reaches(way: str) -> tuple[str, bool]:
-        return claims.reaches(bench, lambda **own: as_printed("", **own)._replace(transfer=way), ORACLE)[1]
+        return claims.reaches(bench, lambda **own: as_printed("", **own)._replace(transfer=way), ORACLE)
 
-    return Finding(*reaches(FIGURE_7), "", _pulled(*reaches("pull")))
+    return Finding(*reaches(FIGURE_7), without=_pulled(*reaches("pull")))
 
 
 @TEXT.authors("Y16")
 def decodes_in_a_step(bench: DynaServeBench) -> Finding:
     """Number of decodes that fit with 512 tokens of prefill."""
-    found, alone = claims_equal.decodes_that_fit(bench.place.engine)
-    return Finding(f"{found} decodes", 20 <= found <= 45, f"the 512 tokens alone {1e3 * alone:.1f} ms")
+    return Finding(*claims_equal.decodes_that_fit(bench.place.engine))
 
 
 @TEXT.authors("Y17")
@@ -236,18 +227,15 @@ def larger_batches(bench: DynaServeBench) -> Finding:
     return Finding(
         f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms; light load {listed(light, '.3f')} requests/s",
         bool((np.diff(late) > 0).all()) and late[-1] > LIMIT.tpot and light[-1] >= light[0],
-        f"chunks {', '.join(case.removeprefix('chunk_') for case in DOUBLED)}; {LIGHT} requests in flight an instance",
     )
 
 
 #: By functions of ours.
-TEXT.authors("Y4")(lambda bench: Finding(*claims_equal.imbalance(*at_saturation(bench, "disaggregated")[::2]), ""))
+TEXT.authors("Y4")(lambda bench: Finding(*claims_equal.imbalance(*at_saturation(bench, "disaggregated")[::2])))
 TEXT.authors("Y5")(partial(by_way, claims_equal.peaks))
 TEXT.authors("Y6")(partial(by_way, claims_equal.equal))
 TEXT.authors("Y18")(lambda bench: Finding(*claims.over_sizes(bench, "printed", DOUBLED), bench.stand_ins(MIX)))
 TEXT.authors("Y20")(
-    lambda bench: Finding(
-        *claims_equal.attained(at_saturation(bench, "disaggregated"), at_saturation(bench, LARGEST)), ""
-    )
+    lambda bench: Finding(*claims_equal.attained(at_saturation(bench, "disaggregated"), at_saturation(bench, LARGEST)))
 )
-TEXT.authors("Y21")(lambda bench: Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated")), ""))
+TEXT.authors("Y21")(lambda bench: Finding(*claims_equal.fills(saturated(bench, SHAPES[-1], "disaggregated"))))

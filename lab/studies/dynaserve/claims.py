@@ -8,7 +8,7 @@ on its rates come with a second verdict, of the printed rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Map
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, 
 from lab.studies.dynaserve.setup import (
     BATCH,
     CASES,
-    CHUNK,
     COLOCATED,
     LARGE,
     MIDDLE,
@@ -38,9 +37,7 @@ from lab.studies.dynaserve.setup import (
     look,
 )
 
-#: Errors of predicted outputs in Y12, and the paper's goodput at each. [token], [token/s]
-ERRORS, GOODPUT = (0.0, 10.0, 50.0, 100.0), (3606.9, 3591.0, 3564.9, 3501.9)
-FINE = 20  # halvings that Y15 compares six with [1]
+ERRORS = (0.0, 10.0, 50.0, 100.0)  # of predicted outputs in Y12 [token]
 PUSH_RATE, SMALL_CHUNK = 1.5, 32  # of Y13 [request/s] [token]
 #: Rates of Y19 over the capacity of each, up to where all work is late, and the share of the peak that is level. [1]
 BEYOND, PLATEAU = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.9
@@ -52,10 +49,6 @@ KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predic
 printed = partial(Without, "all work of both instances is balanced, chunks take blocks of their own, as printed")
 #: Paper: mean ratios of Y7; rates [request/s] and goodput [token/s] of Y9, in the order of its statement.
 MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
-
-
-def _chunks(bench: DynaServeBench, names: Iterable[str], measure: Callable[[str, str], float] | None = None) -> str:
-    return ", ".join(f"{name} {bench.colocated(name, measure).removeprefix('chunk_')}" for name in names)
 
 
 @TEXT.claim("Y7")
@@ -73,13 +66,8 @@ def y7_capacity(bench: DynaServeBench) -> Finding:
         said = [f"{_by_name(found)} (mean {mean:.2f})" for found, mean in zip(ratios, means, strict=True)]
         return f"co-located {said[0]}, disaggregated {said[1]}", min(map(min, ratios)) >= 1 and close
 
-    return Finding(
-        *gains("dynaserve"),
-        f"{bench.stand_ins(*WORKLOADS)}paper means {MEANS[0]} and {MEANS[1]}; chunks {_chunks(bench, WORKLOADS)}; over "
-        f"co-location with chunk 2048 {_by_name(over(LARGEST))}; first parts to the less loaded instance: co-located "
-        f"{_by_name(over('tuned', 'least_loaded'))}, disaggregated {_by_name(over('disaggregated', 'least_loaded'))}",
-        printed(*gains("printed")),
-    )
+    note = f"{bench.stand_ins(*WORKLOADS)}over co-location with chunk 2048 {_by_name(over(LARGEST))}"
+    return Finding(*gains("dynaserve"), note, printed(*gains("printed")))
 
 
 @TEXT.claim("Y8")
@@ -100,12 +88,8 @@ def y8_goodput(bench: DynaServeBench) -> Finding:
         return f"up to {said} ({each})", min(map(max, found.values())) > 1
 
     largest = max(bench.goodput(name, "dynaserve") / bench.goodput(name, LARGEST) for name in WORKLOADS)
-    return Finding(
-        *gains("dynaserve"),
-        f"{bench.stand_ins(*WORKLOADS)}tokens within 100 ms, each at its own capacity; chunks "
-        f"{_chunks(bench, WORKLOADS, bench.goodput)}; with chunk 2048 up to {largest:.2f}; paper 1.91 and 1.61",
-        printed(*gains("printed")),
-    )
+    note = f"{bench.stand_ins(*WORKLOADS)}with chunk 2048 up to {largest:.2f}"
+    return Finding(*gains("dynaserve"), note, printed(*gains("printed")))
 
 
 @TEXT.claim("Y9")
@@ -122,26 +106,16 @@ def y9_mix(bench: DynaServeBench) -> Finding:
         said = f"order {'holds' if order else 'fails'}, ratios {'hold' if near else 'fail'}"
         return f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s: {said}", order and near
 
-    least = bench.rate(MIX, "least_loaded")
-    return Finding(
-        *ordered("dynaserve"),
-        f"{bench.stand_ins(MIX)}paper {listed(RATES_OF_MIX, 'g')} and {listed(GOODPUT_OF_MIX, 'g')}; chunks "
-        f"{_chunks(bench, [MIX])} by capacity, {_chunks(bench, [MIX], bench.goodput)} by goodput; chunk 2048 serves "
-        f"{bench.rate(MIX, LARGEST):.2f}: its step of 0.33 s is more than 1 % of the gaps at nearly any rate; "
-        f"DynaServe with first parts to the less loaded instance {least:.2f}",
-        printed(*ordered("printed")),
-    )
+    note = f"{bench.stand_ins(MIX)}chunk 2048 serves {bench.rate(MIX, LARGEST):.2f}"
+    return Finding(*ordered("dynaserve"), note, printed(*ordered("printed")))
 
 
 @TEXT.claim("Y10")
 def y10_who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation on prompts and on answers."""
-    names = STRONG
-    return Finding(
-        *strong(bench.rate, {name: bench.colocated(name) for name in names}),
-        f"{bench.stand_ins(*names)}requests/s, co-located against disaggregated; chunks {_chunks(bench, names)}; with "
-        f"chunk 2048 {bench.rate('code', LARGEST):.2f} and {bench.rate('reasoning', LARGEST):.2f}",
-    )
+    largest = ", ".join(f"{name} {bench.rate(name, LARGEST):.2f}" for name in STRONG)
+    tuned = {name: bench.colocated(name) for name in STRONG}
+    return Finding(*strong(bench.rate, tuned), f"{bench.stand_ins(*STRONG)}with chunk 2048 {largest}")
 
 
 def strong(rate: Callable[[str, str], float], together: Map[str, str]) -> tuple[str, bool]:
@@ -155,24 +129,18 @@ def strong(rate: Callable[[str, str], float], together: Map[str, str]) -> tuple[
 def y11_slo_aware(bench: DynaServeBench) -> Finding:
     """Tokens within the limit with and without SLO-aware batches."""
 
-    def inside(workload: str, aware: str, full: str) -> tuple[str, bool]:
-        rate = bench.rate(workload, aware)
-        ours, theirs = (bench.seen(workload, name, rate).inside for name in (aware, full))
+    def inside(aware: str, full: str) -> tuple[str, bool]:
+        rate = bench.rate(MIX, aware)
+        ours, theirs = (bench.seen(MIX, name, rate).inside for name in (aware, full))
         return f"{100 * ours:.1f} % against {100 * theirs:.1f} %", ours >= 0.95 and theirs <= 0.75
 
-    return Finding(
-        *inside(MIX, "dynaserve", "full_steps"),
-        f"{bench.stand_ins(MIX)}mix at {bench.rate(MIX, 'dynaserve'):.2f} requests/s; code alone "
-        f"{inside('code', 'dynaserve', 'full_steps')[0]}; paper 99 % against 52 %; without it steps fill a budget of "
-        f"2,048 tokens",
-        printed(*inside(MIX, "printed", "printed_full_steps")),
-    )
+    ours, theirs = inside("dynaserve", "full_steps"), inside("printed", "printed_full_steps")
+    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
 
 
 @TEXT.claim("Y12")
 def y12_length_error(bench: DynaServeBench) -> Finding:
     """Goodput by the error of predicted outputs."""
-    ours = partial(case_of, "", "dynaserve")
 
     def loses(case: Callable[..., StudyCase]) -> tuple[str, bool]:
         cases = [case(length_error=error) for error in ERRORS]
@@ -180,63 +148,41 @@ def y12_length_error(bench: DynaServeBench) -> Finding:
         loss = 1 - found[-1] / found[0]
         return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
 
-    paper = 1 - GOODPUT[-1] / GOODPUT[0]
-    return Finding(
-        *loses(ours),
-        f"standard deviation {listed(ERRORS, 'g')} tokens, {shape_name(SHAPES[-1])} in a closed loop; paper loses "
-        f"{100 * paper:.1f} %",
-        printed(*loses(partial(as_printed, ""))),
-    )
+    return Finding(*loses(partial(case_of, "", "dynaserve")), without=printed(*loses(partial(as_printed, ""))))
 
 
 @TEXT.claim("Y13")
 def y13_push(bench: DynaServeBench) -> Finding:
     """Transfer that requests wait for."""
 
-    def waits(name: str) -> tuple[DynaServeMeasures, tuple[str, bool]]:
-        seen = bench.seen("reasoning", name, PUSH_RATE)
-        return seen, (f"exposed {100 * seen.exposed:.1f} % of the transfer", seen.exposed <= 0.1)
+    def waits(name: str) -> tuple[str, bool]:
+        share = bench.seen("reasoning", name, PUSH_RATE).exposed
+        return f"exposed {100 * share:.1f} % of the transfer", share <= 0.1
 
-    seen, found = waits("dynaserve")
     trace = bench.workloads["reasoning"].trace.scaled(PUSH_RATE)
-    small = [
-        look(bench.result(trace, CASES[name], chunk=SMALL_CHUNK), PUSH_RATE).exposed
-        for name in ("dynaserve", "printed")
-    ]
-    return Finding(
-        *found,
-        f"{bench.stand_ins('reasoning')}at {PUSH_RATE:g} requests/s, {seen.moved:,.0f} tokens a request in chunks of "
-        f"{CHUNK}: the last chunk is exposed; in chunks of {SMALL_CHUNK} {small[0]:.1%}, as printed {small[1]:.1%}",
-        printed(*waits("printed")[1]),
-    )
+    small = look(bench.result(trace, CASES["dynaserve"], chunk=SMALL_CHUNK), PUSH_RATE).exposed
+    note = f"{bench.stand_ins('reasoning')}in chunks of {SMALL_CHUNK} {small:.1%}"
+    return Finding(*waits("dynaserve"), note, printed(*waits("printed")))
 
 
 @TEXT.claim("Y15")
 def y15_six_steps(bench: DynaServeBench) -> Finding:
-    """Six halvings against all splits, with outputs known exactly to both."""
-    ours = partial(case_of, "", "dynaserve")
-    many, _ = reaches(bench, partial(ours, rounds=FINE, tolerance=0.0), 0.98)
-    return Finding(
-        *reaches(bench, ours, 0.98)[1],
-        f"closed loops of equal requests; with {FINE} halvings {listed(many, '.3f')}: what they balance decides, not "
-        f"their number",
-        printed(*reaches(bench, partial(as_printed, ""), 0.98)[1]),
-    )
+    """Six halvings against all splits, in closed loops of equal requests with outputs known exactly to both."""
+    ours, theirs = (reaches(bench, case, 0.98) for case in (partial(case_of, "", "dynaserve"), partial(as_printed, "")))
+    return Finding(*ours, without=printed(*theirs))
 
 
-def reaches(
-    bench: DynaServeBench, case: Callable[..., StudyCase], least: float
-) -> tuple[list[float], tuple[str, bool]]:
+def reaches(bench: DynaServeBench, case: Callable[..., StudyCase], least: float) -> tuple[str, bool]:
     """Rates of splits that follow the queue, and whether all are at least a share of the best split for all."""
-    said, rates, shares = [], [], []
+    said, shares = [], []
     for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
         own = case(model=model, **KNOWN)
         found = scan(bench, shape, model=model, batch=batch, transfer=own.transfer)
         best = max(seen.steady for seen in found.values())
-        rates.append(bench.saturated(shape, own, batch).steady)
-        shares.append(rates[-1] / best)
-        said.append(f"{shape_name(shape)} {rates[-1]:.3f} of {best:.3f}")
-    return rates, (f"{'; '.join(said)} requests/s", min(shares) >= least)
+        rate = bench.saturated(shape, own, batch).steady
+        shares.append(rate / best)
+        said.append(f"{shape_name(shape)} {rate:.3f} of {best:.3f}")
+    return f"{'; '.join(said)} requests/s", min(shares) >= least
 
 
 def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> tuple[str, bool]:
@@ -253,12 +199,9 @@ def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCAT
 
 @TEXT.claim("Y18")
 def y18_sizes(bench: DynaServeBench) -> Finding:
-    """Goodput over both by the size of the model."""
-    return Finding(
-        *over_sizes(bench, "dynaserve"),
-        f"{bench.stand_ins(MIX)}two instances of one, two and four GPUs",
-        printed(*over_sizes(bench, "printed")),
-    )
+    """Goodput over both by the size of the model, on two instances of one, two and four GPUs."""
+    ours, theirs = (over_sizes(bench, name) for name in ("dynaserve", "printed"))
+    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
 
 
 def beyond_capacity(bench: DynaServeBench, ours: str, chunk: str) -> tuple[str, bool]:
@@ -281,13 +224,9 @@ def _beyond(bench: DynaServeBench, case: str, factor: float) -> DynaServeMeasure
 
 @TEXT.claim("Y19")
 def y19_plateau(bench: DynaServeBench) -> Finding:
-    """Goodput beyond the capacity."""
-    chunk = bench.colocated(MIX)
-    return Finding(
-        *beyond_capacity(bench, "dynaserve", chunk),
-        f"{bench.stand_ins(MIX)}rates over the capacity of each: {listed(BEYOND, 'g')}",
-        printed(*beyond_capacity(bench, "printed", chunk)),
-    )
+    """Goodput beyond the capacity of each."""
+    ours, theirs = (beyond_capacity(bench, name, bench.colocated(MIX)) for name in ("dynaserve", "printed"))
+    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
 
 
 def near_ratios(found: Sequence[float], paper: Sequence[float]) -> bool:

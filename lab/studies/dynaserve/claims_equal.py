@@ -20,10 +20,10 @@ from lab.studies.bench import StudyCase
 from lab.studies.claims import Finding, Without
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
-    BATCH,
     CASES,
     LIMIT,
     MIDDLE,
+    MODEL,
     PROFILE,
     RECIPE,
     SHAPES,
@@ -53,11 +53,9 @@ reserving_later = partial(Without, "the second instance reserves blocks when the
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
 
 
-def fixed(shape: tuple[int, int], split: int, *, model: str = MIDDLE, tp: int = 1) -> StudyCase:
+def cut_at(split: int, shape: tuple[int, int], model: str = MODEL) -> StudyCase:
     """Every request of a shape cut at the same token."""
-    label = f"DynaServe, split at {split:,}"
-    ratio = split / sum(shape)
-    return case_of(label, "dynaserve", model=model, tp=tp, ratio=ratio, length_error=0.0, margin=0)
+    return case_of("", "dynaserve", model=model, ratio=split / sum(shape), length_error=0.0, margin=0)
 
 
 def scan(
@@ -66,15 +64,13 @@ def scan(
     *,
     model: str = MIDDLE,
     batch: int = IN_LOOP,
-    tp: int = 1,
     transfer: str = "policy",
 ) -> dict[int, DynaServeMeasures]:
-    """Runs in a closed loop by split [token]; ``tp`` GPUs an instance hold more requests than in proportion."""
+    """Runs in a closed loop by split [token], at which every request of the shape is cut."""
     found = {}
     for percent in PERCENTS:
         split = round(percent * sum(shape) / 100)
-        case = fixed(shape, split, model=model, tp=tp)._replace(transfer=transfer)
-        found[split] = bench.saturated(shape, case, batch * tp * tp)
+        found[split] = bench.saturated(shape, cut_at(split, shape, model)._replace(transfer=transfer), batch)
     return found
 
 
@@ -124,8 +120,7 @@ def y1_rates(bench: DynaServeBench) -> Finding:
         losses.append(loss)
         said.append(f"{shape_name(shape)} {100 * loss:+.0f} % (paper {100 * printed:+.0f} %)")
     middle = losses[1] > max(losses[0], losses[2])
-    rates = f"; closed loop of {BATCH} requests for each instance that decodes"
-    return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0, f"largest rates{rates}")
+    return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0)
 
 
 @TEXT.claim("Y2")
@@ -143,9 +138,7 @@ def y2_colocated_late(bench: DynaServeBench) -> Finding:
     return Finding(
         _gaps(rows),
         late == [True] * 3 and half == [True, False, False],
-        "at the paper's rates, Poisson arrivals; paper p50/p99 "
-        "310/353, 47/337, 48/163 ms; 219/1467 is a mean: with lengths spread by c_v 1, "
-        "an assumption, p99 is " + gaps + " ms at 0.9 and 1.1 times its rate",
+        f"with lengths spread by c_v 1 p99 is {gaps} ms at 0.9 and 1.1 times its rate of 219/1467",
     )
 
 
@@ -153,11 +146,7 @@ def y2_colocated_late(bench: DynaServeBench) -> Finding:
 def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
     """Gaps of disaggregation."""
     rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
-    return Finding(
-        _gaps(rows),
-        all(row.itl_p99_s < LIMIT.tpot for row in rows.values()),
-        "at the paper's rates, Poisson arrivals; paper p50/p99 23/58, 47/65, 51/74 ms",
-    )
+    return Finding(_gaps(rows), all(row.itl_p99_s < LIMIT.tpot for row in rows.values()))
 
 
 def imbalance(long: DynaServeMeasures, answers: DynaServeMeasures) -> tuple[str, bool]:
@@ -176,11 +165,7 @@ def imbalance(long: DynaServeMeasures, answers: DynaServeMeasures) -> tuple[str,
 def y4_imbalance(bench: DynaServeBench) -> Finding:
     """Use of compute and memory of both instances."""
     long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    return Finding(
-        *imbalance(long, answers),
-        "prefill and decode instance, at the paper's rates; its MFU "
-        "is 1.5 times lower at the same rates in all of table 1, so it divides by another peak or counts fewer FLOP",
-    )
+    return Finding(*imbalance(long, answers))
 
 
 def attained(apart: Iterable[DynaServeMeasures], together: Iterable[DynaServeMeasures]) -> tuple[str, bool]:
@@ -195,8 +180,7 @@ def attained(apart: Iterable[DynaServeMeasures], together: Iterable[DynaServeMea
 def y20_attainment(bench: DynaServeBench) -> Finding:
     """Tokens within the limit at the rates of table 1."""
     return Finding(
-        *attained(*([_table_1(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST))),
-        "at the paper's rates, Poisson arrivals; paper 100, 99.83, 99.95 and 1.73, 84.09, 94.46 %",
+        *attained(*([_table_1(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST)))
     )
 
 
@@ -208,78 +192,48 @@ def fills(answers: DynaServeMeasures) -> tuple[str, bool]:
 @TEXT.claim("Y21")
 def y21_memory(bench: DynaServeBench) -> Finding:
     """Blocks that requests hold on the decode instance at 219/1467."""
-    return Finding(*fills(_table_1(bench, SHAPES[-1], "disaggregated")), "at the paper's rate; without the weights")
+    return Finding(*fills(_table_1(bench, SHAPES[-1], "disaggregated")))
 
 
 @TEXT.claim("Y5")
 def y5_best_split(bench: DynaServeBench) -> Finding:
-    """Where the throughput peaks."""
-    found, late = scan(bench), scan(bench, transfer="pull")
-    inside = best_of({split: seen for split, seen in found.items() if 1200 <= split <= 1600})
-    batches = [seen.batch for seen in (found[inside], late[best_of(late)])]
-    return Finding(
-        *peaks(found),
-        f"all splits in steps of 1 % of the length; the best of 1200 to 1600 is {inside}, {found[inside].steady:.3f} "
-        f"requests/s. Memory of one A100 holds 14 to 20 such sequences; a request that holds blocks on both instances "
-        f"from its first chunk leaves {batches[0]:.1f} decodes a step, one that reserves later {batches[1]:.1f}; with "
-        f"two GPUs an instance and memory to spare: {peaks(scan(bench, tp=2))[0]} (paper 1358)",
-        reserving_later(*peaks(late)),
-    )
+    """Where the throughput peaks, of all splits in steps of 1 % of the length."""
+    return Finding(*peaks(scan(bench)), without=reserving_later(*peaks(scan(bench, transfer="pull"))))
 
 
 @TEXT.claim("Y6")
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
-    found = scan(bench)
-    apart = {split: seen.busy[0] / seen.busy[1] for split, seen in found.items()}
-    last = max(apart)
-    return Finding(
-        *equal(found),
-        f"first over second {apart[EQUAL[0]]:.2f} at {EQUAL[0]}, {apart[last]:.2f} at {last}",
-        reserving_later(*equal(scan(bench, transfer="pull"))),
-    )
+    return Finding(*equal(scan(bench)), without=reserving_later(*equal(scan(bench, transfer="pull"))))
 
 
 @TEXT.claim("Y14")
 def y14_more_cache(bench: DynaServeBench) -> Finding:
     """Cache that a split in the decode moves."""
-    prompt, output = SHAPES[-1]
+    prompt, _ = SHAPES[-1]
     trace = synthetic_trace(rate=1.0, lengths=SHAPES[-1], requests=1, name="one")
     whole = bench.result(trace, CASES["disaggregated"]).requests.transferred_tokens[0]
     exact = whole == prompt
     said = []
     for times in (2, 3, 5):
-        split = times * prompt + 1  # the token emitted last is not in the cache yet
-        ratio = split / (prompt + output)
-        case = case_of("", "dynaserve", ratio=ratio, length_error=0.0, margin=0)
+        case = cut_at(times * prompt + 1, SHAPES[-1])  # the token emitted last is not in the cache yet
         moved = int(bench.result(trace, case).requests.transferred_tokens[0])
         exact = exact and moved == times * prompt
         said.append(f"{moved / whole:g}")
-    busy = bench.at_capacity("reasoning", "dynaserve").moved / prompt
-    return Finding(
-        f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split",
-        bool(exact),
-        f"stand-in: means 219/1467 of Mini Reasoning; at capacity on the stand-in for Mini Reasoning {busy:.1f}; paper "
-        f"about 3",
-    )
+    return Finding(f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split", bool(exact))
 
 
 @TEXT.claim("Y16")
-def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
+def y16_batch(_bench: DynaServeBench) -> Finding:
     """Number of decodes that fit with 512 tokens of prefill."""
-    (found, alone), (old, sooner), (bare, least) = map(decodes_that_fit, (None, "vllm_v0", "kernels"))
-    return Finding(
-        f"{found} decodes",
-        20 <= found <= 45,
-        f"the 512 tokens alone take {1e3 * alone:.1f} ms and a decode adds little; served by vLLM of the paper's time "
-        f"{1e3 * sooner:.1f} ms and {old} decodes, by bare kernels {1e3 * least:.1f} ms and {bare}",
-    )
+    return Finding(*decodes_that_fit(None))
 
 
-def decodes_that_fit(engine: str | None) -> tuple[int, float]:
-    """Decodes at 1,024 beside 512 tokens of prefill within 50 ms [1], and the time of these alone [s]."""
+def decodes_that_fit(engine: str | None) -> tuple[str, bool]:
+    """Decodes at 1,024 beside 512 tokens of prefill within 50 ms, and whether they are as many as the paper's."""
     table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=engine), Sharding())
-    return sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257)), table.step_time(0, 0.0, 512)
+    found = sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257))
+    return f"{found} decodes", 20 <= found <= 45
 
 
 @TEXT.claim("Y17")
@@ -288,14 +242,8 @@ def y17_chunks(bench: DynaServeBench) -> Finding:
     found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in DOUBLED]
     late = [seen.summary.itl_p99_s for seen in found]
     rates = [seen.steady for seen in found]
-    roomy = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"], BATCH // 2) for chunk in DOUBLED]
-    return Finding(
-        f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s",
-        bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()),
-        f"chunks {listed(DOUBLED, 'g')}, {shape_name(SHAPES[1])} in a closed loop; with half the requests in it, which "
-        f"memory holds without preemption, {listed([seen.steady for seen in roomy], '.2f')}: an A100 is busy computing "
-        f"from some 300 tokens a step on, so that longer ones gain nothing",
-    )
+    said = f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s"
+    return Finding(said, bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()))
 
 
 def shape_name(shape: tuple[int, int]) -> str:

@@ -102,9 +102,6 @@ class DynaServeMeasures(RunMeasures):
     mfu: tuple[float, ...]  # of each instance [1]
     memory: tuple[float, ...]  # of its KV blocks, each instance over time [1]
     exposed: float  # of the time of all transfers, what requests waited for [1]
-    moved: float  # cached tokens that crossed, a request [token]
-    step: float  # mean time of the steps with decodes [s]
-    batch: float  # decodes of such a step [1]
 
 
 def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
@@ -236,9 +233,6 @@ def look(result: RunResult, rate: float) -> DynaServeMeasures:
         mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
         memory=tuple(_block_shares(result).tolist()),
         exposed=float(np.nansum(records.exposed_transfer_s)) / transfer if transfer else float("nan"),
-        moved=float(records.transferred_tokens.mean()),
-        step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
-        batch=float(machines.decode_tokens.sum() / machines.decode_steps.sum()),
     )
 
 

@@ -11,16 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
 from lab.studies.arrow.claims import largest_on_code
-from lab.studies.beyond_the_buzz import (
-    TEXT,
-    claims_gain,
-    claims_limits,
-    claims_mappings,
-    claims_ratio,
-    claims_shape,
-    claims_sharing,
-    claims_transfer,
-)
+from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_shape, claims_transfer
 from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, third
 from lab.studies.beyond_the_buzz.figures import _with_readings
 from lab.studies.claims import COLUMNS, Finding, evaluate, holding
@@ -90,14 +81,6 @@ def test_thirds_of_a_log_axis():
     assert third(1.0, 1000.0, 1)[[0, -1]] == pytest.approx([10.0, 100.0])
 
 
-@pytest.fixture(autouse=True)
-def no_naive_pools(monkeypatch):
-    """Pools that no frontier shows are those of figure 12, or of figure 9."""
-    monkeypatch.setattr(
-        Evidence, "naive_pools", lambda e, isl=0, **_: e.front("fig12", isl=isl) if isl else e.front("fig09", model=R1)
-    )
-
-
 def by_traffic(*gains: float) -> dict[str, pd.DataFrame]:
     """A constant G is the area ratio."""
     shapes = zip(gains, claims_gain.FIGURE_8, strict=True)
@@ -110,17 +93,13 @@ def hump(tight: float) -> dict[str, pd.DataFrame]:
 
 
 def attention(*tp: int) -> dict[str, pd.DataFrame]:
-    return {"fig06": points(1 / X, model=R1, isl=16_384, decode_tp_attn=tp, decode_dp_attn=8)}
+    return {"fig06": points(1 / X, model=R1, isl=16_384, decode_tp_attn=tp)}
 
 
 def pipelines(deep: float, rate: float) -> dict[str, pd.DataFrame]:
-    """FTL of 100 s at one stage and ``deep`` at 32, where the rate is ``rate`` of that at one."""
-    table = pd.DataFrame(
-        {"mla_form": form, "pp": pp, "ftl_s": seconds, "request_rate_per_s": rate if pp == 32 else 1.0, "fits": pp != 2}
-        for form in ("cached", "naive")
-        for pp, seconds in ((1, 100.0), (2, 50.0), (32, deep))
-    )
-    return {"fig05": table, "bf16_attention_fig05": table}
+    """FTL of 100 s at one stage and ``deep`` at 32, where the rate is ``rate`` of that at one; other forms differ."""
+    rows = (("cached", 1, 100.0, 1.0), ("naive", 1, 1.0, 1.0), ("cached", 32, deep, rate), ("naive", 32, 1.0, 9.0))
+    return {"fig05": pd.DataFrame(rows, columns=["mla_form", "pp", "ftl_s", "request_rate_per_s"])}
 
 
 def ratios(rises: float = 1.0, **changed: tuple[float, float]) -> dict[str, pd.DataFrame]:
@@ -128,7 +107,7 @@ def ratios(rises: float = 1.0, **changed: tuple[float, float]) -> dict[str, pd.D
     read = {R1: (3.64, 0.06), LARGE: (2.07, 0.21), MIDDLE: (0.95, 0.46), SMALL: (0.42, 0.34)} | changed
     table = below(*(points(1 / X, model=m, ctx_gen_gpu_ratio=np.geomspace(*ends, 9)) for m, ends in read.items()))
     table.loc[4, "ctx_gen_gpu_ratio"] *= rises
-    return {"fig09": table, "bf16_attention_fig09": table}
+    return {"fig09": table}
 
 
 def fixed_ratios(loose: float, tight: float, spoil: float = 1.0) -> dict[str, pd.DataFrame]:
@@ -143,15 +122,14 @@ def fixed_ratios(loose: float, tight: float, spoil: float = 1.0) -> dict[str, pd
 
 def test_the_closed_form_by_hand():
     """r = 3.64: 0.5 keeps 0.5/3.64*4.64/1.5; r = 0.06: 3.5 keeps 1.06/4.5."""
-    assert claims_ratio.closed_form(0.5, 3.64) == pytest.approx(0.425, abs=5e-4)
-    assert claims_ratio.closed_form(3.5, 0.06) == pytest.approx(0.236, abs=5e-4)
+    assert claims_gain.closed_form(0.5, 3.64) == pytest.approx(0.425, abs=5e-4)
+    assert claims_gain.closed_form(3.5, 0.06) == pytest.approx(0.236, abs=5e-4)
 
 
 def domains(r1: Any, llama: Any) -> dict[str, pd.DataFrame]:
     small = [points(1000 / X, model=m, nvlink_domain=8) for m in (R1, MIDDLE)]
     large = [points(1000 / X * g, model=m, nvlink_domain=72) for m, g in ((R1, r1), (MIDDLE, llama))]
-    table = below(*small, *large)
-    return {"fig11": table, "bf16_attention_fig11": table}
+    return {"fig11": below(*small, *large)}
 
 
 BUMP, RISE = np.array([1, 1, 1, 1, 2, 1, 1, 1, 1.0]), np.array([1, 1, 1, 1, 1, 1, 1, 1, 2.0])
@@ -180,17 +158,14 @@ def transfers(**columns: Any) -> pd.DataFrame:
 def bandwidths(factor: float) -> dict[str, pd.DataFrame]:
     """Flows of so many times 0.9 GB/s, at both lengths of prompts."""
     flow = dict.fromkeys((claims_transfer.EGRESS, claims_transfer.INGRESS), factor * 900000000.0)
-    both = below(*(transfers(isl=isl) for isl in (16_384, 1_048_576))).assign(**flow)
-    return {f"{recipe}{name}": both for recipe in ("", "bf16_attention_") for name in ("fig12", "fig12_long")}
+    return dict.fromkeys(("fig12", "fig12_long"), transfers().assign(**flow))
 
 
 def every_step(latent: float, grouped: float) -> dict[str, pd.DataFrame]:
     """Every step mixed so much lower than the best shared mode, with latent and with grouped attention."""
-    step = {"mixed_chunk_tokens": 1024.0, "decode_dp_attn": 8, "decode_batch": 64, "decode_gpus": 8}
-    step |= {"decode_request_rate_per_s": 2.0, "ttl_largest_gap_s": 0.03, "mode": "piggyback"}
-    shared = [points(1000 / X, model=m, **step | {"mode": mode}) for mode in MODES for m in (R1, MIDDLE)]
+    shared = [points(1000 / X, model=m, mode=mode) for mode in MODES for m in (R1, MIDDLE)]
     mixed = [
-        points(1000 / X * level, model=m, mla_form=form, **step)
+        points(1000 / X * level, model=m, mla_form=form, mode="piggyback")
         for m, form, level in ((R1, "naive", latent), (MIDDLE, "auto", grouped))
     ]
     return {"fig06": below(*shared), "fig06_every_step_mixed": below(*mixed)}
@@ -219,7 +194,7 @@ def batches(a_gpu: Any) -> pd.DataFrame:
 def traffic(decode: float, prefill: float) -> dict[str, pd.DataFrame]:
     """Every step mixed over the best shared mode, by traffic; the ratio falls along the frontier."""
     fall, plain, mixed = np.linspace(1.0, 0.6, 9), [], []
-    for (isl, osl), level in zip(claims_sharing.FIGURE_8, (prefill, decode), strict=True):
+    for (isl, osl), level in zip(claims_gain.FIGURE_8[::3], (prefill, decode), strict=True):
         plain += [points(1000 / X, mode=mode, isl=isl, osl=osl) for mode in ("colocated", "piggyback")]
         mixed += [points(1000 / X * level * fall, mode="piggyback", isl=isl, osl=osl)]
     return {"fig08": below(*plain), "fig08_every_step_mixed": below(*mixed)}
@@ -232,12 +207,12 @@ def looser(column: str, limits: Any, spoil: float = 1.0, ftl: float = 0.4) -> pd
 
 
 def cut_offs(spoil: float = 1.0, ftl: float = 0.4) -> dict[str, pd.DataFrame]:
-    found = looser("ftl_limit_s", claims_limits.CUT_OFFS, spoil, ftl)
+    found = looser("ftl_limit_s", claims_shape.CUT_OFFS, spoil, ftl)
     return {"ftl_cut_off": found, "fig06": points(1 / X, model=R1, ftl_s=9.0)}
 
 
 def loosest(batch: float) -> pd.DataFrame:
-    return points(1 / X, model=R1, isl=16_384, decode_batch=np.linspace(batch, 1, 9), decode_gpus=8)
+    return points(1 / X, model=R1, isl=16_384, decode_batch=np.linspace(batch, 1, 9))
 
 
 def by_tp(disaggregated: int) -> pd.DataFrame:
@@ -252,33 +227,33 @@ RULES = [
     (claims_gain.c4_medium_latency, hump(1.0), hump(2.0)),
     (claims_shape.c8_attention_modes, attention(1, 1, 1, 2, 2, 2, 4, 4, 4), attention(1, 1, 4, 2, 2, 4, 4, 4, 4)),
     (claims_shape.c8_attention_modes, attention(1, 1, 1, 2, 2, 2, 4, 4, 4), attention(1, 1, 1, 1, 1, 2, 2, 2, 2)),
-    (claims_limits.c10_pipelined_prefill, pipelines(4.0, 0.95), pipelines(4.0, 0.89)),
-    (claims_limits.c10_pipelined_prefill, pipelines(4.0, 0.95), pipelines(6.0, 0.95)),
-    (claims_ratio.c11_ratio_falls, ratios(), ratios(rises=2.0)),
-    (claims_ratio.c12_spread, ratios(), ratios(**{R1: (3.64, 0.5)})),
-    (claims_ratio.c13_loose_end, ratios(), ratios(**{R1: (1.0, 0.1)})),  # below 405B
-    (claims_ratio.c14_fixed_ratios, fixed_ratios(3.64, 0.06), fixed_ratios(1.2, 1.0)),
-    (claims_ratio.c15_closed_form, fixed_ratios(3.64, 0.06), fixed_ratios(1.2, 1.0, spoil=0.9)),
+    (claims_shape.c10_pipelined_prefill, pipelines(4.0, 0.95), pipelines(4.0, 0.89)),
+    (claims_shape.c10_pipelined_prefill, pipelines(4.0, 0.95), pipelines(6.0, 0.95)),
+    (claims_gain.c11_ratio_falls, ratios(), ratios(rises=2.0)),
+    (claims_gain.c12_spread, ratios(), ratios(**{R1: (3.64, 0.5)})),
+    (claims_gain.c13_loose_end, ratios(), ratios(**{R1: (1.0, 0.1)})),  # below 405B
+    (claims_gain.c14_fixed_ratios, fixed_ratios(3.64, 0.06), fixed_ratios(1.2, 1.0)),
+    (claims_gain.c15_closed_form, fixed_ratios(3.64, 0.06), fixed_ratios(1.2, 1.0, spoil=0.9)),
     (claims_gain.c16_never_worse, domains(BUMP, RISE), domains(BUMP, np.ones(9))),
     (claims_gain.c16_never_worse, domains(RISE, RISE), domains(0.9 * BUMP, RISE)),
     (claims_gain.c17_where, domains(BUMP, RISE), domains(RISE, RISE)),
     (claims_transfer.c22_bandwidth, bandwidths(4.0), bandwidths(30.0)),
-    (claims_sharing.c25_piggyback, every_step(0.8, 0.95), every_step(0.95, 0.95)),
-    (claims_sharing.c25_piggyback, every_step(0.8, 0.95), every_step(0.8, 0.85)),
-    (claims_mappings.c36_mix, mixes(0.25), mixes(0.26)),
+    (claims_gain.c25_piggyback, every_step(0.8, 0.95), every_step(0.95, 0.95)),
+    (claims_gain.c25_piggyback, every_step(0.8, 0.95), every_step(0.8, 0.85)),
+    (claims_shape.c36_mix, mixes(0.25), mixes(0.26)),
     (claims_gain.c2_model_size, {"fig07": models(1.1, 1.5, 2.0)}, {"fig07": models(1.1, 2.0, 1.5)}),
     (claims_gain.c3_little_gain, FIG01 | {"fig07": pair(1.2, model=SMALL)}, FIG01 | {"fig07": pair(1.3, model=SMALL)}),
     (claims_shape.c5_batch_and_tp, {"fig06": batches(np.arange(9.0, 0, -1))}, {"fig06": batches(np.full(9, 4.0))}),
     (claims_shape.c9_loose_batch, {"fig06": loosest(100)}, {"fig06": loosest(99)}),
     (claims_transfer.c20_ingress_falls, {"fig12": transfers()}, {"fig12": RISING}),
     (claims_transfer.c24_conservation, {"fig12": transfers()}, {"fig12": RISING}),
-    (claims_sharing.c27_decode_heavy, traffic(1.1, 0.9), traffic(0.9, 1.1)),
-    (claims_limits.c29_cut_off, cut_offs(), cut_offs(spoil=0.99)),
-    (claims_limits.c29_cut_off, cut_offs(), cut_offs(ftl=0.6)),  # a point above the limit
+    (claims_gain.c27_decode_heavy, traffic(1.1, 0.9), traffic(0.9, 1.1)),
+    (claims_shape.c29_cut_off, cut_offs(), cut_offs(spoil=0.99)),
+    (claims_shape.c29_cut_off, cut_offs(), cut_offs(ftl=0.6)),  # a point above the limit
     (
-        claims_ratio.c30_few_gpus,
-        {"gpu_cap": looser("gpu_cap", claims_ratio.CAPS)},
-        {"gpu_cap": looser("gpu_cap", claims_ratio.CAPS, 0.99)},
+        claims_gain.c30_few_gpus,
+        {"gpu_cap": looser("gpu_cap", claims_gain.CAPS)},
+        {"gpu_cap": looser("gpu_cap", claims_gain.CAPS, 0.99)},
     ),
     (claims_shape.c31_tensor_parallel, {"fig06": by_tp(4)}, {"fig06": by_tp(1)}),  # by the median of TP
 ]
@@ -293,7 +268,7 @@ def test_a_claim_holds_where_it_should_and_not_elsewhere(rule, holds, misses):
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(
     "rule",
-    [claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication, claims_limits.c32_active_parameters],
+    [claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication, claims_shape.c32_active_parameters],
 )
 def test_claims_on_counts_and_single_configurations_hold_under_every_profile(rule, profile):
     assert rule(Evidence(ByHand(), profile)).holds
@@ -303,23 +278,23 @@ def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
     """Means of 6653/740 tokens behind medians of 4096/512: constant lengths promise 1.4 times too much."""
     laws = {"log_normal_4096_512": lengths("log_normal_4096_512"), "4096/512": lengths(4096, 512)}
     pools = Evidence(ByHand(), "measured")
-    fronts = {traffic: claims_limits._front_under(pools, law).table for traffic, law in laws.items()}
+    fronts = {traffic: claims_shape._front_under(pools, law).table for traffic, law in laws.items()}
     figure = below(*(front.assign(mode="disaggregated", traffic=traffic) for traffic, front in fronts.items()))
-    found = claims_limits.c28_representative_lengths(Evidence(ByHand(fig14=figure), "measured"))
+    found = claims_shape.c28_representative_lengths(Evidence(ByHand(fig14=figure), "measured"))
     assert not found.holds
     assert "With half the sigmas: largest 0.12, mean 0.08" in found.note
 
 
 def test_one_mapping_for_both_phases_loses_nothing_where_there_is_no_other(monkeypatch):
     monkeypatch.setattr(Evidence, "mappings", lambda *_: Sharding())
-    assert claims_mappings._kept_by_one_mapping(evidence(), SMALL) == pytest.approx(1.0)
+    assert claims_shape._kept_by_one_mapping(evidence(), SMALL) == pytest.approx(1.0)
 
 
 def test_a_second_reading_stands_beside_ours():
     """C32 is within 15 % of the ratio of parameters in two stages, and outside by TP."""
     judged = next(each for each in TEXT.as_authors if each.claim.id == "C32")
     found = judged(Evidence(ByHand(), "measured"))
-    assert found.value == claims_limits.c32_active_parameters(Evidence(ByHand(), "measured")).value
+    assert found.value == claims_shape.c32_active_parameters(Evidence(ByHand(), "measured")).value
     assert found.without.value.startswith("FTL TP 2 4.4")
     assert judged.verdict(found) == "rests on a reading"
 

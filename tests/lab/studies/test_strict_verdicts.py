@@ -39,10 +39,7 @@ def slow_flips(with_rule=1.0, printed=1.0, lasts=3436.0):
     """Slow flips reach these rates over static instances, with requests that wait as load and without."""
     return SimpleNamespace(
         ratio=lambda _, case, __: printed if case.endswith("_printed") else with_rule,
-        rate=lambda *_: 20.0,
         workloads={HOUR: SimpleNamespace(trace=SimpleNamespace(duration=lasts))},
-        capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
-        flips=lambda *_: 1,
         stand_ins=lambda *_: "",
     )
 
