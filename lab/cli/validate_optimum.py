@@ -12,15 +12,7 @@ from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_frame
 from lab.calibration.served.boards import NEAR, boards, judged_boards, met
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.optimum import (
-    FASTEST,
-    LEAST_WORKERS,
-    heights_by,
-    judged_optima,
-    preferred,
-    ratios_by,
-    split_groups,
-)
+from lab.calibration.served.optimum import FASTEST, LEAST_WORKERS, heights_by, judged_optima, ratios_by, split_groups
 from lab.calibration.served.ranking import ranked, served_points, summed
 from lab.calibration.served.read import read_files
 from lab.calibration.served.tables import write_frames
@@ -79,7 +71,7 @@ def _print_boards(planned: pd.DataFrame) -> None:
 
 
 def _print_optima(optima: pd.DataFrame) -> None:
-    """Heights by system and class, layouts that are preferred, and ratios of pools."""
+    """Heights by system and class, and ratios of pools."""
     if optima.empty:
         return
     typer.echo(
@@ -87,8 +79,6 @@ def _print_optima(optima: pd.DataFrame) -> None:
         "each run on a published frontier, medians:"
     )
     print_frame(heights_by(optima))
-    typer.echo("\nLayouts that free frontiers take, and what they gain over all others in the same phase:")
-    print_frame(preferred(optima))
     ratios = ratios_by(optima)
     if len(ratios):
         typer.echo(

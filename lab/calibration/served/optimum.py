@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +29,6 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.limits import MOST_LOAD
 from disagg_sim.report.words import mapping_text
@@ -67,10 +66,6 @@ COLUMNS = (
     "free",  # likewise
     "ran",
     "found",  # of the free frontier, at this interactivity
-    "found_prefill",  # kind of its prefill layout
-    "prefill_gain",  # free over the frontier without this kind in prefill [1]
-    "found_decode",
-    "decode_gain",  # likewise [1]
     "prefill_over_decode",  # GPUs, as published [1]
     "ratio_over_published",  # of the run's own two kinds, matched, over this; from LEAST_WORKERS prefill workers on [1]
 )
@@ -114,16 +109,6 @@ class SplitGroup:
             "free": self.frontier(self.every, self.every),
         }
 
-    @cache  # noqa: B019 - groups live as long as the command
-    def without(self, phase: str, kind: str) -> pd.DataFrame:
-        """Frontier over all but one kind of layout in one phase; empty where nothing is left."""
-        others = self.every[layouts_of(self.every) != kind]
-        prefill, decode = (others if phase == name else self.every for name in ("prefill", "decode"))
-        try:
-            return self.frontier(prefill, decode)
-        except InfeasibleError:
-            return self.frontiers["free"].head(0)
-
     def frontier(
         self,
         prefill: Sharding | list[Sharding],
@@ -146,8 +131,6 @@ class SplitGroup:
 
     def height(self, frontier: pd.DataFrame, level: float) -> float:
         """Input and output tokens of a frontier at an interactivity. [token/s/GPU]"""
-        if frontier.empty:
-            return math.nan
         both = 1.0 + self.rows[0].isl / self.rows[0].osl
         found = curve_at(frontier[INTERACTIVITY].to_numpy(), frontier[THROUGHPUT].to_numpy(), [level])
         return float(both * found[0])
@@ -202,24 +185,13 @@ def _judged(group: SplitGroup, run: dict[Any, Any], row: ServingRow) -> dict[str
         "ratio_over_published": math.nan,
     }
     if (found := group.best(group.frontiers["free"], level)) is not None:
-        phases = [(phase, int(found[f"{phase}_instances"])) for phase in ("prefill", "decode")]
-        told["found"] = " + ".join(f"{count}x{mapping_text(found, phase)}" for phase, count in phases)
-        for phase, _ in phases:
-            kind = told[f"found_{phase}"] = _kind(found, phase)
-            told[f"{phase}_gain"] = told["free"] * published / group.height(group.without(phase, kind), level)
+        pools = ((int(found[f"{phase}_instances"]), mapping_text(found, phase)) for phase in ("prefill", "decode"))
+        told["found"] = " + ".join(f"{count}x{layout}" for count, layout in pools)
     if row.prefill.count >= LEAST_WORKERS:
         own = group.best(group.frontier([row.prefill.mapping], [row.workers.mapping]), level)
         if own is not None:
             told["ratio_over_published"] = float(own["ctx_gen_gpu_ratio"]) / ratio
     return told
-
-
-def _kind(point: dict[str, Any], phase: str) -> str:
-    """Kind of the layout of one phase of a point."""
-    degrees: dict[str, Any] = {
-        name: int(point[f"{phase}_{name}"]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-    }
-    return str(layouts_of(Sharding(**degrees))[0])
 
 
 def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
@@ -232,19 +204,6 @@ def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
     parts.append(("all", "all", "all", lines))
     found = [(*words, len(mine), *(mine[name].median() for name in HEIGHTS)) for *words, mine in parts if len(mine)]
     return pd.DataFrame(found, columns=["system", "weights", INTERACTIVITY, "points", *HEIGHTS])
-
-
-def preferred(optima: pd.DataFrame) -> pd.DataFrame:
-    """Kinds of layouts that free frontiers take, and how much lower they would be without (``gain``, the median, and
-    ``most``).
-    """
-    lines = []
-    for phase in ("prefill", "decode"):
-        for layout, mine in optima.groupby(f"found_{phase}"):
-            gain = mine[f"{phase}_gain"]
-            lines.append((phase, layout, len(mine), gain.median(), gain.max(), mine["free"].median()))
-    found = pd.DataFrame(lines, columns=["phase", "layout", "points", "gain", "most", "height"])
-    return found.sort_values(["phase", "points"], ascending=False, kind="stable", ignore_index=True)
 
 
 def ratios_by(optima: pd.DataFrame) -> pd.DataFrame:

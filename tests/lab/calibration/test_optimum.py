@@ -18,15 +18,7 @@ from lab.calibration.served import boards as module
 from lab.calibration.served.boards import COLUMNS, boards, judged_boards, met, set_aside, tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.optimum import (
-    HEIGHTS,
-    heights_by,
-    judged_optima,
-    on_frontier,
-    preferred,
-    ratios_by,
-    split_groups,
-)
+from lab.calibration.served.optimum import HEIGHTS, heights_by, judged_optima, on_frontier, ratios_by, split_groups
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.cli import validate_optimum
@@ -242,12 +234,6 @@ def test_heights_at_the_interactivity_of_each_published_run():
     assert (optima["same_kinds"] >= optima["same_workers"] * (1 - 1e-9)).all()
     assert (optima["same_kinds"] >= optima["planned"] * (1 - 1e-9)).all()
     assert (optima["free"] >= optima["same_kinds"] * (1 - 1e-9)).all()
-    assert (optima[["prefill_gain", "decode_gain"]] >= 1 - 1e-9).all(axis=None)  # a kind less is never higher
-    kind = optima["found_decode"][1]
-    fewer = group.without("decode", kind)
-    assert optima["decode_gain"][1] == pytest.approx(
-        group.height(group.frontiers["free"], 20.0) / group.height(fewer, 20.0)
-    )
     workers = group.frontiers["same_workers"]
     best = group.best(workers, 20.0)
     assert best["ctx_gen_gpu_ratio"] / 1.5 == pytest.approx(optima["ratio_over_published"][1])
@@ -267,7 +253,7 @@ def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
     assert (rate / (alone * mine["prefill_instances"])).max() == pytest.approx(0.85, rel=1e-6)
 
 
-def test_medians_by_system_and_class_layouts_and_ratios():
+def test_medians_by_system_and_class_and_ratios():
     optima = pd.DataFrame(
         {
             "system": ["a", "a", "b"],
@@ -279,10 +265,6 @@ def test_medians_by_system_and_class_layouts_and_ratios():
             "same_kinds": [1.0, 2.0, 1.1],
             "planned": [0.9, 1.5, 1.0],
             "free": [1.5, 2.0, 1.2],
-            "found_prefill": ["PP", "PP", "DP"],
-            "prefill_gain": [1.1, 1.4, 1.2],
-            "found_decode": ["DP", "DP", "DP"],
-            "decode_gain": [1.0, 1.3, 1.2],
             "ratio_over_published": [0.5, math.nan, 0.9],
         }
     )
@@ -295,14 +277,6 @@ def test_medians_by_system_and_class_layouts_and_ratios():
         ("all", "all", "all"): 3,
     }
     assert found.loc[("a", "fp8", "all"), list(HEIGHTS)].tolist() == pytest.approx([1.1, 1.5, 1.5, 1.2, 1.75])
-    taken = preferred(optima)
-    assert taken[["phase", "layout", "points"]].to_numpy().tolist() == [
-        ["prefill", "PP", 2],
-        ["prefill", "DP", 1],
-        ["decode", "DP", 3],
-    ]
-    assert taken["gain"].tolist() == pytest.approx([1.25, 1.2, 1.2])
-    assert taken["most"].tolist() == [1.4, 1.2, 1.3]
     assert ratios_by(optima)[["isl", "points", "median"]].to_numpy().tolist() == [[900.0, 1, 0.5], [7000.0, 1, 0.9]]
 
 
