@@ -12,9 +12,8 @@ import pandas as pd
 
 from docs.computed import slow, table
 from lab.calibration.served.bands import with_bands
-from lab.calibration.served.bars import BARS, PARTS, coverage, judged
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.groups import groups, points, with_dimensions
+from lab.calibration.served.groups import BARS, PARTS, coverage, groups, judged, points, with_dimensions
 from lab.calibration.served.ranking import GROUP, SLOW, heights, modes, ranked, served_points, summed
 from lab.calibration.served.read import read_files
 

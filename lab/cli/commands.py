@@ -12,27 +12,27 @@ class CalibrateCommands(LazyGroup):
 
     table: ClassVar = {
         "kernels": CommandEntry(
-            "lab/calibrate_kernels:kernels",
+            "lab/calibrate:kernels",
             "Fit the efficiencies of kernels.",
             "calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
         ),
         "power": CommandEntry(
-            "lab/calibrate_power:power",
+            "lab/calibrate:power",
             "Fit the power of kernels.",
             "calibrate power kernel_power.csv --system h200_sxm --out h200_sxm.yaml",
         ),
         "uncertainty": CommandEntry(
-            "lab/calibrate_uncertainty:uncertainty",
+            "lab/calibrate:uncertainty",
             "Fit the spreads behind error bars.",
             "calibrate uncertainty gemm.csv --out uncertainty.yaml",
         ),
         "engine": CommandEntry(
-            "lab/calibrate_engine:engine",
+            "lab/calibrate:engine",
             "Fit the overheads of an engine.",
             "calibrate engine served.csv --engine vllm --out vllm.yaml",
         ),
         "layouts": CommandEntry(
-            "lab/calibrate_layouts:layouts",
+            "lab/calibrate:layouts",
             "Count the runs behind each kind of layout.",
             "calibrate layouts served.csv --out measured.yaml",
         ),
@@ -44,37 +44,37 @@ class ValidateCommands(LazyGroup):
 
     table: ClassVar = {
         "kernels": CommandEntry(
-            "lab/validate_kernels:kernels",
+            "lab/validate:kernels",
             "Predict every row of kernel tables.",
             "validate kernels gemm.csv --out reports/kernels",
         ),
         "passes": CommandEntry(
-            "lab/validate_passes:passes",
+            "lab/validate:passes",
             "Predict prefills on a cached past.",
             "validate passes forward_pass.parquet --out reports/passes",
         ),
         "serving": CommandEntry(
-            "lab/validate_serving:validate_serving",
+            "lab/validate_served:validate_serving",
             "Predict every row of served runs.",
             "validate serving served.csv --out reports/serving",
         ),
         "requests": CommandEntry(
-            "lab/validate_requests:requests",
+            "lab/validate:requests",
             "Replay runs of a real server request by request.",
             "validate requests run.csv --system h100_sxm --out reports/requests",
         ),
         "memory": CommandEntry(
-            "lab/validate_memory:memory",
+            "lab/validate:memory",
             "Predict the memory of servers.",
             "validate memory vllm_memory.csv --out reports/memory",
         ),
         "ranking": CommandEntry(
-            "lab/validate_ranking:validate_ranking",
+            "lab/validate_served:validate_ranking",
             "Judge the configurations that a forecast picks.",
             "validate ranking served.csv --out reports/ranking",
         ),
         "optimum": CommandEntry(
-            "lab/validate_optimum:validate_optimum",
+            "lab/validate_served:validate_optimum",
             "Judge what a plan would deploy.",
             "validate optimum served.csv --out reports/optimum",
         ),

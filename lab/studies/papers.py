@@ -1,4 +1,4 @@
-"""List the papers that can be reproduced, run their experiments and write the results.
+"""List the papers that can be reproduced, run their experiments, keep what they compute and write the results.
 
 A paper on serving policies is a ``Paper`` in the module that ``HOMES`` names; the study of frontiers
 (``beyond_the_buzz``) writes the same files with the same functions.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
 
@@ -18,7 +20,6 @@ from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import PaperText, evaluate, evaluate_as_authors
-from lab.studies.panels import Picture, draw_picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
     from lab.studies.bench import Bench
@@ -89,13 +90,6 @@ def paper(name: str) -> Paper[Bench]:
     return found
 
 
-def write_picture(path: Path, picture: Picture) -> Path:
-    """Write a picture and its data as ``.csv``. Returns ``path``."""
-    write_csv(path.with_suffix(".csv"), picture.table, digits=DIGITS)
-    draw_picture(picture, path)
-    return path
-
-
 def trace_file(traces: Path, *names: str) -> Path:
     """The first file of these names below a directory of traces; ``InputError`` when there is none."""
     for name in names:
@@ -103,3 +97,35 @@ def trace_file(traces: Path, *names: str) -> Path:
         if found:
             return found[0]
     raise InputError(f"{traces}: no trace {' or '.join(names)} there or below")
+
+
+Kept = TypeVar("Kept")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Keeping:
+    """Whatever a study computes, each once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], Any] = {}
+
+    def once(self, key: tuple[Any, ...], compute: Callable[[], Kept]) -> Kept:
+        """Return what was kept under a key; compute it the first time."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        found: Kept = self._kept[key]
+        return found
+
+
+def kept(method: Method) -> Method:
+    """Compute what a method of ``Keeping`` gives once for each of its arguments."""
+    sign = signature(method)
+
+    @wraps(method)
+    def found(self: Keeping, *given: Any, **named: Any) -> Any:
+        bound = sign.bind(self, *given, **named)
+        bound.apply_defaults()
+        key = (method.__qualname__, *list(bound.arguments.values())[1:])
+        return self.once(key, lambda: method(self, *given, **named))
+
+    return found  # type: ignore[return-value]

@@ -57,7 +57,7 @@ def test_a_planted_laboratory_does_not_run(tmp_path):
     done = started(RUN, "validate", "memory", "none.csv", at=tmp_path, path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stderr) == (2, "error: none.csv: no such file\n")
     found = done.stdout.split()
-    assert str(lab_folder() / "cli" / "validate_memory.py") in found
+    assert str(lab_folder() / "cli" / "validate.py") in found
     assert all(Path(each).is_relative_to(lab_folder()) for each in found)
     assert not (tmp_path / "ran").exists()
 

@@ -20,8 +20,7 @@ from disagg_sim.facts.load import load_system
 from disagg_sim.facts.yaml_files import is_path, shown
 from disagg_sim.units import US
 from lab.calibration.kernels.limits import least_time
-from lab.calibration.kernels.registry import OPERATORS, FittedOperator
-from lab.calibration.kernels.selection import LeftOut
+from lab.calibration.kernels.registry import OPERATORS, FittedOperator, LeftOut
 from lab.calibration.kernels.tables import LISTED_FAULTS, KernelTable, read_all, spec_name
 
 #: Digits to which fitted numbers are written; their errors are those of the rounded numbers.

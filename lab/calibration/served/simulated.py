@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.calibration.served.bars import judged
-from lab.calibration.served.groups import errors_of, with_dimensions
+from lab.calibration.served.groups import errors_of, judged, with_dimensions, write_frames
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, key_of, value_of
-from lab.calibration.served.tables import write_frames
 
 #: What the tables group by, and quantities in their order.
 BY = ("file", "family and layout", "requests of an instance")

@@ -27,7 +27,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     third,
 )
-from lab.studies.beyond_the_buzz.pipelining import depth_row
+from lab.studies.beyond_the_buzz.frontiers import depth_row
 from lab.studies.claims import Finding, Without
 
 #: Chunks of figure 5, of which the paper names none: the best keeps the rate within a tenth. [token]

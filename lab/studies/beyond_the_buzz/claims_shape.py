@@ -33,7 +33,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     listed,
     shared,
 )
-from lab.studies.beyond_the_buzz.pipelining import depth_row
+from lab.studies.beyond_the_buzz.frontiers import depth_row
 from lab.studies.claims import Finding
 
 

@@ -16,11 +16,11 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import FIGURES, PAYS, figure_data, pays_table
+from lab.studies.beyond_the_buzz.figures import FIGURES, PAYS, figure_data, pays_table, write_picture
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.claims import evaluate_as_authors
-from lab.studies.papers import DIGITS, PaperResults, write_picture
+from lab.studies.papers import DIGITS, PaperResults
 
 #: All that is drawn or tabulated.
 ITEMS = (*FIGURES, PAYS)

@@ -21,7 +21,7 @@ from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import HEIGHTS, heights_by, judged_optima, on_frontier, ratios_by, split_groups
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
-from lab.cli import validate_optimum
+from lab.cli import validate_served
 
 PUBLISHED = "measured/mlperf_inference.csv"
 
@@ -295,7 +295,7 @@ def test_boards_count_as_met_up_to_15_percent_from_their_run(tmp_path, capsys, m
     lines = {"model": list("abcde"), "system": "s", "scenario": "Server", "plan_over_run": ratios, "planned": "8 x TP1"}
     lines |= {"never_served": ["", "PP", None, "", ""], "reason": [*[""] * 4, "no room"]}
     made = pd.DataFrame(lines | {"set_aside": ["untuned", "", "", "", ""]})
-    monkeypatch.setattr(validate_optimum, "judged_boards", lambda *_, **__: made)
+    monkeypatch.setattr(validate_served, "judged_boards", lambda *_, **__: made)
     (tmp_path / "mlperf.csv").write_text(MLPERF)
     assert run(["validate", "optimum", str(tmp_path / "mlperf.csv")]) == 0
     told = capsys.readouterr().out

@@ -16,7 +16,7 @@ from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.experts import moe_cost
 from disagg_sim.physics.rates import moe_rate
 from disagg_sim.physics.work import ExpertRows, expert_work
-from lab.calibration.kernels.selection import LEAST_CONTEXT, sound_experts, sound_parts
+from lab.calibration.kernels.registry import LEAST_CONTEXT, sound_experts, sound_parts
 
 STEP = AttentionPartFit(
     engine="vllm",

@@ -9,13 +9,21 @@ from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
 from lab.calibration.kernels.tables import TableError
-from lab.calibration.served.bars import BARS, coverage, judged
 from lab.calibration.served.cells import instance, version_in
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.groups import errors_of, groups, per_instance, points, with_dimensions
+from lab.calibration.served.groups import (
+    BARS,
+    coverage,
+    errors_of,
+    groups,
+    judged,
+    per_instance,
+    points,
+    side_by_side,
+    with_dimensions,
+)
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import Measurement, WorkerGroup
-from lab.calibration.served.tables import side_by_side
 
 
 def lines(*runs, **columns):

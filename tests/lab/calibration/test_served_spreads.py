@@ -9,7 +9,7 @@ import pytest
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.errors import InputError
 from disagg_sim.facts.uncertainty import EIGHTY, ServedSpread
-from lab.calibration.served.spreads import evidence_of, served_spreads
+from lab.calibration.served.bands import evidence_of, served_spreads
 
 KERNELS = 0.06
 SAME = {

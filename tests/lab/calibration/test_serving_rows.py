@@ -18,14 +18,13 @@ from disagg_sim.planning.question import usual_precision
 from disagg_sim.workload.distributions import length_distribution
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
-from lab.calibration.served.bars import judged
 from lab.calibration.served.boards import tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
+from lab.calibration.served.groups import counted, judged, reasons, summary, write_tables
 from lab.calibration.served.launch_flags import FURTHER
 from lab.calibration.served.read import read_files, read_rows
 from lab.calibration.served.rows import ServingRow, WorkerGroup
-from lab.calibration.served.tables import counted, reasons, summary, write_tables
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (

@@ -9,8 +9,15 @@ from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
-from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
-from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
+from lab.studies.beyond_the_buzz.frontiers import (
+    KIND,
+    Frontiers,
+    Silent,
+    load_pipelining,
+    parts_of,
+    pipelined_prefill,
+    study_files,
+)
 from lab.studies.beyond_the_buzz.reproduce import ITEMS, _by_claim, reproduce
 
 SMALL = """
