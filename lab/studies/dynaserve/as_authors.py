@@ -7,7 +7,6 @@ judged. Arrivals are Poisson there. Acceptances were set before these runs; wher
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Mapping as Map
 from functools import partial
@@ -16,7 +15,6 @@ import numpy as np
 
 from lab.studies.claims import Finding, Without
 from lab.studies.dynaserve import TEXT, claims, claims_equal
-from lab.studies.dynaserve.claims import GOODPUT_OF_MIX, MEANS, RATES_OF_MIX
 from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, at_rate, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
     ARXIV,
@@ -40,8 +38,6 @@ _by_requests = partial(Without, "at most 1 % of the requests have a gap above 10
 _pulled = partial(
     Without, "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
 )
-#: A capacity of a workload and a case. [request/s]
-Rate = Callable[[str, str], float]
 #: The four workloads of section 6.1.
 WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
 #: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
@@ -110,76 +106,44 @@ def in_time_at_saturation(bench: DynaServeBench) -> Finding:
 @TEXT.authors("Y19")
 def plateau(bench: DynaServeBench) -> Finding:
     """Goodput on the mix beyond the capacity, against the best power of two."""
-    return Finding(*claims.beyond_capacity(bench, "printed", best_chunk(bench, MIX)), bench.stand_ins(MIX))
-
-
-def best_chunk(bench: DynaServeBench, workload: str, rate: Rate | None = None, model: str = "") -> str:
-    """The power of two that serves most on a workload."""
-    by = rate or bench.rate
-    return max(DOUBLED, key=lambda case: by(workload, f"{case}{model}"))
+    return Finding(
+        *claims.beyond_capacity(bench, "printed", bench.colocated(MIX, chunks=DOUBLED)), bench.stand_ins(MIX)
+    )
 
 
 @TEXT.authors("Y7")
 def capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over the best power of two and over disaggregation."""
-
-    def over(rate: Rate) -> tuple[str, bool]:
-        ours = [rate(name, "printed") for name in WORKLOADS]
-        rates = (
-            [rate(name, best_chunk(bench, name, rate)) for name in WORKLOADS],
-            [rate(name, "disaggregated") for name in WORKLOADS],
-        )
-        ratios = [
-            [mine / each if each else math.nan for mine, each in zip(ours, found, strict=True)] for found in rates
-        ]
-        means = [float(np.mean(found)) for found in ratios]
-        near = all(abs(mean / paper - 1) <= 0.3 for mean, paper in zip(means, MEANS, strict=True))
-        said = [f"{listed(found, '.2f')} (mean {mean:.2f})" for found, mean in zip(ratios, means, strict=True)]
-        named = f"{', '.join(WORKLOADS)}: co-located {said[0]}, disaggregated {said[1]}"
-        return named, bool(np.min(ratios) >= 1) and near
-
-    return Finding(*over(bench.rate), bench.stand_ins(*WORKLOADS), _by_requests(*over(bench.request_rate)))
+    ours, theirs = (
+        claims.gains(bench, WORKLOADS, "printed", rate, DOUBLED) for rate in (bench.rate, bench.request_rate)
+    )
+    return Finding(*ours, bench.stand_ins(*WORKLOADS), _by_requests(*theirs))
 
 
 @TEXT.authors("Y8")
 def goodput(bench: DynaServeBench) -> Finding:
     """Goodput at the capacity of each."""
-    others = [{name: best_chunk(bench, name) for name in WORKLOADS}, dict.fromkeys(WORKLOADS, "disaggregated")]
-    found = [
-        max(bench.goodput(name, "printed") / bench.goodput(name, other[name]) for name in WORKLOADS) for other in others
-    ]
-    return Finding(f"up to {found[0]:.2f} and {found[1]:.2f} times", min(found) > 1, bench.stand_ins(*WORKLOADS))
+    tuned = {name: bench.colocated(name, chunks=DOUBLED) for name in WORKLOADS}
+    return Finding(*claims.goodputs(bench, "printed", tuned), bench.stand_ins(*WORKLOADS))
 
 
 @TEXT.authors("Y9")
 def mix(bench: DynaServeBench) -> Finding:
     """Half BurstGPT, half Azure code."""
-    cases = (best_chunk(bench, MIX), "disaggregated", "printed")
-    rates, good = [bench.rate(MIX, each) for each in cases], [bench.goodput(MIX, each) for each in cases]
-    named = best_chunk(bench, MIX, bench.request_rate), *cases[1:]
-    fewer = [bench.request_rate(MIX, each) for each in named]
-    return Finding(
-        f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s",
-        _ordered(rates, RATES_OF_MIX) and _ordered(good, GOODPUT_OF_MIX),
-        bench.stand_ins(MIX),
-        _by_requests(f"{listed(fewer, '.2f')} requests/s, the order alone", fewer[0] < fewer[1] < fewer[2]),
-    )
-
-
-def _ordered(found: list[float], paper: tuple[float, float, float]) -> bool:
-    """Whether three numbers are in ascending order, at ratios near the paper's."""
-    return found[0] < found[1] < found[2] and claims.near_ratios(found, paper)
+    chunk, other = (bench.colocated(MIX, rate, DOUBLED) for rate in (bench.rate, bench.request_rate))
+    fewer = [bench.request_rate(MIX, each) for each in (other, "disaggregated", "printed")]
+    second = f"{listed(fewer, '.2f')} requests/s, the order alone", fewer[0] < fewer[1] < fewer[2]
+    return Finding(*claims.ordered(bench, "printed", (chunk, chunk)), bench.stand_ins(MIX), _by_requests(*second))
 
 
 @TEXT.authors("Y10")
 def who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation."""
-
-    def compared(rate: Rate) -> tuple[str, bool]:
-        return claims.strong(rate, {name: best_chunk(bench, name, rate) for name in claims.STRONG})
-
-    second = _by_requests(*compared(bench.request_rate))
-    return Finding(*compared(bench.rate), bench.stand_ins(*claims.STRONG), second)
+    ours, theirs = (
+        claims.strong(rate, {name: bench.colocated(name, rate, DOUBLED) for name in claims.STRONG})
+        for rate in (bench.rate, bench.request_rate)
+    )
+    return Finding(*ours, bench.stand_ins(*claims.STRONG), _by_requests(*theirs))
 
 
 def by_way(said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]], bench: DynaServeBench) -> Finding:

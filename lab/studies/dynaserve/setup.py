@@ -6,7 +6,7 @@ traces, arrivals Poisson (section 6.1). Caches move over NVLink, of which 80 % a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,10 +204,12 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
         """Tokens within the limit at the capacity; 0 where there is none. [token/s]"""
         return self.at_capacity(workload, case).goodput if self.rate(workload, case) else 0.0
 
-    def colocated(self, workload: str, measure: Callable[[str, str], float] | None = None) -> str:
+    def colocated(
+        self, workload: str, measure: Callable[[str, str], float] | None = None, chunks: Sequence[str] = COLOCATED
+    ) -> str:
         """Co-location with the chunk that is best for a workload: by capacity, or by another measure."""
         by = measure or self.rate
-        return max(COLOCATED, key=lambda case: by(workload, case))
+        return max(chunks, key=lambda case: by(workload, case))
 
 
 def look(result: RunResult, rate: float) -> DynaServeMeasures:
