@@ -67,7 +67,7 @@ class LeaveOut(Enum):
     SYSTEM = "system"
 
 
-def read_told(files: list[Path]) -> list[ServingRow]:
+def read_with_warnings(files: list[Path]) -> list[ServingRow]:
     """Rows of the files that can be read; the others are told."""
     rows, faults = read_files(files)
     for fault in faults:
@@ -95,7 +95,7 @@ def validate_serving(
     and percentiles: a few minutes for a thousand rows. Runs of one configuration, layout, lengths and load are one
     operating point and count once. A file that cannot be read is named, and the others are judged.
     """
-    rows = read_told(files)
+    rows = read_with_warnings(files)
     table = evaluate(rows)
     if table.empty:
         typer.echo("no measurements in these files")
@@ -175,7 +175,7 @@ def validate_ranking(
     Groups are one model, system, engine and pair of lengths. At the interactivity of each measured run that two or more
     configurations reach, the forecast picks one; with --predictions another tool does, on the rows that it predicts.
     """
-    rows = read_told(files)
+    rows = read_with_warnings(files)
     table = evaluate(rows)
     told = None if predictions is None else read_predictions(predictions)
     if told is None:
@@ -231,7 +231,7 @@ def validate_optimum(
     Boards of MLPerf are planned with the lengths of their data sets and held against their best submission; frontiers
     of disaggregated runs are searched over the layouts that ran, in any number, and over all that a plan may take.
     """
-    rows = read_told(files)
+    rows = read_with_warnings(files)
     several = boards(rows)
     told = listener("boards", "planned")
     told.start(len(several))

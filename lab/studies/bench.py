@@ -22,7 +22,7 @@ from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
-from lab.studies.papers import Keeping, kept
+from lab.studies.claims import Keeping, kept
 
 #: Engines of the years in which the studied papers ran theirs.
 SCHEDULER = "vllm_v0_2024"

@@ -1,4 +1,4 @@
-"""List the papers that can be reproduced, run their experiments, keep what they compute and write the results.
+"""List the papers that can be reproduced, run their experiments and write the results.
 
 A paper on serving policies is a ``Paper`` in the module that ``HOMES`` names; the study of frontiers
 (``beyond_the_buzz``) writes the same files with the same functions.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pandas as pd
 
@@ -97,35 +95,3 @@ def trace_file(traces: Path, *names: str) -> Path:
         if found:
             return found[0]
     raise InputError(f"{traces}: no trace {' or '.join(names)} there or below")
-
-
-Kept = TypeVar("Kept")
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-class Keeping:
-    """Whatever a study computes, each once."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], Any] = {}
-
-    def once(self, key: tuple[Any, ...], compute: Callable[[], Kept]) -> Kept:
-        """Return what was kept under a key; compute it the first time."""
-        if key not in self._kept:
-            self._kept[key] = compute()
-        found: Kept = self._kept[key]
-        return found
-
-
-def kept(method: Method) -> Method:
-    """Compute what a method of ``Keeping`` gives once for each of its arguments."""
-    sign = signature(method)
-
-    @wraps(method)
-    def found(self: Keeping, *given: Any, **named: Any) -> Any:
-        bound = sign.bind(self, *given, **named)
-        bound.apply_defaults()
-        key = (method.__qualname__, *list(bound.arguments.values())[1:])
-        return self.once(key, lambda: method(self, *given, **named))
-
-    return found  # type: ignore[return-value]

@@ -177,8 +177,8 @@ def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):
 
 SPECS = {spec.__name__ for spec in (*ATTENTION_KINDS.values(), *FFN_KINDS.values())}
 BLOCK_CLASSES = {block.__name__ for block in (*ATTENTION.values(), *FFN.values())}
-#: A study of one of them, and models, whose layers may lack a part.
-KNOW_KINDS = {"lab/studies/beyond_the_buzz/claims_sharing.py", "disagg_sim/facts/model.py"}
+#: Models, whose layers may lack a part.
+KNOW_KINDS = {"disagg_sim/facts/model.py"}
 
 
 def test_three_places_make_a_kind_and_nothing_else_asks_for_one():

@@ -26,7 +26,8 @@ from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.bench import Place, RatedBench, RunMeasures, Workload, read_cases
-from lab.studies.papers import kept, trace_file
+from lab.studies.claims import kept
+from lab.studies.papers import trace_file
 from lab.studies.published_like import burstgpt_standin
 
 MODEL, SYSTEM, RECIPE, PROFILE = "llama_3_1_8b", "h800_sxm", "bf16", "measured"

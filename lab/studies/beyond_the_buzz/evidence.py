@@ -24,7 +24,7 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.workload.lengths import lengths
-from lab.studies.papers import Keeping, kept
+from lab.studies.claims import Keeping, kept
 
 PROFILES = ("ideal", "optimistic", "measured")
 SYSTEM = "gb200_nvl72"

@@ -32,7 +32,8 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.bench import Bench, Place, StudyCase, read_cases, replicas
-from lab.studies.papers import kept, trace_file
+from lab.studies.claims import kept
+from lab.studies.papers import trace_file
 from lab.studies.published_like import BURSTGPT_REQUESTS, burstgpt_standin
 
 SYSTEM, PROFILE, UTILISATION = "h100_sxm", "measured", 0.95

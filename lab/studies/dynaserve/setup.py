@@ -30,7 +30,8 @@ from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
 from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, read_cases, replicas
-from lab.studies.papers import kept, trace_file
+from lab.studies.claims import kept
+from lab.studies.papers import trace_file
 from lab.studies.published_like import mini_reasoning_standin
 
 SYSTEM, RECIPE, PROFILE = "a100_sxm_80gb", "bf16", "measured"
