@@ -11,6 +11,7 @@ import pandas as pd
 from docs.computed import on_site, quick, table
 from docs.computed.served import PAGE, written
 from lab.calibration.served.boards import met
+from lab.calibration.served.simulated import COLD
 
 
 def rows(name: str) -> list[list[str]]:
@@ -66,11 +67,12 @@ def accuracy_decisions() -> str:
     bars = ("TPOT, other MoE", "TPOT, DeepSeek-R1", "TTFT, all", "throughput")
     tpot_new, tpot_amd, ttft_new, rate_amd = (reached(bar, NEW) for bar in bars)
     ttft, rate, split = (reached(bar) for bar in ("TTFT, all", "throughput", "throughput, R1 disaggregated"))
-    tails = sorted(
-        abs(int(re.search(r"(-\d+) %", cells[2])[1]))
+    tails = {
+        cells[1]: abs(int(re.search(r"(-\d+) %", cells[2])[1]))
         for cells in rows("served-simulated-statistics")
         if cells[0] == "TTFT, p99"
-    )
+    }
+    low, high = sorted(tails[mode] for mode in ("aggregated", "disaggregated"))
     every, unseen, *_, fewest, chance = rows("ranking-picks")
     heights = rows("optimum-heights")[-1]
     plans, tokens = (
@@ -96,7 +98,8 @@ def accuracy_decisions() -> str:
                 "Which TTFT?",
                 f"[TTFT]({served})",
                 f"{ttft.error} (p90 {ttft.p90}); files no fit saw {ttft_new.error} (p90 {ttft_new.p90}); "
-                f"[p99](#ttft-played-request-by-request) {tails[0]} to {tails[-1]} % too short",
+                f"[p99](#ttft-played-request-by-request) {low} to {high} % too short, "
+                f"{tails[COLD]} % without a warm-up",
             ],
             [
                 "How much does a layout that I know serve?",

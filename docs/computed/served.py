@@ -66,16 +66,22 @@ def paths() -> list[Path]:
     return [DATA / folder / name for folder, name in whole]
 
 
-def from_data(make: Callable[[], str]) -> Callable[[], str]:
-    """Make a text from the measurements; what the page says stays where they are not beside the checkout."""
+def from_files(needed: Callable[[], Sequence[Path]]) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Make a text from measurements; what the page says stays where their files are not beside the checkout."""
 
-    @wraps(make)
-    def within() -> str:
-        if all(path.is_file() for path in paths()):
-            return make()
-        return written(make.__name__.replace("_", "-"))
+    def decorated(make: Callable[[], str]) -> Callable[[], str]:
+        @wraps(make)
+        def within() -> str:
+            if all(path.is_file() for path in needed()):
+                return make()
+            return written(make.__name__.replace("_", "-"))
 
-    return within
+        return within
+
+    return decorated
+
+
+from_data = from_files(paths)
 
 
 def written(name: str) -> str:

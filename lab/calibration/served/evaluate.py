@@ -233,8 +233,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.poll_steps)
-        return (*run, row.random_tokens, row.load, row.mode, row.waves, row.spread)
+        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens)
+        return (*run, row.poll_steps, row.gather_steps, row.random_tokens, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
     for _, found in groupby(usable, key=key):
@@ -244,7 +244,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         try:
             engine = engine_of(first, engines or {})
             run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
-            run = replace(run, poll_steps=first.poll_steps)
+            run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps)
             answer = predict(run, group)
         except DisaggSimError as error:
             for i in members:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.calibration.names import recipe_of
-from lab.calibration.served.cells import count, instance, text, version_in, yes
+from lab.calibration.served.cells import count, instance, text, value, version_in, yes
 from lab.calibration.served.masks import of_image
 from lab.calibration.served.rows import MULTIPLIED, Measurement, ServingRow, WorkerGroup
 
@@ -40,7 +40,8 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
     """
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
     if text(line, "match") in (EXACT, BY_DATE):
-        row = replace(row, poll_steps=max(_steps_between(row, line, further), 1))
+        steps, cold = max(_steps_between(row, line, further), 1), value(line, "f_num_warmups_per_conc") == 0
+        row = replace(row, poll_steps=steps, gather_steps=count(line, "f_batch_wait_timeout_iters"), cold=cold)
     return _as_launched(row, line, further) if _known(line) else row
 
 

@@ -77,6 +77,8 @@ class ServingRow:
     spread: float = 0.1  # half width of the service times over their mean [1]
     chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
     poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
+    gather_steps: int = 0  # decode steps that a prompt waits for others to come with it; 0 = none [1]
+    cold: bool = False  # nothing was sent before: its first requests hold what a server does once
     speculative: bool = False
     assumed_layout: bool = False  # the source states GPUs alone
     submitter: str = ""  # who sent a result to a benchmark

@@ -35,9 +35,9 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace
-from lab.calibration.served.evaluate import engine_of, expert_kernel_of
+from lab.calibration.served.evaluate import engine_of, expert_kernel_of, predict
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
-from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, served, slots_for_load
+from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, looked_late, served, slots_for_load
 
 #: Requests a slot where the source states none: as InferenceX sends. [1]
 USUAL_WAVES = 10
@@ -78,8 +78,9 @@ class Answer:
 
 
 def key_of(row: ServingRow) -> str:
-    """What a played run depends on: an operating point and the engine with its token budget."""
-    return f"{row.point}|{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
+    """What a played run depends on: an operating point, and the engine with its token budget and what it waits for."""
+    engine = f"{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.poll_steps}|{row.gather_steps}"
+    return f"{row.point}|{engine}|{row.waves:g}|{row.spread:g}"
 
 
 def tasks_of(rows: Sequence[ServingRow]) -> list[tuple[ServingRow, ...]]:
@@ -141,12 +142,28 @@ def client_latencies(run: ServedModel, row: ServingRow, tables: dict[Any, StepTa
     Returns latencies of all requests, start and end of the run included, as benches count them; of disaggregated
     workers the first token is there when the decode worker has the cache: it answers the client.
     """
+    run = _looking_late(run, row)
     trace = trace_of(row, run.engine)
     site, policy = _site(run, row, trace, {} if tables is None else tables)
     loop = RunOptions(
         concurrency=max(round(row.concurrency), 1), sample_s=NO_SAMPLES, transfer="buffer", first_token="prefill"
     )
     return _latencies_of(serve(trace, policy, site, Engine(0), loop), disaggregated=row.mode == "disaggregated")
+
+
+def _looking_late(run: ServedModel, row: ServingRow) -> ServedModel:
+    """The run with the wait for looks and sendings, at the steps of the steady state, in the host time of a request.
+
+    A client that is alone on an instance of both phases finds a scheduler that looks at once.
+    """
+    assert row.workers is not None
+    seldom = replace(run, poll_steps=row.poll_steps, gather_steps=row.gather_steps)
+    if seldom == run or (not row.prefill and row.concurrency <= row.workers.count):
+        return run
+    law = predict(seldom, [row])
+    late = float(looked_late(seldom, law.tpot, law.request_rate * law.tpot / row.workers.count)[0])
+    engine = replace(run.engine, request_host=run.engine.request_host + late)
+    return replace(seldom, at=run.at.changed(overheads=engine))
 
 
 def trace_of(row: ServingRow, engine: EngineSpec) -> Trace:

@@ -16,6 +16,8 @@ from lab.calibration.served.simulate import Answer, key_of, value_of
 #: What the tables group by, and quantities in their order.
 BY = ("file", "family and layout", "requests of an instance")
 QUANTITIES = ("ttft", "tpot", "throughput")
+#: What scripts without a warm-up ran: their TTFT holds what a server does once, and counts apart.
+COLD = "aggregated, without a warm-up"
 #: Numbers of a group, of each way to predict. [1]
 ERRORS = ("median_error", "bias", "p90_error")
 
@@ -73,7 +75,8 @@ def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterabl
         for quantity in (*row.quantities, *row.others):
             if quantity.name != "throughput" and quantity.measured > 0:
                 error = value_of(quantity, known[key_of(row)]) / quantity.measured - 1.0
-                told.append((quantity.name, quantity.statistic, row.mode, part, row.point, error))
+                mode = COLD if row.cold and quantity.name == "ttft" else row.mode
+                told.append((quantity.name, quantity.statistic, mode, part, row.point, error))
     frame = pd.DataFrame(told, columns=["quantity", "statistic", "mode", "part", "point", "error"])
     points = frame.groupby(["quantity", "statistic", "mode", "part", "point"], sort=True)["error"].median()
     groups = points.groupby(level=[0, 1, 2, 3])

@@ -70,6 +70,7 @@ class ServedModel:
 
     at: Setup
     poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
+    gather_steps: int = 0  # decode steps that a prompt waits for others to come with it [1]
 
     @property
     def engine(self) -> EngineSpec:
@@ -300,12 +301,21 @@ def _loop(
     filled = _seen(np.minimum(due / fit if mixes else passes / steps, 1.0), others)
     queue = filled ** (fit + 1.0) * own / (2 * fit * np.maximum(1 - filled, LEAST_DUE))
     waited = waited + np.minimum(queue, others * own)
-    looked = under_way / 2 + (run.poll_steps - 1) / 2 * (plain + due / most * loaded)
+    looked = under_way / 2 + looked_late(run, plain + due / most * loaded, due)
     residual = np.where(others > 0, looked, 0.0)
     met = np.maximum(passes - own - shared - waited - used * (engine.request_host + residual), 0.0)  # of others
     tpot = token_time(plain, met, lengths.gaps, loaded if mixes else None)
     gathering = np.where(dp > 1, np.minimum((waits - 1) / (2 * due), engine.held_at_most) * tpot, 0.0)
     return _Loop(tpot, engine.request_host + own + shared + residual + gathering + waited)
+
+
+def looked_late(run: ServedModel, step: Numeric, due: Numeric = 0.0) -> Numeric:
+    """Mean wait for the next look at requests, or sending of tokens, beyond half of the ``step`` under way. [s]
+
+    Where prompts gather, the first waits for all steps and the ``due`` that come in each of them for the rest.
+    """
+    come = run.gather_steps * due
+    return ((run.poll_steps - 1) / 2 + run.gather_steps * (1.0 + come / 2) / (1.0 + come)) * step
 
 
 def colocated(
@@ -440,7 +450,7 @@ def disaggregated(
             first = np.maximum(first, timed(np.clip(concurrency / prefill.count, 1.0, dp))[0])
         start = _bunching(pattern, np.maximum(concurrency / most - first, 0.0), 0.0, drains=False)
         left = rest / np.maximum(often, LEAST_DUE)  # of the pass under way [s]
-        return step, rate, engine.request_host + left + first + transfer + run.poll_steps * step / 2 + start
+        return step, rate, engine.request_host + left + first + transfer + step / 2 + looked_late(run, step) + start
 
     slots = (
         slots_for_load(concurrency / (decode.count * decode.mapping.dp_attn)) * decode.mapping.dp_attn * decode.count

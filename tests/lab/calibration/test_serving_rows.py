@@ -130,13 +130,18 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     assert repr(read_files(files)) == repr(read_files(files[:1]))  # NaN equals nothing
 
 
-@pytest.mark.parametrize(("match", "steps"), [("exact", 30), ("by date", 30), ("layout only", 1)])
-def test_a_script_says_how_often_its_scheduler_polls(tmp_path, match, steps):
+@pytest.mark.parametrize(
+    ("match", "said"), [("exact", (30, 20, True)), ("by date", (30, 20, True)), ("layout only", (1, 0, False))]
+)
+def test_a_script_says_how_its_scheduler_takes_requests_and_what_was_sent_before(tmp_path, match, said):
     """Of one node: one set of flags was valid on its day. Recipes of split workers count where they are exact."""
-    line = LAUNCHED | {"match": match, "kind": "script", "f_scheduler_recv_interval": 30.0}
-    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
+    flags = {"f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0, "f_num_warmups_per_conc": 0.0}
+    files = [
+        write(tmp_path / "x.csv", R1),
+        write(tmp_path / "joined.csv", LAUNCHED | {"match": match, "kind": "script"} | flags),
+    ]
     (row,), _ = read_files(files)
-    assert row.poll_steps == steps
+    assert (row.poll_steps, row.gather_steps, row.cold) == said
 
 
 @pytest.mark.parametrize(

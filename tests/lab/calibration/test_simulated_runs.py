@@ -113,6 +113,21 @@ def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
     assert free.request_rate > 1.1 * full.request_rate
 
 
+@pytest.mark.parametrize(
+    ("row", "waits"),
+    [
+        (replace(SPLIT, poll_steps=31), 15),
+        (replace(ROW, poll_steps=31), 0),
+        (replace(ROW, poll_steps=31, concurrency=2.0), 15),
+        (replace(ROW, gather_steps=20, concurrency=2.0), 20),
+    ],
+)
+def test_a_first_token_is_as_late_as_looks_and_sendings_are_apart(row, waits):
+    """A client that is alone on an instance of both phases waits for nothing."""
+    late, at_once = (client_latencies(MIXED, each) for each in (row, replace(row, poll_steps=1, gather_steps=0)))
+    assert late.ttft.mean() - at_once.ttft.mean() == pytest.approx(waits * at_once.tpot.mean(), rel=0.2)
+
+
 def test_lengths_are_drawn_as_the_source_says():
     drawn = trace_of(replace(ROW, isl=900.0, osl=90.0, spread=1 / 9, concurrency=100.0, waves=10.0), ENGINE)
     assert len(drawn) == 1000

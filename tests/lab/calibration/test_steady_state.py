@@ -207,3 +207,12 @@ def test_a_scheduler_that_looks_seldom_at_new_requests_makes_them_wait_for_half_
     waited = (count > 1) * 15 * seldom.tpot
     assert seldom.ttft - often.ttft == pytest.approx(waited, rel=0.05)
     assert seldom.tpot == pytest.approx(often.tpot, rel=0.02)
+
+
+@pytest.mark.parametrize(("count", "waits"), [(1, 0.0), (2, 20.0), (200, 20 * (1 + 1) / (1 + 2))])
+def test_the_first_prompt_that_gathers_others_waits_for_all_steps_and_they_for_the_rest(count, waits):
+    """One of 200 requests ends every tenth step: two come while the first waits, for half of its steps on average."""
+    often, seldom = (
+        colocated(replace(RUN, gather_steps=n), tensor_parallel(ONE), lengths(16, 2000), count * ONE) for n in (0, 20)
+    )
+    assert seldom.ttft - often.ttft == pytest.approx(waits * seldom.tpot, rel=0.1)
