@@ -50,6 +50,8 @@ TOLD = ("statement", "place", "setting", "paper", "inferred", "acceptance", "why
 
 #: What the evaluators of a paper look at.
 Evidence = TypeVar("Evidence")
+#: What differs between two judgements of a claim.
+Way = TypeVar("Way")
 
 
 class Verdict(StrEnum):
@@ -101,6 +103,11 @@ class Finding(NamedTuple):
         other = self.without
         without = "" if other is None else f"{other.rule}: {other.value}; {'holds' if other.holds else 'fails'}"
         return {"value": self.value, "without": without, "note": self.note}
+
+
+def twice(judge: Callable[[Way], tuple[str, bool]], note: str = "", *, ours: Way, theirs: Way, rule: str) -> Finding:
+    """Judge a claim in our way, and in another that ``rule`` names; ``judge`` tells value and whether it holds."""
+    return Finding(*judge(ours), note, Without(rule, *judge(theirs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,8 +129,7 @@ class AttentionTable(Generic[AttentionFit]):
         self, parts: Mapping[Variant, pd.DataFrame], system: SystemSpec, names: Sequence[str]
     ) -> tuple[float, list[AttentionFit]]:
         """Loss and fits where each variant has the numbers ``names`` to itself, under the option of least loss."""
-        own = {key: [number for number in self.numbers if number.name in names] for key in parts}
-        shared = [number for number in self.numbers if number.name not in names]
+        own = dict.fromkeys(parts, names)
         calls = {variant: self.calls(part) for variant, part in parts.items()}
         target = np.concatenate([part["latency"].to_numpy(dtype=float) for part in parts.values()])
         weighed = np.concatenate([np.arange(target.size), np.flatnonzero(target >= SHORT)])  # long kernels count twice
@@ -144,7 +143,7 @@ class AttentionTable(Generic[AttentionFit]):
             words |= {"compute": compute} if issubclass(self.law, PrefillAttentionFit) else {}
             return self.law(**origin(parts[variant], _SIZES), **words, **numbers)
 
-        tried = [joint_fits(parts, (own, shared), partial(build, each), times, weighed) for each in self.options]
+        tried = (joint_fits(parts, self.numbers, own, partial(build, each), times, weighed) for each in self.options)
         return min(tried, key=lambda pair: pair[0])
 
     def predict(self, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionFit]) -> Array:

@@ -28,8 +28,8 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
     def fit(op: str, numbers: dict[str, Any]) -> ElementwiseFit:
         return ElementwiseFit(**origin(tables[op], ("m", "k")), op=op, **numbers)
 
-    own = dict.fromkeys(tables, (_FLOOR,))
-    return joint_fits(tables, (own, (_SHARE,)), fit, lambda op, fit: _times(tables[op], fit, system))[1]
+    own = dict.fromkeys(tables, ("t0",))
+    return joint_fits(tables, (_FLOOR, _SHARE), own, fit, lambda op, fit: _times(tables[op], fit, system))[1]
 
 
 def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> Array:

@@ -79,17 +79,14 @@ def _fit_jointly(
     """Loss and fits where each format has the numbers ``names`` to itself."""
     quantised = any(name != "bf16" for name in tables)
     numbers = [p for p in _NUMBERS if quantised or p.name not in _QUANTISING]
-    own = {
-        name: [p for p in numbers if p.name in names and (name != "bf16" or p.name not in _QUANTISING)]
-        for name in tables
-    }
+    plain = [name for name in names if name not in _QUANTISING]
+    own = {name: plain if name == "bf16" else names for name in tables}
 
     def fit(name: str, values: dict[str, Any]) -> GemmFit:
         share = WRITE_SHARE if write and name == _WRITTEN else None
         return GemmFit(**origin(tables[name], GEMM_SIZES), format=name, tiled=True, e_write=share, **values)
 
-    shared = [p for p in numbers if p.name not in names]
-    return joint_fits(tables, (own, shared), fit, lambda name, fit: _times(tables[name], fit, system))
+    return joint_fits(tables, numbers, own, fit, lambda name, fit: _times(tables[name], fit, system))
 
 
 def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:

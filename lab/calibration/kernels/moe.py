@@ -23,7 +23,6 @@ the bandwidth of the fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,25 +81,18 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
-    return enough([_fit_jointly(tables, given, system, own) for own in _OWN], MOST)
-
-
-def _fit_jointly(
-    tables: Mapping[tuple[str, str], pd.DataFrame],
-    given: Mapping[tuple[str, str], MeasuredRankLoad],
-    system: SystemSpec,
-    names: Sequence[str],
-) -> tuple[float, list[MoeFit]]:
-    """Loss and fits where each kernel has the numbers ``names`` to itself."""
-    own = {key: [number for number in _NUMBERS if number.name in names] for key in tables}
-    shared = [number for number in _NUMBERS if number.name not in names]
-    shared += [_STRAY] if any(each.routes_itself for each in given.values()) else []
-    return joint_fits(
-        tables,
-        (own, shared),
-        lambda key, values: _fit(tables[key], key, values),
-        lambda key, fit: _times(given[key], fit, system),
-    )
+    numbers = (*_NUMBERS, _STRAY) if any(each.routes_itself for each in given.values()) else _NUMBERS
+    tried = [
+        joint_fits(
+            tables,
+            numbers,
+            dict.fromkeys(tables, own),
+            lambda key, values: _fit(tables[key], key, values),
+            lambda key, fit: _times(given[key], fit, system),
+        )
+        for own in _OWN
+    ]
+    return enough(tried, MOST)
 
 
 def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> Array:

@@ -5,7 +5,7 @@ Deterministic: one fixed start, no random numbers. A weak pull towards the start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,22 +111,24 @@ def origin(table: pd.DataFrame, sizes: Iterable[str]) -> dict[str, Any]:
 
 def joint_fits(
     tables: Mapping[K, pd.DataFrame],
-    numbers: tuple[Mapping[K, Sequence[Parameter]], Sequence[Parameter]],
+    numbers: Sequence[Parameter],
+    own: Mapping[K, Collection[str]],
     build: Callable[[K, dict[str, Any]], F],
     times: Callable[[K, F], Array],
     weighed: Any = slice(None),
 ) -> tuple[float, list[F]]:
     """Loss and fits of several tables that share some numbers, which count as parameters of the first.
 
-    Takes ``numbers`` (those that each table has to itself, and those that all share), ``times`` (of the rows of a table
-    by its fit [s]) and ``weighed`` (which rows count, some perhaps twice).
+    Takes ``own`` (names of the numbers that each table has to itself; those of none are shared by all), ``times`` (of
+    the rows of a table by its fit [s]) and ``weighed`` (which rows count, some perhaps twice).
     """
-    own, shared = numbers
+    apart = {key: [each for each in numbers if each.name in own[key]] for key in tables}
+    shared = [each for each in numbers if not any(each.name in names for names in own.values())]
     measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])[weighed]
 
     def fits(values: Array) -> list[F]:
         rest, found = iter(values.tolist()), list[F]()
-        mine = {key: {p.name: next(rest) for p in own[key]} for key in tables}
+        mine = {key: {p.name: next(rest) for p in apart[key]} for key in tables}
         common = {p.name: next(rest) for p in shared}
         for key, each in mine.items():
             count = len(each) + (0 if found else len(common))
@@ -137,7 +139,7 @@ def joint_fits(
         each = [times(key, fit) for key, fit in zip(tables, found, strict=True)]
         return np.asarray(np.concatenate(each)[weighed])
 
-    return solved(fits, of_all, measured, [p for key in tables for p in own[key]] + list(shared))
+    return solved(fits, of_all, measured, [p for each in apart.values() for p in each] + shared)
 
 
 def by_fit(

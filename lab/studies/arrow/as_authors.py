@@ -9,6 +9,7 @@ Acceptances were set before these runs; where they are not this project's own, `
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from lab.studies.arrow.claims import (
     ttft_in_turn,
 )
 from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, Without, twice
 
 #: The engine that "developed based on vLLM" is read as.
 ENGINES = ("vllm_v0",)
@@ -43,6 +44,8 @@ LINEAR = 0.9  # R^2 of "nearly linear" [1]
 BELOW = 0.95  # attainment under which growth with GPUs is judged: the rest is saturated [1]
 #: Flips of "several minutes". [s]
 SLOW = (180, 300)
+#: Judges a claim with the cases of Arrow as printed, and with those in which requests that wait count.
+with_read = partial(twice, ours="_printed", theirs="_read")
 
 
 @TEXT.authors("A2")
@@ -126,8 +129,9 @@ def decode_later(bench: ArrowBench) -> Finding:
 def overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity, with running tokens and with those of requests that wait, too."""
     rule = "requests that wait on an instance are being processed there, too"
-    printed, read = (claims.overloaded(bench, arrow, "arrow_printed") for arrow in ("arrow_printed", "arrow_read"))
-    return Finding(*printed, bench.stand_ins(*ALL), Without(rule, *read))
+    return with_read(
+        lambda rules: claims.overloaded(bench, f"arrow{rules}", "arrow_printed"), bench.stand_ins(*ALL), rule=rule
+    )
 
 
 @TEXT.authors("A8")
@@ -155,21 +159,14 @@ def slow_flips(bench: ArrowBench) -> Finding:
         value, ratios = over_static(bench, SLOW, rule)
         return value, max(ratios) <= 1.1 and lasts >= RUN_OVER_FLIP * max(SLOW)
 
-    second = Without("requests that wait count", *vanishes("_read"))
-    return Finding(*vanishes("_printed"), bench.stand_ins("code"), second)
+    return with_read(vanishes, bench.stand_ins("code"), rule="requests that wait count")
 
 
 @TEXT.authors("A15")
 def idle_help(bench: ArrowBench) -> Finding:
     """Attainment on Mooncake with idle instances that help less that without, by when decode is busy."""
-    return Finding(
-        *claims.helped(bench, "arrow_printed", "no_help_printed"),
-        bench.stand_ins("mooncake"),
-        Without(
-            "requests that wait for memory make a decode instance busy, and are load, too",
-            *claims.helped(bench, "arrow_read", "no_help_read"),
-        ),
-    )
+    rule = "requests that wait for memory make a decode instance busy, and are load, too"
+    return with_read(partial(claims.helped, bench), bench.stand_ins("mooncake"), rule=rule)
 
 
 @TEXT.authors("A16")

@@ -29,7 +29,7 @@ from disagg_sim.workload.trace import Trace
 from lab.studies.arrow import TEXT
 from lab.studies.arrow.setup import ALL, AZURE, CHUNKED, COUNTS, HOUR, MODEL, TIGHT, TIGHT_TPOT, ArrowBench, loads
 from lab.studies.bench import SCHEDULER, replicas
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, twice
 
 #: Rate scales over the capacity of least load at which A2 compares, and over that of Arrow at which A5 does. [1]
 AROUND = (0.6, 0.8, 1.0, 1.2, 1.4)
@@ -42,9 +42,12 @@ COMMON = 0.3  # least correlation of loads that have a burst in common [1]
 SLOW_FLIPS = (60, 300)  # of A12 [s]
 #: Factors over vLLM and vLLM-disaggregated that the abstract prints, and how near 30 % is. [1]
 LARGEST, NEAR = (5.62, 7.78), 0.3
-#: What a claim comes to with Arrow as its paper prints it.
-printed = partial(
-    Without, "requests that wait for memory are no load of decode and no prediction is corrected, as printed"
+#: Judges a claim with the cases of Arrow, and with those of Arrow as its paper prints it.
+with_printed = partial(
+    twice,
+    ours="",
+    theirs="_printed",
+    rule="requests that wait for memory are no load of decode and no prediction is corrected, as printed",
 )
 RUN_OVER_FLIP = 10.0  # length of a run of A12 over the time of a flip, at least [1]
 
@@ -53,17 +56,13 @@ RUN_OVER_FLIP = 10.0  # length of a run of A12 over the time of a flip, at least
 def a1_flipping(bench: ArrowBench) -> Finding:
     """Capacity over static instances."""
 
-    def gains(arrow: str) -> tuple[str, bool]:
-        code, conversation = (bench.ratio(name, arrow, "least_load") for name in AZURE)
+    def gains(rule: str) -> tuple[str, bool]:
+        code, conversation = (bench.ratio(name, f"arrow{rule}", "least_load") for name in AZURE)
         return f"code {code:.2f}, conversation {conversation:.2f}", code > conversation >= 1.0 and code >= 1.3
 
     seven = [bench.ratio(name, "arrow", "static_7_1") for name in AZURE]
-    return Finding(
-        *gains("arrow"),
-        f"{bench.stand_ins(*AZURE)}over a static 7 + 1, the split at which Arrow ends on code, {seven[0]:.2f} and "
-        f"{seven[1]:.2f}",
-        printed(*gains("arrow_printed")),
-    )
+    split = f"over a static 7 + 1, the split at which Arrow ends on code, {seven[0]:.2f} and {seven[1]:.2f}"
+    return with_printed(gains, f"{bench.stand_ins(*AZURE)}{split}")
 
 
 @TEXT.claim("A2")
@@ -81,12 +80,11 @@ def a3_baselines(bench: ArrowBench) -> Finding:
     def over(names: Sequence[str], one: str, other: str) -> str:
         return ", ".join(f"{name} {bench.ratio(name, one, other):.2f}" for name in names)
 
-    return Finding(
-        *above_both(over_tuned(bench, "arrow")),
+    return with_printed(
+        lambda rule: above_both(over_tuned(bench, f"arrow{rule}")),
         f"{bench.stand_ins(*ALL)}over 8 x TP1 co-located Arrow reaches {over(ALL, 'arrow', 'colocated')}, under a TPOT "
         f"limit of {TIGHT_TPOT:g} s {over(TIGHT, 'arrow', 'colocated')}; those eight copies reach "
         f"{over(ALL, 'colocated', 'vllm')} times the TP8 instance",
-        printed(*above_both(over_tuned(bench, "arrow_printed"))),
     )
 
 
@@ -105,13 +103,12 @@ def above_both(found: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
 def a5_reacting(bench: ArrowBench) -> Finding:
     """Attainment when flips answer to first tokens that came late, seen every second, instead of predictions."""
 
-    def points(observed: str, arrow: str) -> tuple[str, bool]:
-        mean, _ = _points(bench, ALL, BELOW, observed, arrow, at=arrow)
+    def points(rule: str) -> tuple[str, bool]:
+        mean, _ = _points(bench, ALL, BELOW, f"observed{rule}", f"arrow{rule}", at=f"arrow{rule}")
         said = ", ".join(f"{name} {value:.1f} points" for name, value in mean.items())
         return said, all(value < 0 for value in mean.values())
 
-    ours = points("observed", "arrow")
-    return Finding(*ours, bench.stand_ins(*ALL), printed(*points("observed_printed", "arrow_printed")))
+    return with_printed(points, bench.stand_ins(*ALL))
 
 
 @TEXT.claim("A6")
@@ -127,21 +124,14 @@ def a6_lag(bench: ArrowBench) -> Finding:
             bursts += [lag for lag, alike in found.values() if alike >= least]
         return "; ".join(said), bool(bursts) and min(bursts) > 0
 
-    return Finding(
-        *follows(COMMON),
-        f"{bench.stand_ins(*ALL)}-: correlation below {COMMON:g} at any lag up to {MOST_LAG_S:g} s",
-        Without("the largest correlation counts however small it is", *follows(0.0)),
-    )
+    note = f"{bench.stand_ins(*ALL)}-: correlation below {COMMON:g} at any lag up to {MOST_LAG_S:g} s"
+    return twice(follows, note, ours=COMMON, theirs=0.0, rule="the largest correlation counts however small it is")
 
 
 @TEXT.claim("A7")
 def a7_overload(bench: ArrowBench) -> Finding:
     """Latencies at twice the capacity."""
-    return Finding(
-        *overloaded(bench, "arrow", "arrow"),
-        bench.stand_ins(*ALL),
-        printed(*overloaded(bench, "arrow_printed", "arrow")),
-    )
+    return with_printed(lambda rule: overloaded(bench, f"arrow{rule}", "arrow"), bench.stand_ins(*ALL))
 
 
 def over_limits(bench: ArrowBench, workload: str, case: str, scale: float) -> tuple[float, float]:
@@ -165,13 +155,12 @@ def overloaded(bench: ArrowBench, arrow: str, at: str) -> tuple[str, bool]:
 def a8_scaling(bench: ArrowBench) -> Finding:
     """Eight instances over four."""
 
-    def grows(arrow: str, four: str) -> tuple[str, bool]:
-        ratios = {name: bench.rate(name, arrow) / bench.rate(name, four) for name in AZURE}
+    def grows(rule: str) -> tuple[str, bool]:
+        ratios = {name: bench.rate(name, f"arrow{rule}") / bench.rate(name, f"arrow_4{rule}") for name in AZURE}
         said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
         return said, all(1.7 <= ratio <= 2.2 for ratio in ratios.values())
 
-    ours, theirs = grows("arrow", "arrow_4"), grows("arrow_printed", "arrow_4_printed")
-    return Finding(*ours, bench.stand_ins(*AZURE), printed(*theirs))
+    return with_printed(grows, bench.stand_ins(*AZURE))
 
 
 @TEXT.claim("A11")
@@ -200,14 +189,14 @@ def a12_slow_flips(bench: ArrowBench) -> Finding:
     """Capacity over static instances when a flip takes an instance out of service, on a trace that keeps its hour."""
     lasts = bench.workloads[HOUR].trace.duration
 
-    def within(rule: str = "") -> tuple[str, bool]:
+    def within(rule: str) -> tuple[str, bool]:
         value, ratios = over_static(bench, SLOW_FLIPS, rule)
         return value, all(abs(ratio - 1) <= 0.1 for ratio in ratios) and lasts >= RUN_OVER_FLIP * max(SLOW_FLIPS)
 
-    return Finding(*within(), bench.stand_ins("code"), printed(*within("_printed")))
+    return with_printed(within, bench.stand_ins("code"))
 
 
-def over_static(bench: ArrowBench, seconds: Sequence[int], rule: str = "") -> tuple[str, list[float]]:
+def over_static(bench: ArrowBench, seconds: Sequence[int], rule: str) -> tuple[str, list[float]]:
     """Capacity over static instances on the hour of code by the time of a flip, in words as well; as ``rule`` has it.
 
     Takes ``rule``: "" with the added rules, "_printed" without them, "_read" with waiting requests as load alone.
@@ -266,20 +255,18 @@ def largest_on_code(found: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
 @TEXT.claim("A13")
 def a13_factors(bench: ArrowBench) -> Finding:
     """The largest factors over baselines with their best chunks."""
-    ours, theirs = (largest_on_code(over_tuned(bench, arrow)) for arrow in ("arrow", "arrow_printed"))
-    return Finding(*ours, bench.stand_ins(*ALL), printed(*theirs))
+    return with_printed(lambda rule: largest_on_code(over_tuned(bench, f"arrow{rule}")), bench.stand_ins(*ALL))
 
 
 @TEXT.claim("A15")
 def a15_idle_helps(bench: ArrowBench) -> Finding:
     """Attainment with the rule for idle instances less that without it, around the capacity of Arrow."""
-    ours, theirs = helped(bench, "arrow", "no_help"), helped(bench, "arrow_printed", "no_help_printed")
-    return Finding(*ours, bench.stand_ins("mooncake"), printed(*theirs))
+    return with_printed(partial(helped, bench), bench.stand_ins("mooncake"))
 
 
-def helped(bench: ArrowBench, arrow: str, alone: str) -> tuple[str, bool]:
+def helped(bench: ArrowBench, rule: str) -> tuple[str, bool]:
     """Attainment on Mooncake with the help of idle instances less that without it."""
-    mean, ranges = _points(bench, ("mooncake",), BELOW, arrow, alone, at=arrow)
+    mean, ranges = _points(bench, ("mooncake",), BELOW, f"arrow{rule}", f"no_help{rule}", at=f"arrow{rule}")
     return f"{mean['mooncake']:+.1f} points, by rate {ranges.removeprefix('mooncake ')}", mean["mooncake"] > 0
 
 
@@ -362,8 +349,7 @@ def a10_staying(bench: ArrowBench) -> Finding:
 @TEXT.claim("A16")
 def a16_no_oscillation(bench: ArrowBench) -> Finding:
     """Flips at the capacity and at twice as much."""
-    ours, theirs = (fewer(flips(bench, arrow)) for arrow in ("arrow", "arrow_printed"))
-    return Finding(*ours, bench.stand_ins(*ALL), printed(*theirs))
+    return with_printed(lambda rule: fewer(flips(bench, f"arrow{rule}")), bench.stand_ins(*ALL))
 
 
 def flips(bench: ArrowBench, arrow: str) -> dict[str, list[int]]:

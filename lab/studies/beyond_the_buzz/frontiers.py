@@ -9,22 +9,16 @@ earlier and the request rate stays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-from pydantic import AfterValidator
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.facts import load
-from disagg_sim.facts.faults import SeveralFaultsError
-from disagg_sim.facts.schema import Axis, OneOf, Range, Title, keys_of, validate
-from disagg_sim.facts.yaml_files import list_specs, read_mapping, spec_roots
-from disagg_sim.physics.blocks import MLA_FORMS
+from disagg_sim.facts.yaml_files import list_specs, spec_roots
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
@@ -33,7 +27,11 @@ from disagg_sim.sweep.run import run_sweeps
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz.evidence import R1, RECIPE, SYSTEM
 
+#: Figure 5, which is no sweep: prompt [token], GPUs of an instance, EP x PP, stages [1], forms of MLA, chunk [token].
+FIGURE_5 = "fig05"
+PROMPT, GPUS, DEPTHS, FORMS, CHUNK = 262_144, 64, (1, 2, 4, 8, 16, 32), ("cached", "naive"), 512
 #: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
 BEYOND_THE_BUZZ = "beyond_the_buzz"
 
@@ -109,8 +107,8 @@ class Frontiers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All sweeps of the study."""
-        return tuple(study_files(self.study))
+        """All sweeps of the study, and figure 5."""
+        return (FIGURE_5, *study_files(self.study))
 
     @property
     def design_points(self) -> int:
@@ -135,21 +133,17 @@ class Frontiers:
     def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
         """Compute all sweeps of these figures under these profiles, several at once."""
         names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
-        wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
+        wanted = [(name, profile) for profile in profiles for name in names if name != FIGURE_5]
         self._run([key for key in wanted if key not in self._results])
 
-    def _is_pipelining(self, name: str) -> bool:
-        return read_mapping(study_files(self.study)[name]).get("kind") == KIND
-
     def _table(self, name: str, profile: str) -> pd.DataFrame:
-        if not self._is_pipelining(name):
+        if name != FIGURE_5:
             if (name, profile) not in self._results:
                 parts_of(name, self.names)
                 self._run([(name, profile)])
             return self._results[name, profile].frontier
         if (name, profile) not in self._tables:
-            study = load_pipelining(study_files(self.study)[name])
-            self._tables[name, profile] = pipelined_prefill(study, profile=_known(profile))
+            self._tables[name, profile] = pipelined_prefill(_known(profile))
         return self._tables[name, profile]
 
     def _run(self, keys: Sequence[tuple[str, str]]) -> None:
@@ -173,85 +167,41 @@ def _known(profile: str) -> str:
     return profile
 
 
-#: ``kind`` of such a file; a file without one is a sweep.
-KIND = "pipelined_prefill"
-#: Prompt [token] and GPUs of an instance, EP x PP, of figure 5.
-PROMPT, GPUS = 262_144, 64
-
-
-def _stages_divide(depths: tuple[int, ...], info: Any) -> tuple[int, ...]:
-    gpus = info.data.get("gpus", math.prod(depths))
-    if wrong := [depth for depth in depths if gpus % depth]:
-        raise SeveralFaultsError(((), f"{depth} does not divide {gpus} GPUs") for depth in wrong)
-    return depths
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelining:
-    """Parameters that figure 5 varies, and those that it fixes: keys of a file of ``kind: pipelined_prefill``."""
-
-    kind: Annotated[str, OneOf((KIND,))]
-    name: Title
-    model: Annotated[str, load.spec_name("model")]
-    system: Annotated[str, load.spec_name("hardware")]
-    precision: Annotated[str, load.spec_name("precision")]
-    isl: Annotated[int, Range(1, 10**9)]  # [token]
-    gpus: Annotated[int, Range(1, 10**4)]  # of an instance, EP x PP [1]
-    pp: Annotated[Axis[Annotated[int, Range(1, 10**4)]], AfterValidator(_stages_divide)]  # stages [1]
-    chunk_tokens: Annotated[int, Range(1, 10**9)]  # wherever there is a pipeline [token]
-    mla_forms: Axis[Annotated[str, OneOf(MLA_FORMS)]]
-
-
-def load_pipelining(path: Path) -> Pipelining:
-    """Read a file of ``kind: pipelined_prefill``."""
-    return Pipelining(**dict(validate(keys_of(Pipelining), read_mapping(path), path)))
-
-
-def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:
-    """FTL and rate of every depth of the pipeline.
+def pipelined_prefill(profile: str) -> pd.DataFrame:
+    """FTL and rate of every depth of the pipeline of figure 5.
 
     Returns a row per MLA form and depth: ``model``, ``system``, ``precision``, ``profile`` and the columns of
     ``depth_row``.
     """
-    at = setup(study.model, study.system, study.precision, profile)
-    about = {"model": study.model, "system": study.system, "precision": study.precision, "profile": profile}
-    sizes = {"isl": study.isl, "gpus": study.gpus, "chunk_tokens": study.chunk_tokens}
-    rows = [about | depth_row(at, pp, mla_form=form, **sizes) for form in study.mla_forms for pp in study.pp]
-    return pd.DataFrame(rows)
+    at = setup(R1, SYSTEM, RECIPE, profile)
+    about = {"model": R1, "system": SYSTEM, "precision": RECIPE, "profile": profile}
+    return pd.DataFrame([about | depth_row(at, pp, mla_form=form) for form in FORMS for pp in DEPTHS])
 
 
-def depth_row(
-    at: Setup, pp: int, *, chunk_tokens: int, mla_form: str = "cached", isl: int = PROMPT, gpus: int = GPUS
-) -> dict[str, Any]:
+def depth_row(at: Setup, pp: int, *, chunk_tokens: int = CHUNK, mla_form: str = "cached") -> dict[str, Any]:
     """Score a depth of the pipeline; one stage is not chunked.
 
     Returns ``isl`` [token], ``mla_form``, ``pp``, ``ep``, ``chunk_tokens`` [token], ``batch`` [request], ``gpus``,
     ``ftl_s``, ``request_rate_per_s``, ``tokens_per_s_per_gpu`` (prompt tokens, by the rate and not by 1/FTL),
     ``memory_bytes``, ``memory_limit_bytes`` and ``fits``.
     """
-    ranks, chunk = gpus // pp, chunk_tokens if pp > 1 else 0
-    grid = prefill_grid(
-        at,
-        Sharding(dp_attn=ranks, ep=ranks, pp=pp),
-        lengths(isl, 2),
-        batch=ranks,
-        chunk_tokens=chunk,
-        mla_form=mla_form,
-        allow_long_context=True,
-    )
+    ranks, chunk = GPUS // pp, chunk_tokens if pp > 1 else 0
+    mapping, law = Sharding(dp_attn=ranks, ep=ranks, pp=pp), lengths(PROMPT, 2)
+    options: dict[str, Any] = {"batch": ranks, "chunk_tokens": chunk, "mla_form": mla_form}
+    grid = prefill_grid(at, mapping, law, **options, allow_long_context=True)
     row = int((grid.mappings.chunk_tokens == chunk).argmax())
     rate = float(grid.request_rate[row, 0])
     return {
-        "isl": isl,
+        "isl": PROMPT,
         "mla_form": mla_form,
         "pp": pp,
         "ep": ranks,
         "chunk_tokens": chunk,
         "batch": ranks,
-        "gpus": gpus,
+        "gpus": GPUS,
         "ftl_s": float(grid.latency[row, 0]),
         "request_rate_per_s": rate,
-        "tokens_per_s_per_gpu": rate * isl / gpus,
+        "tokens_per_s_per_gpu": rate * PROMPT / GPUS,
         "memory_bytes": float(grid.memory_bytes[row, 0]),
         "memory_limit_bytes": grid.memory_limit,
         "fits": bool(grid.feasible[row, 0]),

@@ -9,11 +9,12 @@ project's own say why in ``inferred``.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, Without, twice
 from lab.studies.dopd import TEXT, claims_runs
 from lab.studies.dopd.claims import required_ratio
 from lab.studies.dopd.claims_runs import SPLITS, of_order, throughputs, utilisations
@@ -126,7 +127,7 @@ def closed_loop(bench: DopdBench) -> Finding:
         return f"{loop} in flight: {said}, end to end {ratios[3]:.2f}", of_order(found, FIGURE_3)
 
     small, large = IN_FLIGHT
-    return Finding(*gains(small), without=Without("a larger loop", *gains(large)))
+    return twice(gains, ours=small, theirs=large, rule="a larger loop")
 
 
 @TEXT.authors("D17")
@@ -147,13 +148,8 @@ def resources(bench: DopdBench) -> Finding:
 @TEXT.authors("D18")
 def static(bench: DopdBench) -> Finding:
     """DOPD against Dynamo with prompts in chunks, and one a pass."""
-    return Finding(
-        *claims_runs.ahead_of(bench, "dynamo"),
-        bench.stand_in.removesuffix("; "),
-        Without(
-            "Dynamo prefills one prompt a pass, chunked prefill off", *claims_runs.ahead_of(bench, "dynamo_single")
-        ),
-    )
+    rule, note = "Dynamo prefills one prompt a pass, chunked prefill off", bench.stand_in.removesuffix("; ")
+    return twice(partial(claims_runs.ahead_of, bench), note, ours="dynamo", theirs="dynamo_single", rule=rule)
 
 
 #: By functions of ours.

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd.sizes import BATCHES
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, Without, twice
 from lab.studies.dopd import TEXT
 from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio
 from lab.studies.dopd.setup import BIMODAL, PLANNERS, SHAPES, SLO, DopdBench, steady_rate
@@ -29,8 +29,10 @@ AT_CONCURRENCY = {"llama": 112, "opt": 104}
 SPLITS, OPEN_LOAD = ((6, 1), (4, 2), (2, 3)), 0.9
 #: What D15 is of the order of: the paper's gain in throughput, fall of TTFT and of TPOT, and the factor either way. [1]
 GAINS, THROUGHPUT_FACTOR, ORDER = (3.2, 15.0, 0.228), 2.0, 10**0.5
-#: What a claim comes to if decode takes as many requests as the largest CUDA graph has.
-uncapped = partial(Without, "decode takes up to 256 requests, and computes preempted ones again")
+#: Judges a claim with a decode that takes as many requests as it holds to their end, and as the largest CUDA graph has.
+with_uncapped = partial(
+    twice, ours=True, theirs=False, rule="decode takes up to 256 requests, and computes preempted ones again"
+)
 #: Modes of the two planners of D14, by planner; the best of each counts.
 MODES = {
     "SLA-driven": ("SLA-driven", "SLA-driven, load planner in between"),
@@ -66,11 +68,8 @@ def d4_scaling(bench: DopdBench) -> Finding:
             bool((gains[:4] >= 0.9).all()) and 0.3 <= gains[4] <= 0.75 and rates[5] / rates[4] - 1 < 0.05,
         )
 
-    return Finding(
-        *grows(capped=True),
-        f"the optimum by eq. (15) with the simulated times is {ratios(bench, own=True)[0]:.2f} prefill instances",
-        uncapped(*grows(capped=False)),
-    )
+    ratio = ratios(bench, own=True)[0]
+    return with_uncapped(grows, f"the optimum by eq. (15) with the simulated times is {ratio:.2f} prefill instances")
 
 
 @TEXT.claim("D5")
@@ -86,11 +85,7 @@ def d5_idle(bench: DopdBench) -> Finding:
         )
 
     rates = throughputs(bench)
-    return Finding(
-        *idles(capped=True),
-        f"the measured optimum is {rates[-1] / rates[0]:.2f} prefill instances",
-        uncapped(*idles(capped=False)),
-    )
+    return with_uncapped(idles, f"the measured optimum is {rates[-1] / rates[0]:.2f} prefill instances")
 
 
 def bimodal_ttft(bench: DopdBench, load: float, batches: str) -> float:
@@ -113,7 +108,7 @@ def d9_batches(bench: DopdBench) -> Finding:
             sooner and full[0] >= full[1],
         )
 
-    return Finding(*cuts(capped=True), without=uncapped(*cuts(capped=False)))
+    return with_uncapped(cuts)
 
 
 def short_ttft(bench: DopdBench, tokens: int, *, local: bool, transfer_s: float) -> tuple[float, float]:
@@ -187,36 +182,35 @@ def d14_bursts(bench: DopdBench) -> Finding:
 
     others = ", ".join(f"{name} {share:.1%}" for name, share in means.items() if name not in ("DOPD", *best.values()))
     clip = ", ".join(f"{name} {bench.attainments(name, 1)[0]:.1%}" for name in ("DOPD", *MODES))
-    return Finding(
-        *ordered("DOPD"),
+    note = (
         "stand-in: MMPP with the published c_v of per-minute input and means for BurstGPT, bursts of 300 s; at the "
-        f"clip's own rate 1P + 1D are enough ({clip}); the others: {others}",
-        Without("sizes by the rule as printed", *ordered("DOPD, rule as printed")),
+        f"clip's own rate 1P + 1D are enough ({clip}); the others: {others}"
     )
+    return twice(ordered, note, ours="DOPD", theirs="DOPD, rule as printed", rule="sizes by the rule as printed")
 
 
 @TEXT.claim("D15")
 def d15_splits(bench: DopdBench) -> Finding:
     """The best against the worst split of eight GPUs."""
 
-    def gains(capped: bool) -> tuple[list[float], dict[tuple[int, int], float]]:
-        rates = {split: steady_rate(bench.saturated(*split, capped=capped)) for split in SPLITS}
+    throughput = {
+        capped: {split: steady_rate(bench.saturated(*split, capped=capped)) for split in SPLITS}
+        for capped in (True, False)
+    }
+
+    def gains(capped: bool) -> tuple[str, bool]:
+        rates = throughput[capped]
         most, least = max(rates.values()), min(rates.values())
         high, low = (
             [bench.open_loop(*split, OPEN_LOAD * rate, capped=capped) for split in SPLITS] for rate in (most, least)
         )
         ttft, tpot = [each.ttft_p50_s for each in high], [each.tpot_p90_s for each in low]
-        return [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)], rates
+        found = [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)]
+        said = f"throughput {found[0]:.2f}, median TTFT 1/{found[1]:.0f}, P90 TPOT {-found[2]:+.1%}"
+        return said, of_order(found, GAINS)
 
-    def sentence(found: list[float]) -> tuple[str, bool]:
-        close = of_order(found, GAINS)
-        return f"throughput {found[0]:.2f}, median TTFT 1/{found[1]:.0f}, P90 TPOT {-found[2]:+.1%}", close
-
-    found, rates = gains(capped=True)
-    return Finding(
-        *sentence(found),
-        "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in rates.items()),
-        uncapped(*sentence(gains(capped=False)[0])),
+    return with_uncapped(
+        gains, "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in throughput[True].items())
     )
 
 

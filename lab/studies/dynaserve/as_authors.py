@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, Without, twice
 from lab.studies.dynaserve import TEXT, claims, claims_equal
 from lab.studies.dynaserve.claims_equal import COUNTED, LARGEST, QUICK, at_rate, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
@@ -34,10 +34,8 @@ from lab.studies.published_like import mini_reasoning_standin
 #: vLLM 0.7.2 by its default engine, and the one that disaggregation was extended to.
 ENGINES = ("vllm_v0", "vllm")
 #: The two second readings of the paper: which requests are late, and when the second instance takes blocks.
-_by_requests = partial(Without, "at most 1 % of the requests have a gap above 100 ms")
-_pulled = partial(
-    Without, "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
-)
+BY_REQUESTS = "at most 1 % of the requests have a gap above 100 ms"
+PULLED = "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it"
 #: The four workloads of section 6.1.
 WORKLOADS = ("code", ARXIV, "burstgpt", "reasoning")
 #: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
@@ -114,10 +112,14 @@ def plateau(bench: DynaServeBench) -> Finding:
 @TEXT.authors("Y7")
 def capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over the best power of two and over disaggregation."""
-    ours, theirs = (
-        claims.gains(bench, WORKLOADS, "printed", rate, DOUBLED) for rate in (bench.rate, bench.request_rate)
+    return by_rate(
+        bench, lambda rate: claims.gains(bench, WORKLOADS, "printed", rate, DOUBLED), bench.stand_ins(*WORKLOADS)
     )
-    return Finding(*ours, bench.stand_ins(*WORKLOADS), _by_requests(*theirs))
+
+
+def by_rate(bench: DynaServeBench, judge: Callable[[claims.Measure], tuple[str, bool]], note: str) -> Finding:
+    """Judge by the rates at which P99 of all gaps is in time, and at which 99 % of the requests are."""
+    return twice(judge, note, ours=bench.rate, theirs=bench.request_rate, rule=BY_REQUESTS)
 
 
 @TEXT.authors("Y8")
@@ -133,24 +135,26 @@ def mix(bench: DynaServeBench) -> Finding:
     chunk, other = (bench.colocated(MIX, rate, DOUBLED) for rate in (bench.rate, bench.request_rate))
     fewer = [bench.request_rate(MIX, each) for each in (other, "disaggregated", "printed")]
     second = f"{listed(fewer, '.2f')} requests/s, the order alone", fewer[0] < fewer[1] < fewer[2]
-    return Finding(*claims.ordered(bench, "printed", (chunk, chunk)), bench.stand_ins(MIX), _by_requests(*second))
+    return Finding(
+        *claims.ordered(bench, "printed", (chunk, chunk)), bench.stand_ins(MIX), Without(BY_REQUESTS, *second)
+    )
 
 
 @TEXT.authors("Y10")
 def who_is_strong(bench: DynaServeBench) -> Finding:
     """Co-location against disaggregation."""
-    ours, theirs = (
-        claims.strong(rate, {name: bench.colocated(name, rate, DOUBLED) for name in claims.STRONG})
-        for rate in (bench.rate, bench.request_rate)
-    )
-    return Finding(*ours, bench.stand_ins(*claims.STRONG), _by_requests(*theirs))
+
+    def compared(rate: claims.Measure) -> tuple[str, bool]:
+        return claims.strong(rate, {name: bench.colocated(name, rate, DOUBLED) for name in claims.STRONG})
+
+    return by_rate(bench, compared, bench.stand_ins(*claims.STRONG))
 
 
 def by_way(said: Callable[[Map[int, DynaServeMeasures]], tuple[str, bool]], bench: DynaServeBench) -> Finding:
     """What a scan of all splits shows, by when the second instance takes blocks."""
     whole, _ = said(scan(bench))
     note = f"blocks for the whole cache from the start: {whole}"
-    return Finding(*said(scan(bench, transfer=FIGURE_7)), note, _pulled(*said(scan(bench, transfer="pull"))))
+    return twice(lambda way: said(scan(bench, transfer=way)), note, ours=FIGURE_7, theirs="pull", rule=PULLED)
 
 
 @TEXT.authors("Y13")
@@ -164,7 +168,7 @@ def push(bench: DynaServeBench) -> Finding:
         left = shares[number] / whole
         return f"{100 * (1 - left):.0f} % less with chunks of {PUSHED[1 + number]}", left <= 0.1
 
-    return Finding(*hides(0), bench.stand_ins("reasoning"), Without(f"chunks of {PUSHED[2]} tokens", *hides(1)))
+    return twice(hides, bench.stand_ins("reasoning"), ours=0, theirs=1, rule=f"chunks of {PUSHED[2]} tokens")
 
 
 @TEXT.authors("Y15")
@@ -174,7 +178,7 @@ def within_the_oracle(bench: DynaServeBench) -> Finding:
     def reaches(way: str) -> tuple[str, bool]:
         return claims.reaches(bench, lambda **own: as_printed("", **own)._replace(transfer=way), ORACLE)
 
-    return Finding(*reaches(FIGURE_7), without=_pulled(*reaches("pull")))
+    return twice(reaches, ours=FIGURE_7, theirs="pull", rule=PULLED)
 
 
 @TEXT.authors("Y16")

@@ -17,7 +17,7 @@ import numpy as np
 
 from disagg_sim.workload.trace import concatenate
 from lab.studies.bench import StudyCase
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, twice
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
@@ -44,11 +44,18 @@ BEYOND, PLATEAU = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.9
 STRONG = ("code", "reasoning")  # workloads of Y10
 #: A number of a workload under a case, such as its capacity. [request/s]
 Measure = Callable[[str, str], float]
+#: Makes the case of equal requests by its name, with some options.
+EQUAL_LENGTHS = {"dynaserve": partial(case_of, "", "dynaserve"), "printed": partial(as_printed, "")}
 KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
 
 
-#: What a claim comes to with algorithms 1 and 2 as printed, and caches as in figure 7.
-printed = partial(Without, "all work of both instances is balanced, chunks take blocks of their own, as printed")
+#: Judges a claim with DynaServe, and with its algorithms 1 and 2 as printed and caches as in figure 7.
+with_printed = partial(
+    twice,
+    ours="dynaserve",
+    theirs="printed",
+    rule="all work of both instances is balanced, chunks take blocks of their own, as printed",
+)
 #: Paper: mean ratios of Y7; rates [request/s] and goodput [token/s] of Y9, in the order of its statement.
 MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
 
@@ -58,8 +65,7 @@ def y7_capacity(bench: DynaServeBench) -> Finding:
     """Serving capacity over co-location and disaggregation."""
     largest = [bench.rate(name, "dynaserve") / bench.rate(name, LARGEST) for name in WORKLOADS]
     note = f"{bench.stand_ins(*WORKLOADS)}over co-location with chunk 2048 {_by_name(WORKLOADS, largest)}"
-    ours, theirs = (gains(bench, WORKLOADS, name, bench.rate) for name in ("dynaserve", "printed"))
-    return Finding(*ours, note, printed(*theirs))
+    return with_printed(lambda name: gains(bench, WORKLOADS, name, bench.rate), note)
 
 
 def gains(
@@ -82,8 +88,8 @@ def y8_goodput(bench: DynaServeBench) -> Finding:
     """Compare goodput at the capacity of each policy."""
     largest = max(bench.goodput(name, "dynaserve") / bench.goodput(name, LARGEST) for name in WORKLOADS)
     tuned = {name: bench.colocated(name, bench.goodput) for name in WORKLOADS}
-    ours, theirs = (goodputs(bench, name, tuned) for name in ("dynaserve", "printed"))
-    return Finding(*ours, f"{bench.stand_ins(*WORKLOADS)}with chunk 2048 up to {largest:.2f}", printed(*theirs))
+    note = f"{bench.stand_ins(*WORKLOADS)}with chunk 2048 up to {largest:.2f}"
+    return with_printed(lambda name: goodputs(bench, name, tuned), note)
 
 
 def goodputs(bench: DynaServeBench, ours: str, tuned: Map[str, str]) -> tuple[str, bool]:
@@ -102,8 +108,7 @@ def y9_mix(bench: DynaServeBench) -> Finding:
     """The mix of BurstGPT and Azure code, with the chunk that is best by capacity, and by goodput."""
     chunks = [bench.colocated(MIX, measure) for measure in (bench.rate, bench.goodput)]
     note = f"{bench.stand_ins(MIX)}chunk 2048 serves {bench.rate(MIX, LARGEST):.2f}"
-    ours, theirs = (ordered(bench, name, chunks) for name in ("dynaserve", "printed"))
-    return Finding(*ours, note, printed(*theirs))
+    return with_printed(lambda name: ordered(bench, name, chunks), note)
 
 
 def ordered(bench: DynaServeBench, ours: str, chunks: Sequence[str]) -> tuple[str, bool]:
@@ -137,26 +142,25 @@ def strong(rate: Measure, together: Map[str, str]) -> tuple[str, bool]:
 def y11_slo_aware(bench: DynaServeBench) -> Finding:
     """Tokens within the limit with and without SLO-aware batches."""
 
-    def inside(aware: str, full: str) -> tuple[str, bool]:
-        rate = bench.rate(MIX, aware)
+    def inside(aware: str) -> tuple[str, bool]:
+        rate, full = bench.rate(MIX, aware), "full_steps" if aware == "dynaserve" else "printed_full_steps"
         ours, theirs = (bench.seen(MIX, name, rate).inside for name in (aware, full))
         return f"{100 * ours:.1f} % against {100 * theirs:.1f} %", ours >= 0.95 and theirs <= 0.75
 
-    ours, theirs = inside("dynaserve", "full_steps"), inside("printed", "printed_full_steps")
-    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
+    return with_printed(inside, bench.stand_ins(MIX))
 
 
 @TEXT.claim("Y12")
 def y12_length_error(bench: DynaServeBench) -> Finding:
     """Goodput by the error of predicted outputs."""
 
-    def loses(case: Callable[..., StudyCase]) -> tuple[str, bool]:
-        cases = [case(length_error=error) for error in ERRORS]
+    def loses(name: str) -> tuple[str, bool]:
+        cases = [EQUAL_LENGTHS[name](length_error=error) for error in ERRORS]
         found = [bench.saturated(SHAPES[-1], case).goodput for case in cases]
         loss = 1 - found[-1] / found[0]
         return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
 
-    return Finding(*loses(partial(case_of, "", "dynaserve")), without=printed(*loses(partial(as_printed, ""))))
+    return with_printed(loses)
 
 
 @TEXT.claim("Y13")
@@ -170,14 +174,13 @@ def y13_push(bench: DynaServeBench) -> Finding:
     trace = bench.workloads["reasoning"].trace.scaled(PUSH_RATE)
     small = look(bench.result(trace, CASES["dynaserve"], chunk=SMALL_CHUNK), PUSH_RATE).exposed
     note = f"{bench.stand_ins('reasoning')}in chunks of {SMALL_CHUNK} {small:.1%}"
-    return Finding(*waits("dynaserve"), note, printed(*waits("printed")))
+    return with_printed(waits, note)
 
 
 @TEXT.claim("Y15")
 def y15_six_steps(bench: DynaServeBench) -> Finding:
     """Six halvings against all splits, in closed loops of equal requests with outputs known exactly to both."""
-    ours, theirs = (reaches(bench, case, 0.98) for case in (partial(case_of, "", "dynaserve"), partial(as_printed, "")))
-    return Finding(*ours, without=printed(*theirs))
+    return with_printed(lambda name: reaches(bench, EQUAL_LENGTHS[name], 0.98))
 
 
 def reaches(bench: DynaServeBench, case: Callable[..., StudyCase], least: float) -> tuple[str, bool]:
@@ -208,8 +211,7 @@ def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCAT
 @TEXT.claim("Y18")
 def y18_sizes(bench: DynaServeBench) -> Finding:
     """Goodput over both by the size of the model, on two instances of one, two and four GPUs."""
-    ours, theirs = (over_sizes(bench, name) for name in ("dynaserve", "printed"))
-    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
+    return with_printed(partial(over_sizes, bench), bench.stand_ins(MIX))
 
 
 def beyond_capacity(bench: DynaServeBench, ours: str, chunk: str) -> tuple[str, bool]:
@@ -233,8 +235,8 @@ def _beyond(bench: DynaServeBench, case: str, factor: float) -> DynaServeMeasure
 @TEXT.claim("Y19")
 def y19_plateau(bench: DynaServeBench) -> Finding:
     """Goodput beyond the capacity of each."""
-    ours, theirs = (beyond_capacity(bench, name, bench.colocated(MIX)) for name in ("dynaserve", "printed"))
-    return Finding(*ours, bench.stand_ins(MIX), printed(*theirs))
+    chunk = bench.colocated(MIX)
+    return with_printed(lambda name: beyond_capacity(bench, name, chunk), bench.stand_ins(MIX))
 
 
 def near_ratios(found: Sequence[float], paper: Sequence[float]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping as Map
-from functools import partial
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.bench import StudyCase
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, twice
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
     CASES,
@@ -48,8 +47,7 @@ POINTS = 0.1  # that count as near [1]
 DOUBLED = (256, 512, 1024, 2048)  # chunks of Y17 [token]
 #: Gaps of table 1 are taken over so many requests: several times what is served at once. [request]
 COUNTED, QUICK = 2000, 300
-#: What a claim comes to if the second instance reserves memory when the first part ends.
-reserving_later = partial(Without, "the second instance reserves blocks when the first part ends, not when it begins")
+LATER = "the second instance reserves blocks when the first part ends, not when it begins"
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
 
 
@@ -198,13 +196,13 @@ def y21_memory(bench: DynaServeBench) -> Finding:
 @TEXT.claim("Y5")
 def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks, of all splits in steps of 1 % of the length."""
-    return Finding(*peaks(scan(bench)), without=reserving_later(*peaks(scan(bench, transfer="pull"))))
+    return twice(lambda way: peaks(scan(bench, transfer=way)), ours="policy", theirs="pull", rule=LATER)
 
 
 @TEXT.claim("Y6")
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
-    return Finding(*equal(scan(bench)), without=reserving_later(*equal(scan(bench, transfer="pull"))))
+    return twice(lambda way: equal(scan(bench, transfer=way)), ours="policy", theirs="pull", rule=LATER)
 
 
 @TEXT.claim("Y14")

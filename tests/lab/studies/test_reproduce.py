@@ -9,15 +9,7 @@ from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
-from lab.studies.beyond_the_buzz.frontiers import (
-    KIND,
-    Frontiers,
-    Silent,
-    load_pipelining,
-    parts_of,
-    pipelined_prefill,
-    study_files,
-)
+from lab.studies.beyond_the_buzz.frontiers import FIGURE_5, Frontiers, Silent, parts_of, pipelined_prefill, study_files
 from lab.studies.beyond_the_buzz.reproduce import ITEMS, _by_claim, reproduce
 
 SMALL = """
@@ -27,18 +19,6 @@ systems: {gb200_nvl72: nvfp4_fp8kv}
 traffic: {isl: 1024, osl: 128}
 limits: {max_gpus: 4, gpu_cap: 32}
 """
-PIPELINE = """
-kind: pipelined_prefill
-name: small
-model: deepseek_r1
-system: gb200_nvl72
-precision: nvfp4_fp8kv
-isl: 8192
-gpus: 16
-pp: [1, 2, 4]
-chunk_tokens: 512
-mla_forms: [naive, cached]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +26,6 @@ def root(tmp_path_factory):
     """Small sweeps in place of the shipped ones of the same names."""
     folder = tmp_path_factory.mktemp("user") / "sweeps" / "beyond_the_buzz"
     folder.mkdir(parents=True)
-    (folder / "fig05.yaml").write_text(PIPELINE)
     (folder / "fig06.yaml").write_text(SMALL + "modes: [disaggregated, colocated, piggyback]\n")
     (folder / "fig06_every_step_mixed.yaml").write_text(SMALL + "modes: [piggyback]\nevery_step_mixed: true\n")
     (folder / "fig09.yaml").write_text(SMALL)
@@ -67,17 +46,14 @@ def out(tmp_path_factory):
 def test_every_shipped_sweep_of_the_study_is_valid(profile, monkeypatch):
     monkeypatch.delenv("DISAGG_SIM_PATH")
     for name, path in study_files().items():
-        if KIND in path.read_text():
-            assert load_pipelining(path).gpus == 64
-        else:
-            assert load_sweep(str(path), profile=profile).profile == profile, name
+        assert load_sweep(str(path), profile=profile).profile == profile, name
 
 
 def test_every_figure_of_the_paper_has_a_sweep_and_a_picture():
     paper = {f"fig{number:02d}" for number in (1, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
     assert set(FIGURES) == paper
-    assert {name for name in study_files() if name[3:].isdecimal()} == paper
-    assert set(ITEMS) <= set(study_files())
+    assert {name for name in (FIGURE_5, *study_files()) if name[3:].isdecimal()} == paper
+    assert set(ITEMS) <= {FIGURE_5, *study_files()}
 
 
 def test_a_figure_is_its_own_sweep_and_those_named_after_it():
@@ -136,16 +112,15 @@ def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out):
         assert reached["tokens_per_s_per_gpu"].max() >= point["tokens_per_s_per_gpu"]
 
 
-def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner(root):
-    study = load_pipelining(root / "sweeps" / "beyond_the_buzz" / "fig05.yaml")
-    table = pipelined_prefill(study, profile="ideal")
-    assert (table["ep"] * table["pp"] == 16).all()
+def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner():
+    table = pipelined_prefill("ideal")
+    assert (table["ep"] * table["pp"] == 64).all()
     assert (table["batch"] == table["ep"]).all()
     assert (table["fits"] == (table["memory_bytes"] <= table["memory_limit_bytes"])).all()
     for _, depths in table.groupby("mla_form"):
         assert (np.diff(depths["ftl_s"]) < 0).all()
         flat = depths[depths["pp"] == 1].iloc[0]
-        assert flat["request_rate_per_s"] * flat["ftl_s"] == pytest.approx(16)
+        assert flat["request_rate_per_s"] * flat["ftl_s"] == pytest.approx(64)
     one, other = (table[table["mla_form"] == form].set_index("pp") for form in ("naive", "cached"))
     assert one.loc[1, "ftl_s"] == other.loc[1, "ftl_s"]  # nothing is recomputed in a whole prompt
     assert one.loc[4, "ftl_s"] > other.loc[4, "ftl_s"]
@@ -162,10 +137,7 @@ def test_figures_are_written_with_their_data(out):
         assert len(data) > 3
 
 
-def test_everything_is_the_figures_and_the_claims(root, tmp_path, monkeypatch, capsys):
-    folder = root / "sweeps" / "tiny"
-    folder.mkdir()
-    (folder / "fig05.yaml").write_text(PIPELINE)
+def test_everything_is_the_figures_and_the_claims(tmp_path, monkeypatch, capsys):
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.ITEMS", ("fig05",))
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
