@@ -28,8 +28,7 @@ def reproduce(
     ],
     out: Annotated[Path, typer.Option(help="Directory of the results; an interrupted run of frontiers resumes there.")],
     figure: Annotated[
-        list[str] | None,
-        typer.Option(help="beyond-the-buzz: number of a figure, or where_it_pays; all of them by default."),
+        list[str] | None, typer.Option(help="beyond-the-buzz: number of a figure; all of them by default.")
     ] = None,
     profile: Annotated[
         list[str] | None, typer.Option(help="beyond-the-buzz: ideal, optimistic or measured; all of them by default.")

@@ -165,16 +165,22 @@ def held_out(form: TableForm, rows: pd.DataFrame) -> Any:
 
 
 def require_numbers(
-    path: Path, rows: pd.DataFrame, columns: Sequence[str], *, least: float = 0.0, whole: bool = False
+    path: Path,
+    rows: pd.DataFrame,
+    columns: Sequence[str],
+    *,
+    least: float = 0.0,
+    most: float = MOST_NUMBER,
+    whole: bool = False,
 ) -> pd.DataFrame:
     """The rows with some columns as numbers; ``TableError`` for the first value that cannot be meant."""
     found = {}
     for name in columns:
         values = pd.to_numeric(rows[name], errors="coerce").astype(float)
-        wrong = ~(values.between(least, MOST_NUMBER) & ((values == values.round()) | (not whole))).to_numpy()
+        wrong = ~(values.between(least, most) & ((values == values.round()) | (not whole))).to_numpy()
         if wrong.any():
             row = int(np.argmax(wrong))
-            allowed = f"{'whole ' * whole}numbers from {least:g} to {MOST_NUMBER:g}"
+            allowed = f"{'whole ' * whole}numbers from {least:g} to {most:g}"
             value = quoted(str(rows[name].iloc[row]))
             raise TableError(f"{shown(path)}: row {row + 1}: {name} is {value}; allowed: {allowed}")
         found[name] = values.astype(int) if whole else values

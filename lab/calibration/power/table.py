@@ -35,6 +35,8 @@ from lab.calibration.kernels.tables import TableError, as_table_faults, require_
 
 #: Columns that every table has.
 COLUMNS = ("system", "framework", "version", "kind", "latency_us", "power_w", "power_limit_w")
+#: Least time [us] and power [W] that a row may have: above 0.
+LEAST = 1e-9
 _WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
 DROPPED, NO_LAW, _PARTS, _WRITTEN = (_WORDS[name] for name in ("dropped", "no_law", "parts", "written"))
 
@@ -184,10 +186,7 @@ def read_power_table(path: Path, system: str) -> PowerTable:
         if unknown:
             word = str(unknown[0])
             raise TableError(f"{shown(path)}: {column} {quoted(word)} is unknown{nearest(word, known)}")
-    rows = require_numbers(path, rows, ("latency_us", "power_w", "power_limit_w"))
-    for column in ("latency_us", "power_w", "power_limit_w"):
-        if not (pd.to_numeric(rows[column], errors="coerce") > 0).all():
-            raise TableError(f"{shown(path)}: {column} holds what is no number above 0")
+    rows = require_numbers(path, rows, ("latency_us", "power_w", "power_limit_w"), least=LEAST)
     try:
         found = pd.concat([_counted(path, kind, part, spec) for kind, part in rows.groupby("kind", sort=True)])
     except KeyError as error:  # a column that some kinds have, or a word in it

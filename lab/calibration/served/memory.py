@@ -30,7 +30,7 @@ from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.physical_site import kv_blocks
 from disagg_sim.units import GIB
-from lab.calibration.kernels.tables import TableError, read_measured
+from lab.calibration.kernels.tables import TableError, read_measured, require_numbers
 from lab.calibration.names import derived_from, system_named
 from lab.calibration.served.cells import count, instance, text, value
 
@@ -201,14 +201,5 @@ def _read(path: Path) -> pd.DataFrame:
     table = read_measured(path, COLUMNS, "servers")
     if table.empty:
         raise TableError(f"{shown(path)}: no servers in it")
-    degrees = (
-        table[["tp", "pp", "dp", "max_num_batched_tokens"]].apply(pd.to_numeric, errors="coerce").ge(1).all(axis=1)
-    )
-    share = pd.to_numeric(table["gpu_memory_utilization"], errors="coerce").between(0.01, 1.0)
-    for wrong, said in (
-        (~degrees, "degrees and tokens must be whole numbers from 1"),
-        (~share, "the share of the memory must be from 0.01 to 1"),
-    ):
-        if wrong.any():
-            raise TableError(f"{shown(path)}: row {int(np.argmax(wrong)) + 1}: {said}")
-    return table
+    table = require_numbers(path, table, ("tp", "pp", "dp", "max_num_batched_tokens"), least=1, whole=True)
+    return require_numbers(path, table, ("gpu_memory_utilization",), least=0.01, most=1.0)

@@ -26,7 +26,7 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
-from lab.calibration.kernels.tables import MOST_NUMBER, TableError, read_measured
+from lab.calibration.kernels.tables import TableError, read_measured, require_numbers
 from lab.calibration.names import model_named, recipe_of
 
 #: Columns that a run needs; ``queued_s`` is used where it is there. [s], [token]
@@ -131,12 +131,10 @@ def _recipe(arguments: dict[str, Any], model: str) -> str:
 def _read(path: Path) -> pd.DataFrame:
     """Requests in the order in which they reach the engine; ``start_s`` is when."""
     table = read_measured(path, COLUMNS, "requests")
-    numbers = table[[*COLUMNS, *(["queued_s"] if "queued_s" in table else [])]].apply(pd.to_numeric, errors="coerce")
-    wrong = ~(numbers.ge(0) & numbers.le(MOST_NUMBER)).all(axis=1).to_numpy()
-    if wrong.any() or table.empty:
-        where = f"row {int(np.argmax(wrong)) + 1}" if len(table) else "no rows"
-        raise TableError(f"{shown(path)}: {where}: times and tokens must be numbers from 0")
-    numbers = numbers.astype({"input_tokens": int, "output_tokens": int})
+    if table.empty:
+        raise TableError(f"{shown(path)}: no rows")
+    columns = [*COLUMNS, *(["queued_s"] if "queued_s" in table else [])]
+    numbers = require_numbers(path, table[columns], columns).astype({"input_tokens": int, "output_tokens": int})
     start = numbers["queued_s" if "queued_s" in numbers else "arrival_s"]
     ordered: pd.DataFrame = numbers.assign(start_s=start).sort_values("start_s", kind="stable", ignore_index=True)
     return ordered

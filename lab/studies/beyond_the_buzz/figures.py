@@ -21,7 +21,7 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.report.roofline import COLOURS, MARK, STYLE, blank_figure, mpl
 from disagg_sim.search.pareto import pareto_front
-from disagg_sim.serving.gains import COLOCATED, where_it_pays
+from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
@@ -110,9 +110,6 @@ LINEAR_SPAN = 50.0
 #: What was read from the paper's figures.
 READ = read_mapping(Path(__file__).with_suffix(".yaml"))
 
-#: Name of the sweep.
-PAYS = "where_it_pays"
-_SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 #: A curve: its name and the points that it shows.
 Curves = list[tuple[str, "pd.DataFrame"]]
 
@@ -303,19 +300,6 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str], Picture]] = {
     "fig12": _transfer,
     "fig14": _distribution,
 }
-
-
-def pays_table(frontiers: FrontierSource, profile: str) -> pd.DataFrame:
-    """Disaggregated over the best of both co-located modes, a row a setting.
-
-    Returns columns of ``gains.where_it_pays`` over the range that both reach, log axis, and those of the area ratio
-    once more inside ``RANGE`` with the suffix ``_20_to_100``.
-    """
-    points = frontiers.frontier(PAYS, profile)
-    own = where_it_pays(points)
-    low, high = RANGE
-    inside = where_it_pays(points, low=low, high=high)[[*_SETTING, "low", "high", "area_ratio", "pays"]]
-    return own.merge(inside, on=list(_SETTING), suffixes=("", f"_{low:g}_to_{high:g}"))
 
 
 def write_picture(path: Path, picture: Picture) -> Path:

@@ -1,4 +1,4 @@
-"""Reproduce "Beyond the Buzz": its figures under some profiles, where disaggregation pays, and its claims."""
+"""Reproduce "Beyond the Buzz": its figures under some profiles, and its claims."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import FIGURES, PAYS, figure_data, pays_table, write_picture
+from lab.studies.beyond_the_buzz.figures import FIGURES, figure_data, write_picture
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.claims import evaluate_as_authors
 from lab.studies.papers import DIGITS, PaperResults
-
-#: All that is drawn or tabulated.
-ITEMS = (*FIGURES, PAYS)
 
 
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
@@ -33,17 +30,16 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     claims, or None where ``items`` were asked for; design points computed [1].
     """
     for item in items:
-        if item not in ITEMS:
-            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, ITEMS)}; known: {', '.join(ITEMS)}")
+        if item not in FIGURES:
+            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, FIGURES)}; known: {', '.join(FIGURES)}")
     frontiers.prepare(items or frontiers.names, profiles)
-    shown = items or ITEMS
-    tasks: list[Callable[[], Path | Judged | None]] = []
+    tasks: list[Callable[[], Path | Judged]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()
         if not items:
             tasks.append(partial(_judged, frontiers.tables(frontiers.names, profile), profile))
     for profile in profiles:
-        places = {item: frontiers.root / profile / f"{item}.png" for item in shown}
+        places = {item: frontiers.root / profile / f"{item}.png" for item in items or FIGURES}
         tasks += [
             partial(_written, frontiers.tables([item], profile), item, profile, path) for item, path in places.items()
         ]
@@ -66,7 +62,7 @@ class Judged(NamedTuple):
     as_authors: pd.DataFrame  # its column ``engine`` has the profile, as the paper has no engine
 
 
-def _call(task: Callable[[], Path | Judged | None]) -> Path | Judged | None:
+def _call(task: Callable[[], Path | Judged]) -> Path | Judged:
     return task()
 
 
@@ -84,9 +80,6 @@ def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: st
     return kept.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
 
 
-def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path | None:
-    """A picture and its data, or a table alone, written."""
-    if item != PAYS:
-        return write_picture(path, figure_data(tables, item, profile))
-    write_csv(path.with_suffix(".csv"), pays_table(tables, profile), digits=DIGITS)
-    return None
+def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path:
+    """A picture and its data, written."""
+    return write_picture(path, figure_data(tables, item, profile))

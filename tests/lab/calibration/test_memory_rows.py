@@ -101,8 +101,8 @@ def test_graphs_are_judged_where_a_file_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tp": 0}, "row 1: degrees and tokens must be whole numbers from 1"),
-        ({"gpu_memory_utilization": "all"}, "row 1: the share of the memory must be from 0.01 to 1"),
+        ({"tp": 0}, "row 1: tp is '0'; allowed: whole numbers from 1 to"),
+        ({"gpu_memory_utilization": "all"}, "row 1: gpu_memory_utilization is 'all'; allowed: numbers from 0.01 to 1"),
     ],
 )
 def test_a_spoilt_file_is_one_line(tmp_path, change, said):

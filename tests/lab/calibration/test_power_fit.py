@@ -81,7 +81,7 @@ def test_the_command_writes_a_file_that_is_read_back(tmp_path):
     [
         (lambda rows: rows.drop(columns="k"), "missing column 'k' of rows of kind 'gemm'"),
         (lambda rows: rows.assign(system="b200_sxm"), "no row of system 'h200_sxm'"),
-        (lambda rows: rows.assign(power_w=0.0), "power_w holds what is no number above 0"),
+        (lambda rows: rows.assign(power_w=0.0), "power_w is '0.0'; allowed: numbers from 1e-09 to "),
     ],
 )
 def test_a_bad_table_is_told_in_one_line(tmp_path, change, told):

@@ -10,7 +10,7 @@ from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
 from lab.studies.beyond_the_buzz.frontiers import FIGURE_5, Frontiers, Silent, parts_of, pipelined_prefill, study_files
-from lab.studies.beyond_the_buzz.reproduce import ITEMS, _by_claim, reproduce
+from lab.studies.beyond_the_buzz.reproduce import _by_claim, reproduce
 
 SMALL = """
 name: small
@@ -53,7 +53,6 @@ def test_every_figure_of_the_paper_has_a_sweep_and_a_picture():
     paper = {f"fig{number:02d}" for number in (1, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
     assert set(FIGURES) == paper
     assert {name for name in (FIGURE_5, *study_files()) if name[3:].isdecimal()} == paper
-    assert set(ITEMS) <= {FIGURE_5, *study_files()}
 
 
 def test_a_figure_is_its_own_sweep_and_those_named_after_it():
@@ -139,7 +138,7 @@ def test_figures_are_written_with_their_data(out):
 
 def test_everything_is_the_figures_and_the_claims(tmp_path, monkeypatch, capsys):
     claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
-    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.ITEMS", ("fig05",))
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.FIGURES", ("fig05",))
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
     monkeypatch.setattr("lab.studies.claims.PaperText.as_authors", ())
     done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
