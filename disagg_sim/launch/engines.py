@@ -41,10 +41,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
     flags |= _given("--max-num-batched-tokens", workers.tokens)
-    step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
-    told, default = (0 if at.overheads is None else at.overheads.captured), load_engine("vllm").captured_tokens
-    if step > default and not 0 < told <= default:  # vLLM launches larger steps kernel by kernel
-        flags["--max-cudagraph-capture-size"] = min(told or step, step)
+    flags |= _given("--max-cudagraph-capture-size", _graphs(workers, load_engine("vllm").captured_tokens))
     flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
@@ -54,6 +51,16 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if drafts := drafts_of(workers):
         flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
     return _known("vllm", workers, flags)
+
+
+def _graphs(workers: Workers, default: int = 0) -> int | None:
+    """Find the most tokens of a rank in a decode step captured as a graph; None where ``default`` has it. [token]
+
+    Larger steps are launched kernel by kernel.
+    """
+    step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
+    told = 0 if workers.setup.overheads is None else workers.setup.overheads.captured
+    return None if step <= default or 0 < told <= default else min(told or step, step)
 
 
 def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
@@ -136,6 +143,8 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--context-length", workers.context)
     if workers.sequences is not None:
         flags["--max-running-requests"] = workers.sequences * ranks
+    graphs = _graphs(workers)  # by default up to 8 to 512 requests, by memory and TP
+    flags |= _given("--cuda-graph-max-bs-decode", graphs and graphs // (1 + drafts_of(workers)))
     if workers.tokens is not None:
         prompts = workers.tokens - (workers.sequences or 0) * (workers.role == "colocated")
         flags |= {"--chunked-prefill-size": max(prompts, 1) * ranks, "--max-prefill-tokens": max(prompts, 1)}

@@ -54,7 +54,7 @@ _SGLANG = {
     "attn-cp-size": "pcp",
     "enable-dp-attention": "ranks",
     "max-running-requests": "sequences",
-    "cuda-graph-max-bs": "captured",
+    **dict.fromkeys(("cuda-graph-max-bs-decode", "cuda-graph-max-bs"), "captured"),
     "chunked-prefill-size": "tokens",
     "kv-cache-dtype": "cache",
     "ep-num-redundant-experts": "copies",
@@ -233,6 +233,8 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
         raise InputError(f"{where}: ep {ep} does not divide the {stage} GPUs of a stage")
     ranks = 1 if engine == "sglang" else dp
     sequences, tokens, hold = number("sequences"), number("tokens"), number("hold")
+    captured, drafts = (None, 0) if role == "prefill" else (number("captured") or None, number("drafts") or 0)
+    of_request = 1 if engine == "vllm" else 1 + drafts  # tokens; the others count captured requests
     batch = sequences and sequences * ranks
     budget = tokens and tokens * ranks
     if role == "prefill" and batch:
@@ -250,7 +252,7 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
             pcp=pcp,
             redundant_slots=number("copies", 0),
             chunk_tokens=number("chunk", 0),
-            draft_tokens=0 if role == "prefill" else number("drafts", 0),
+            draft_tokens=drafts,
         )
         replicas = Replicas(
             mapping=mapping,
@@ -258,7 +260,7 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
             batch=batch,
             token_budget=None if role == "decode" else budget,
             hold_steps=hold and hold - 1,
-            captured=None if role == "prefill" else number("captured") or None,
+            captured=captured and captured * of_request,
         )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
+from disagg_sim.launch.engines import ENGINES, sglang_flags, trtllm_config, vllm_flags
+from disagg_sim.launch.read import read_launch
 from disagg_sim.launch.workers import UNKNOWN, Weights, weights_of, workers_of
 from tests.launch.deployments import dep, tp, unequal_tp, workers
 
@@ -157,13 +158,13 @@ def test_rows_of_a_sweep_say_their_lengths_and_other_tables_the_means_alone():
     assert [each.context for each in named] == [19 * 1024]
 
 
-@pytest.mark.parametrize(
-    ("seats", "drafts", "captured"), [(512, 0, None), (600, 0, 600), (300, 1, 600), (600, 2, 1800)]
-)
-def test_vllm_captures_graphs_of_all_decode_steps_that_a_plan_makes(seats, drafts, captured):
-    """By default up to 512 tokens; a step that is launched kernel by kernel takes 2.5 times as long."""
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("seats", "drafts"), [(512, 0), (1000, 0), (300, 1), (600, 2)])
+def test_graphs_are_captured_of_all_decode_steps_that_a_plan_makes(engine, seats, drafts, tmp_path):
+    """By default vLLM captures up to 512 tokens, SGLang 32 to 512 requests of a rank; larger steps take far longer."""
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6" if drafts else None)
     mapping = ds.Sharding(dp_attn=8, ep=8, draft_tokens=drafts)
-    for role in ("decode", "prefill"):
-        made = vllm_flags(workers(role, at, mapping, batch=8 * seats), NAMED)
-        assert made.get("--max-cudagraph-capture-size") == (captured if role == "decode" else None)
+    ds.launch([workers("decode", at, mapping, batch=8 * seats)], engine=engine).write(tmp_path)
+    (read,) = read_launch(f"decode: {tmp_path}")
+    by_default = engine == "vllm" and seats * (1 + drafts) <= 512
+    assert read.replicas.captured == (None if by_default else seats * (1 + drafts))

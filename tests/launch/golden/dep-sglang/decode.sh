@@ -34,6 +34,7 @@ exec python3 -m sglang.launch_server \
   --moe-a2a-backend deepep \
   --deepep-mode low_latency \
   --max-running-requests 1008 \
+  --cuda-graph-max-bs-decode 63 \
   --mem-fraction-static 0.9 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \

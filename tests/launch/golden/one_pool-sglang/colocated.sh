@@ -29,6 +29,7 @@ exec python3 -m sglang.launch_server \
   --port "$((8100 + SLOT))" \
   --tp-size 2 \
   --max-running-requests 128 \
+  --cuda-graph-max-bs-decode 128 \
   --chunked-prefill-size 2048 \
   --max-prefill-tokens 2048 \
   --enable-mixed-chunk \

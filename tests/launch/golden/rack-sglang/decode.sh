@@ -37,6 +37,7 @@ exec python3 -m sglang.launch_server \
   --ep-num-redundant-experts 32 \
   --context-length 6144 \
   --max-running-requests 3072 \
+  --cuda-graph-max-bs-decode 64 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \
   --disaggregation-transfer-backend nixl \

@@ -30,6 +30,7 @@ exec python3 -m sglang.launch_server \
   --tp-size 4 \
   --context-length 6144 \
   --max-running-requests 96 \
+  --cuda-graph-max-bs-decode 96 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \
   --disaggregation-transfer-backend nixl \
