@@ -136,21 +136,6 @@ def load_profile(name: str | Path) -> ProfileSpec:
     return with_skew(load_profile(base), skew) if skew else _load(ProfileSpec, base)
 
 
-def load_engine(name: str | Path) -> EngineSpec:
-    """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token]."""
-    return _load(EngineSpec, name)
-
-
-def load_failures(name: str | Path) -> FailureSpec:
-    """Load the failure rates ``name`` (``hw_specs/failures/``) of GPUs, nodes and links of a measured cluster. [s]"""
-    return _load(FailureSpec, name)
-
-
-def load_scheduler(name: str | Path) -> SchedulerSpec:
-    """Load the scheduler ``name`` (``hw_specs/schedulers/``) of an engine: admission, watermark, defaults of a step."""
-    return _load(SchedulerSpec, name)
-
-
 def load_traffic(name: str | Path) -> TrafficSpec:
     """Load the traffic cases ``name`` (``traffic/``): input and output lengths [token].
 
@@ -198,26 +183,6 @@ def load_speculation(name: str | Path) -> Speculation:
         return found
     drafter = load_model(found.draft_model)
     return replace(found, draft_model=drafter.name, drafter=drafter)
-
-
-def load_uncertainty(name: str | Path) -> UncertaintySpec:
-    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1]."""
-    return _load(UncertaintySpec, name)
-
-
-def load_layout_rules(engine: str | Path) -> LayoutRules:
-    """Load the layouts that an engine can start (``hw_specs/layouts/``): allowed degrees, blocks of weights [1]."""
-    return _load(LayoutRules, engine)
-
-
-def load_evidence(name: str | Path) -> EvidenceSpec:
-    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1]."""
-    return _load(EvidenceSpec, name)
-
-
-def load_launcher(name: str | Path) -> LauncherSpec:
-    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with sources."""
-    return _load(LauncherSpec, name)
 
 
 def load_checkpoints(name: str | Path = "published") -> CheckpointSpec:
@@ -309,6 +274,21 @@ def _load(of: type[S], name: str | Path) -> S:
 def _load_file(read: Reader, path: Path, stamp: int) -> object:  # noqa: ARG001 - a changed file is another entry of the cache
     return read(path, read_mapping(path), canonical_name(path.stem))
 
+
+#: The serving engine (``hw_specs/engines/``): host times [s], token budget of a step [token].
+load_engine: Callable[[str | Path], EngineSpec] = partial(_load, EngineSpec)
+#: The failure rates (``hw_specs/failures/``) of GPUs, nodes and links of a measured cluster. [s]
+load_failures: Callable[[str | Path], FailureSpec] = partial(_load, FailureSpec)
+#: The scheduler (``hw_specs/schedulers/``) of an engine: admission, watermark, defaults of a step.
+load_scheduler: Callable[[str | Path], SchedulerSpec] = partial(_load, SchedulerSpec)
+#: The spreads of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1].
+load_uncertainty: Callable[[str | Path], UncertaintySpec] = partial(_load, UncertaintySpec)
+#: The layouts that an engine can start (``hw_specs/layouts/``): allowed degrees, blocks of weights [1].
+load_layout_rules: Callable[[str | Path], LayoutRules] = partial(_load, LayoutRules)
+#: The kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1].
+load_evidence: Callable[[str | Path], EvidenceSpec] = partial(_load, EvidenceSpec)
+#: The launcher (``hw_specs/launchers/``): options of an engine or orchestrator, with sources.
+load_launcher: Callable[[str | Path], LauncherSpec] = partial(_load, LauncherSpec)
 
 #: Type of a spec -> the kind of its files, and their reader.
 _KINDS: dict[type, tuple[str, Reader]] = {

@@ -309,37 +309,10 @@ def kv_hand_over(
     descriptor_s: float | None = None,
     threads: int = 1,
 ) -> KvHandOver:
-    """Time the transfer of the cache of one prompt between two instances, with that of a drafter.
+    """Time the transfer of the cache of a prompt of ``tokens`` between two instances, with that of a drafter. [s]
 
-    Parameters
-    ----------
-    at : Setup
-        Of both instances.
-    sender, receiver : Sharding
-        Of a prefill and of a decode instance.
-    tokens : int
-        Of the prompt. [token]
-    path : {"host", "domain", "rail", "spine"}
-        Between them.
-    layout : KvLayout, optional
-        Blocks of 16 tokens, heads before tokens, by default.
-    descriptor_s : float, optional
-        To post one descriptor; by default as the profile says, 0 = none. [s]
-    threads : int
-        That post together. [1]
+    ``path`` is of ``PATHS``; posting a descriptor takes ``descriptor_s`` [s], by default as the profile says.
 
-    Returns
-    -------
-    KvHandOver
-        Counts, and times [s].
-
-    Raises
-    ------
-    InputError
-        An unknown path, values out of range.
-
-    Examples
-    --------
     Each of four GPUs sends 1.34 GB at 50 GB/s in 27 ms; 327,680 descriptors of each of the eight that receive take 164
     ms to post at half a microsecond, 2,048 of blocks of all layers 1 ms:
 

@@ -5,10 +5,9 @@ Plain tables without colours, so that they follow the notebook's own theme, ligh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial, singledispatch
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, singledispatch
 from html import escape
-from typing import Any
 
 import numpy as np
 
@@ -62,10 +61,6 @@ def html_of(value: object) -> str:
     return f"<pre>{escape(repr(value))}</pre>"
 
 
-def _titled(lines: Callable[[Any], Iterable[Line]], spec: Any) -> str:
-    return _lines(spec.title, lines(spec))
-
-
 for _kind, _of_kind in (
     (SystemSpec, system_lines),
     (ModelSpec, model_lines),
@@ -73,7 +68,7 @@ for _kind, _of_kind in (
     (PrecisionRecipe, precision_lines),
     (ProfileSpec, profile_lines),
 ):
-    html_of.register(_kind, partial(_titled, _of_kind))
+    html_of.register(_kind, lambda spec, lines=_of_kind: _lines(spec.title, lines(spec)))
 
 
 @html_of.register
@@ -97,7 +92,11 @@ def _(at: Setup) -> str:
 @html_of.register
 def _(mapping: Sharding) -> str:
     if np.ndim(mapping.pp):
-        return _table_of_mappings(mapping)
+        sizes, counts = np.unique(mapping.gpus, return_counts=True)
+        head = ("GPUs of an instance", *(f"{size}" for size in sizes))
+        shown = _table(f"{_counted(len(mapping), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
+        refused = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(mapping.refused, key=lambda r: -r[1]))
+        return shown + (f"<p>Rejected: {escape(refused)}</p>" if refused else "")
     copies = f", {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
     shared = {"cached tokens": mapping.dcp, "new tokens": mapping.pcp}
     context = "".join(f", {what} shared by {degree}" for what, degree in shared.items() if degree > 1)
@@ -108,14 +107,6 @@ def _(mapping: Sharding) -> str:
         ("prefill", f"chunks of {mapping.chunk_tokens:,} tokens" if mapping.chunk_tokens else "whole prompts"),
     ]
     return _lines(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
-
-
-def _table_of_mappings(table: Sharding) -> str:
-    sizes, counts = np.unique(table.gpus, return_counts=True)
-    head = ("GPUs of an instance", *(f"{size}" for size in sizes))
-    shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
-    refused = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(table.refused, key=lambda r: -r[1]))
-    return shown + (f"<p>Rejected: {escape(refused)}</p>" if refused else "")
 
 
 @html_of.register

@@ -17,7 +17,6 @@ from disagg_sim.report.words import (
     markdown_table,
     pools_text,
     prefill_text,
-    tag_text,
     throughput_text,
 )
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
@@ -89,7 +88,7 @@ def _by_case(result: SweepResult, columns: Sequence[str], cells: Sequence[Sequen
     for item, own in zip(result.cases, cells, strict=True):
         case = item.plan.case
         systems = pools_text(case.pools) + (" \\*" if item.inherited_fits else "")
-        text = ", ".join(tag_text(tag) for tag in case.tags if tag not in common)
+        text = ", ".join(tag.replace("_", " ") for tag in case.tags if tag not in common)
         rows.setdefault((case.model, systems, str(case.traffic), *own), []).append(text)
     tagged = any(any(texts) for texts in rows.values())
     head = [*_CASE[:3], *_CASE[3:] * tagged, *columns]

@@ -51,11 +51,6 @@ def pools_text(pools: PoolSystems) -> str:
     return f"prefill {pools.prefill_system}, {pools.prefill_precision}; decode {decode}"
 
 
-def tag_text(tag: str) -> str:
-    """One axis of a case where people read it: ``domain8`` stays, ``every_step_mixed`` loses its underscores."""
-    return tag.replace("_", " ")
-
-
 #: What a mode is called where people read it.
 MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggyback": "piggybacked"}
 

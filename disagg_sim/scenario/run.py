@@ -248,7 +248,7 @@ def _write_records(task: RunTask, result: RunResult, folder: Path | None = None)
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
     if run.scenario.run.records == STREAM and folder is not None:
-        store.write_parts(run.key(REQUESTS), sorted(folder.glob("*.parquet")), "{}")  # in the order of the trace
+        store.write(run.key(REQUESTS), sorted(folder.glob("*.parquet")), "{}")  # in the order of the trace
     elif run.scenario.run.records == FULL:
         trace = in_memory(run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0))
         store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")

@@ -161,16 +161,10 @@ def sealed(data: bytes) -> bytes:
 
 def is_sealed(data: bytes) -> bool:
     """Whether every byte of a file is as it was when it was sealed."""
-    at = checksum_at(data)
-    if at is None:
+    if (at := data.rfind(_MARK)) < 0:
         return False
+    at += len(_MARK)
     return _digest_of(data[:at], _OPEN, data[at + len(_OPEN) :]) == data[at : at + len(_OPEN)]
-
-
-def checksum_at(data: bytes) -> int | None:
-    """Position of the checksum of a file; None where it has no seal."""
-    at = data.rfind(_MARK)
-    return None if at < 0 else at + len(_MARK)
 
 
 def _digest_of(*parts: bytes) -> bytes:
@@ -187,8 +181,6 @@ _NOTE = "disagg_sim.note"
 _HEADER = "disagg_sim.header"
 _SCHEMA = "disagg_sim.schema"
 _SEAL = "disagg_sim.seal"
-#: First and last bytes of every Parquet file.
-_PARQUET = b"PAR1"
 
 
 class BlockState(Enum):
@@ -196,8 +188,7 @@ class BlockState(Enum):
 
     MISSING = "missing"
     STALE = "stale"  # its inputs changed
-    CORRUPT = "corrupt"  # its bytes changed after it was written
-    UNSEALED = "unsealed"  # a Parquet file without a checksum: of an older version, or another program
+    CORRUPT = "corrupt"  # its bytes changed after it was written, or have no checksum: of another program
     STORED = "stored"
 
 
@@ -239,24 +230,20 @@ class Store:
         """File of a block."""
         return self.root / key.relative
 
-    def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
-        """Write a block, its note and its header, with a checksum of every byte of its file."""
+    def write(self, key: Key, rows: pd.DataFrame | Sequence[Path], note: str, header: str = "") -> None:
+        """Write a block, its note and its header, with a checksum of every byte; its rows may lie in several files."""
         own = {_SCHEMA: str(SCHEMA), _DIGEST: key.digest, _NOTE: note, _HEADER: header, _SEAL: OPEN_SEAL}
         with written(self.path(key)) as handle:
-            write_parquet(frame, handle.name, own)
+            if isinstance(rows, pd.DataFrame):
+                write_parquet(rows, handle.name, own)
+            else:
+                join_parquet(rows, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
 
     def copy(self, key: Key, held: Store) -> None:
         """Take a block that another store holds in a file of its own."""
         with written(self.path(key)) as handle:
             handle.write(held.path(key).read_bytes())
-
-    def write_parts(self, key: Key, parts: Sequence[Path], note: str) -> None:
-        """Write a block whose rows are in several files, one after the other."""
-        own = {_SCHEMA: str(SCHEMA), _DIGEST: key.digest, _NOTE: note, _HEADER: "", _SEAL: OPEN_SEAL}
-        with written(self.path(key)) as handle:
-            join_parquet(parts, handle.name, own)
-            handle.write(sealed(Path(handle.name).read_bytes()))
 
     def state(self, key: Key) -> BlockState:
         """Whether the block can be used; reads every byte of it."""
@@ -265,8 +252,7 @@ class Store:
         except OSError as error:
             return BlockState.MISSING if isinstance(error, FileNotFoundError) else BlockState.CORRUPT
         if not is_sealed(data):
-            whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
-            return BlockState.UNSEALED if whole and checksum_at(data) is None else BlockState.CORRUPT
+            return BlockState.CORRUPT
         digest = parquet_metadata(self.path(key)).get(_DIGEST, "")
         return BlockState.STORED if digest == key.digest else BlockState.STALE
 
@@ -359,12 +345,7 @@ def missing(
     for key, state in (pair for blocks in states.values() for pair in blocks.items()):
         if state is BlockState.CORRUPT:
             listener.warn(f"{store.path(key)}: corrupt block, computing it again")
-    unsealed, stale = (
-        sum(state in blocks.values() for blocks in states.values()) for state in (BlockState.UNSEALED, BlockState.STALE)
-    )
-    if unsealed:
-        listener.warn(f"{unsealed} stored {noun} have no checksum: computing them again")
-    if stale:
+    if stale := sum(BlockState.STALE in blocks.values() for blocks in states.values()):
         listener.note(f"{stale} stored {noun} are stale (their inputs changed): computing them again")
     lacking = [item for item, blocks in states.items() if {*blocks.values()} != {BlockState.STORED}]
     listener.note(f"{len(items) - len(lacking)} of {len(items)} {noun} already stored")

@@ -42,8 +42,6 @@ from disagg_sim.workload.trace import MOST_REQUESTS, too_many
 LEAST_BLOCK = 16
 #: Largest coefficient of variation of Gamma gaps: of a million, all but one are then next to 0. [1]
 MOST_CV = 1000.0
-#: Least shape of Weibull gaps; theirs is a coefficient of variation of 10^29. [1]
-LEAST_SHAPE = 0.01
 #: Times at once that no block exceeds. [1]
 WHOLE = 2**62
 #: More than rounding moves a time, of that time. [1]
@@ -111,25 +109,6 @@ class Gamma:
             return rng.standard_gamma(shape, count) / shape if self.cv else np.ones(count)
 
         yield from _summed(gaps, rate, first, size, most)
-
-
-@dataclass(frozen=True, slots=True)
-class Weibull:
-    """Weibull gaps: a renewal process with a tail that stretches as the shape falls below 1."""
-
-    shape: float  # [1]
-
-    def __post_init__(self) -> None:
-        """``InputError`` unless the shape is in range; below it the mean gap is beyond floating point."""
-        if not LEAST_SHAPE <= self.shape < math.inf:
-            raise InputError(f"shape of gaps {self.shape} is out of range; allowed: {LEAST_SHAPE} and above, finite")
-
-    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
-        """See ``ArrivalProcess``. [s]"""
-        scale = 1 / (rate * math.gamma(1 + 1 / self.shape))
-        first = rng.random() * scale * rng.standard_gamma(1 + 1 / self.shape) ** (1 / self.shape)
-        yield np.array([first])
-        yield from _summed(lambda count: scale * rng.weibull(self.shape, count), 1.0, first, size, most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ def synthetic_trace(
     requests, duration
         One of them: how many requests [1], or up to which time [s].
     arrivals_as
-        ``Poisson()``, ``Gamma(cv)``, ``Weibull(shape)`` or ``Mmpp(...)`` of ``workload.arrivals``.
+        ``Poisson()``, ``Gamma(cv)`` or ``Mmpp(...)`` of ``workload.arrivals``.
     seed
         Arrivals, inputs and outputs are three streams of it: another length distribution moves no arrival.
     name

@@ -144,7 +144,7 @@ def test_damaged_tables_are_simulated_again_with_a_line(scenario, tmp_path, caps
         capsys.readouterr()
         assert simulated(path, "--out", str(out)) == 0, at
         said = capsys.readouterr().err
-        assert "corrupt block, computing it again" in said or "1 stored runs have no checksum" in said
+        assert "corrupt block, computing it again" in said
         assert "3 of 4 runs already stored" in said
         assert contents(out) == before
 

@@ -102,7 +102,7 @@ def kept(tokens, *, arrivals=None, now=0.0):
 
 def former(batches="knapsack", threshold=1000, wait=0.4):
     here = site(Engine(), deployment(prefill=1, decode=1), table=SIMPLE)
-    found = LengthAware(here, batches, 0.5, threshold)
+    found = LengthAware(here, batches, threshold)
     found.wait_s = wait
     found.waiting_tokens(kept([]))
     return found

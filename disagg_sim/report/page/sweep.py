@@ -18,6 +18,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT, entries_of
 from disagg_sim.report.page.assemble import Content, as_content_faults, read_block, read_table
+from disagg_sim.report.tables import COST_TEXT
 from disagg_sim.report.words import MODE_TEXT, decode_parts_text, degrees_text, mapping_text, records
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
@@ -63,8 +64,7 @@ AS_THEY_ARE = (
     "kv_ingress_bytes_per_s_per_gpu",
 )
 #: Of a throughput per USD or joule, where a table has it.
-COSTS: tuple[str, ...] = ("usd_per_hour", "tokens_per_usd", "tdp_watts", "tokens_per_joule")
-COSTS += ("drawn_watts", "joules_per_request", "facility_watts", "tokens_per_drawn_joule")
+COSTS = tuple(COST_TEXT)
 #: Of speculative decoding, shown where some design has drafts.
 DRAFTS = ("decode_draft_tokens", "accepted_tokens_per_step")
 #: Columns of a point that its page needs, of a table of points.

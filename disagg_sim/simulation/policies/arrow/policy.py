@@ -110,6 +110,8 @@ class Context:
 
 CONTEXT = dtype_of(Context)
 NOBODY = -1
+#: Share of MaxRunningTokens up to which decode may give an instance up, and of the TPOT limit above which it takes one.
+LOW_LOAD, BUSY_INTERVAL = 0.5, 0.8
 
 
 def _place(home: int, context: int, request: int, tokens: int, origin: int, now: float) -> int:  # noqa: ARG001
@@ -238,12 +240,6 @@ class Arrow:
     monitor_s: float = period_option(1.0, "time between two checks of the monitor")
     window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
     patience: int = option(3, "checks in a row with late tokens before an instance flips to decode", low=1, high=MOST)
-    low_load: float = option(
-        0.5, "share of MaxRunningTokens up to which decode may give an instance up", low=0.0, high=1.0
-    )
-    busy_interval: float = option(
-        0.8, "share of the TPOT limit above which decode takes an idle instance", low=0.0, high=1.0
-    )
     idle_helps: bool = option(
         True, "an idle prefill instance turns to decode where decode is busy; false: after late tokens alone"
     )
@@ -406,7 +402,7 @@ class GlobalScheduler:
             among = sooner(among, view.inst, ledger, tokens, within, view.now)
         pure, _, mixed, _ = lightest(among, view.home, ledger, 0, looked)
         chosen = mixed if mixed >= 0 else pure
-        if chosen < 0 or not low(view.decode, view.home, ledger, chosen, self._options.low_load, looked):
+        if chosen < 0 or not low(view.decode, view.home, ledger, chosen, LOW_LOAD, looked):
             return None
         return Flip(chosen, PREFILL, f"first token {how} after the limit of {self._ttft:g} s")
 
@@ -467,8 +463,8 @@ class GlobalScheduler:
         idle = idle_instance(view.prefill, view.inst, self.ledger, self._computed)
         if idle < 0:
             return None
-        light = self._options.low_load if self._unequal else -1.0
-        busy = busy_instance(view.decode, view.inst, self.ledger, self._options.busy_interval * self._tpot, light)
+        light = LOW_LOAD if self._unequal else -1.0
+        busy = busy_instance(view.decode, view.inst, self.ledger, BUSY_INTERVAL * self._tpot, light)
         if busy < 0 or self._changing(view, DECODE):
             return None
         return Flip(idle, DECODE, f"idle, while instance {busy} needs help")

@@ -85,7 +85,6 @@ class Dopd(Checked):
     )
     headroom: float = headroom_option()
     forecast: str = forecast_option()
-    correct: bool = option(True, "correct the times of the profile by observed ones")
     window_s: float = period_option(60.0, "time of one observation")
     action_s: float = period_option(300.0, "time between two decisions on sizes")
     check_s: float = period_option(5.0, "time between two checks for free GPUs while an instance waits for some")
@@ -97,20 +96,6 @@ class Dopd(Checked):
     queue: str = queue_option()
     batches: str = option(
         "knapsack", "how prompts form prefill batches: by length, or in order of arrival", choices=BATCHES
-    )
-    timeout_share: float = option(
-        0.5,
-        "share of the queueing time after which a batch runs before further long prompts",
-        low=0.0,
-        above=True,
-        high=1.0,
-    )
-    profile_tokens: int = option(
-        1024,
-        "mean input of the profile: longer prompts run alone until the first forecast",
-        unit="token",
-        low=1,
-        high=MOST_TOKENS,
     )
     decode_at: str = option(
         "prefill",
@@ -138,9 +123,7 @@ class Dopd(Checked):
         if self.tp == "chosen":
             start = chosen(site, steps, site.prompt_tokens, site.output_tokens)
             mappings = start[0][0], start[-1][0]
-        forming = LengthAware(
-            site, self.batches, self.timeout_share, self.profile_tokens, shared=shared, prefill=mappings and mappings[0]
-        )
+        forming = LengthAware(site, self.batches, shared=shared, prefill=mappings and mappings[0])
         routing = DopdRouter(forming, self.local_tokens, at_arrival=self.decode_at == "arrival")
         return Parts(
             start=start,
@@ -268,8 +251,7 @@ class Manager:
         times = np.array([self.profile.prefill_time(length) for length in lengths.tolist()])
         gaps = np.diff([view.arrival_s[request] for request in latest])
         self._forming.wait_s = kingman_wait(gaps, times, servers=max(int(view.prefill.size), 1))
-        if self._options.correct:
-            self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
+        self._correct(view, float(lengths.mean()) if lengths.size else math.nan)
 
     def _correct(self, view: ClusterView, inputs: float) -> None:
         """Moving averages of the times observed over the window by those that the profile has for its means."""

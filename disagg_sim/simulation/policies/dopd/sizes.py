@@ -44,6 +44,9 @@ from disagg_sim.simulation.wishes import SHARED, Batch, Limits, Role, Wish
 BANDWIDTH_SHARE, LARGEST_GRAPH = 0.6, 256
 #: Short prompts filled into the length threshold by worth, or prompts in order of arrival up to the threshold.
 BATCHES = ("knapsack", "fifo")
+#: Share of the queueing time after which a batch runs before further long prompts [1]; mean input of the profile:
+#: longer prompts run alone until the first forecast. [token]
+TIMEOUT_SHARE, PROFILE_TOKENS = 0.5, 1024
 #: Rules of the sizes: eq. (15) without the faults of algorithm 2; as algorithm 2 prints them; as the authors' published
 #: code has them (liao4s/DOPD, c1d793e); by Little's law, this project's own.
 SIZINGS = ("mended", "printed", "published", "little")
@@ -276,15 +279,14 @@ class LengthAware:
         self,
         site: Site,
         batches: str,
-        timeout_share: float,
-        threshold: float,
+        threshold: float = PROFILE_TOKENS,
         *,
         shared: bool = False,
         prefill: Sharding | None = None,
     ) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
-        self._fifo, self._share, self._limit = batches == "fifo", timeout_share, site.slo.ttft
+        self._fifo, self._limit = batches == "fifo", site.slo.ttft
         self._full_s = site.table(prefill or site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of a queue [s]
         self.shared = shared  # whether all instances take from one queue
@@ -347,7 +349,7 @@ class LengthAware:
             if length < threshold:
                 if joined is None:
                     joined = self._joined[queue] = now
-                share, arrival = self._share * self.wait_s, view.arrival_s[request]
+                share, arrival = TIMEOUT_SHARE * self.wait_s, view.arrival_s[request]
                 # a share of the queueing time after the batch began, or in time for the request itself
                 if total == 0 and now >= min(joined + share, arrival + self._limit - self._full_s):
                     break

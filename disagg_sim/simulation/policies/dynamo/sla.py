@@ -4,7 +4,7 @@ The planner follows its public source and issue threads of 2026. In every window
 and their input and output lengths, and divides by what one instance serves inside the SLO: a prefill instance serves
 one prompt after the other; a decode instance serves the largest batch whose steps are inside the TPOT limit and whose
 cache fits. The model of the engine is the step times of the simulation itself. If a single prompt takes n times the
-TTFT limit, there are at least n prefill instances. At most ``most_changes`` instances change at a time.
+TTFT limit, there are at least n prefill instances. At most ``MOST_CHANGES`` instances change at a time.
 
 An instance that just carries the forecast leaves no time for a queue: attainment is lowest just below the rate that
 takes one more instance, and rises with the load there. ``headroom`` raises the forecast.
@@ -23,7 +23,6 @@ from disagg_sim.domain import Slo
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.options import (
-    MOST,
     Checked,
     drain_option,
     headroom_option,
@@ -48,6 +47,9 @@ from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Role, Wish
 
+#: Most instances that one decision starts or stops. [1]
+MOST_CHANGES = 8
+
 
 @register("dynamo_sla")
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,6 @@ class DynamoSla(Checked):
     window_s: float = period_option(180.0, "time between two decisions, and what each looks back on")
     forecast: str = forecast_option()
     headroom: float = headroom_option()
-    most_changes: int = option(8, "most instances that one decision starts or stops", low=1, high=MOST)
     load: bool = option(
         False, "the load planner decides between two windows; the sizes of the SLA planner are its floor"
     )
@@ -129,7 +130,7 @@ class Planner:
             wanted = Sizes(*(max(n, need) for n, need in zip(there, wanted, strict=True)))
             wanted = self._pools.within(view, wanted, self._options.least)
         reason = f"{rate:.3g} requests/s of {inputs:.0f}/{outputs:.0f} tokens: {there.words} to {wanted.words}"
-        return self._pools.steps(view, wanted, reason)[: self._options.most_changes]
+        return self._pools.steps(view, wanted, reason)[:MOST_CHANGES]
 
 
 def prefill_instances(table: StepTable, rate: float, inputs: float, slo: Slo, token_budget: int) -> int:
