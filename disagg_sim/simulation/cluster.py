@@ -84,7 +84,7 @@ class Cluster:
         self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and the memory of the largest [token]
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
-        self._notify_all = clients.hears or parts.listener is not None or failures is not None
+        self._notify_all = clients.hears or failures is not None
         self._emits_late = first_token == "decode"
         self.transfers = Transfers(transfer, state, self)
         self._place, self._proceed = parts.routing.place, parts.routing.proceed
@@ -115,9 +115,7 @@ class Cluster:
     def _route(self) -> Route | None:
         """Make the rules by which the kernel places and hands over requests; None if only Python can."""
         parts, roster = self.parts, self.roster
-        if any(
-            each is not None for each in (parts.admission, parts.forming, parts.listener, parts.scaling, self.prefix)
-        ):
+        if any(each is not None for each in (parts.admission, parts.forming, parts.scaling, self.prefix)):
             return None
         placing: Placing | None = getattr(parts.routing, "placing", None)
         choosing: Callable[[int], Chooser | None] | None = getattr(parts.routing, "chooser", None)
@@ -207,7 +205,7 @@ class Cluster:
         if more:
             self.start_next_leg(segment, going)
         else:
-            self._finish(request, instance)
+            self._over(request)
 
     def start_next_leg(self, segment: int, going: ActiveLeg) -> None:
         """Start the next leg of a request after a leg has ended."""
@@ -325,14 +323,8 @@ class Cluster:
         among += [request, *self._clients.dropped(first)]
         self._over(request)
 
-    def _finish(self, request: int, instance: int) -> None:
-        """End a request after its last token."""
-        if self.parts.listener is not None:
-            self.parts.listener.finished(self.view, request, instance)
-        self._over(request)
-
     def _over(self, request: int) -> None:
-        """End a request; its client may send another."""
+        """End a request, after its last token or before; its client may send another."""
         request = self.state.first_number.get(request, request)
         if (coming := self._clients.following(request)) is not None:
             self._due += 1
@@ -459,7 +451,7 @@ class Cluster:
         self.transfers.forget(request)
         self.fleet.release(segment, self.engine.now)
         if until >= self._totals[request]:
-            self._finish(request, origin)
+            self._over(request)
         else:
             last = ended if until > self.prompts[request] else self.state.last_given_s.get(request, NAN)
             self.submit(request, leg, until, last)

@@ -69,13 +69,6 @@ class Autoscaler(Protocol):
         """Asked every ``period_s`` [s]; starts and stops."""
 
 
-class Listener(Protocol):
-    """Hears of finished requests, for policies that keep accounts of their own."""
-
-    def finished(self, view: ClusterView, request: int, instance: int) -> None:
-        """A request has emitted its last token on ``instance``."""
-
-
 class Failover(Protocol):
     """Hears of failures, which leave the numbers of instances as they are.
 
@@ -101,7 +94,6 @@ class Parts:
     forming: BatchForming | None = None
     roles: Roles | None = None
     scaling: Autoscaler | None = None
-    listener: Listener | None = None
     failover: Failover | None = None
     transfer: str = "pull"  # how its system moves caches, of ``transfers.WAYS``
     looks_back_s: float = 0.0  # longest window of the past that it asks for, where requests leave the run [s]
@@ -175,7 +167,6 @@ METHODS = {
     "forming": ("form",),
     "roles": ("flips",),
     "scaling": ("resize",),
-    "listener": ("finished",),
     "failover": ("failed", "restored"),
 }
 NEEDED = ("routing", "steps")

@@ -89,7 +89,6 @@ class Window:
     finished: int  # [request]
     output_tokens: float  # mean of those that finished [token]
     ttft_s: float  # mean of the first tokens emitted [s]
-    worst_ttft_s: float  # largest of them [s]
     interval_s: Floats  # (instances,) mean time between the decode steps of each; NaN without one [s]
     decode_tokens: Ints  # (instances,) emitted by decode steps [token]
     prefill_tokens: Ints  # (instances,) [token]
@@ -435,7 +434,6 @@ class ClusterState:
             finished=int(done.size),
             output_tokens=_mean(self._output[done]),
             ttft_s=_mean(ttft),
-            worst_ttft_s=float(ttft.max()) if ttft.size else np.nan,
             interval_s=interval,
             decode_tokens=grown[2],
             prefill_tokens=grown[3],
