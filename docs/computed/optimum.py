@@ -11,8 +11,11 @@ import pandas as pd
 from docs.computed import slow, table
 from docs.computed.served import DATA, from_data, lines, paths, written
 from lab.calibration.served.boards import boards, judged_boards, met
-from lab.calibration.served.optimum import HEIGHTS, heights_by, judged_optima, split_groups
+from lab.calibration.served.optimum import GROUP, HEIGHTS, heights_by, judged_optima, split_groups
 from lab.calibration.served.read import read_files, read_rows
+
+#: What a kind of layout has of the best of all kinds where it counts as near. [1]
+NEAR = 0.97
 
 
 @cache
@@ -58,6 +61,34 @@ def optimum_boards_met() -> str:
     kept, several = known[known["set_aside"] == ""], known[known["submissions"] > 1]
     return (
         f"{met(known)} boards, {met(kept)} without those set aside; of those with two results and more {met(several)}"
+    )
+
+
+@slow
+@from_data
+def optimum_boards_ran() -> str:
+    """Boards that state a layout: what the best design of the kind that ran has of the plan."""
+    known = planned().dropna(subset=["of_kind"])
+    both = [sorted(known[name], reverse=True) for name in ("of_kind", "of_kind_together")]
+    near = [sum(ratio >= NEAR for ratio in ratios) for ratios in both]
+    far = [", ".join(number(ratio) for ratio in ratios if ratio < NEAR) for ratios in both]
+    return (
+        f"{len(known)} of {len(planned())} boards state the layout of an instance: the best designs that decode on "
+        f"this kind have {NEAR:.2f} or more of the plan on {near[0]} ({far[0]} on the other), co-located ones on "
+        f"{near[1]} ({far[1]} on the others)"
+    )
+
+
+@slow
+@from_data
+def optimum_kinds() -> str:
+    """Groups in which the kinds of layouts that ran have nearly what all kinds have, and what prefill of these is."""
+    runs = optima().assign(more=lambda each: each["free"] / each["same_kinds"])
+    more = runs.groupby(list(GROUP))["more"].median()
+    piped = runs["found"].str.partition(" + ")[0].str.contains("PP").sum()
+    return (
+        f"{(more <= 1 / NEAR).sum()} of {len(more)} groups ({(more <= 1.1).sum()} within 10 %, median "
+        f"{more.median():.2f}); {piped} of {len(runs)} free designs"
     )
 
 

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from disagg_sim.domain import ServingMode
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.facts.yaml_files import list_specs, read_mapping
-from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.answer import Plan, answer
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Limit
-from disagg_sim.planning.plan import plan
+from disagg_sim.planning.plan import plan, played_if_flattered
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.words import text_of
-from disagg_sim.search.layouts import why_unserved
+from disagg_sim.search.layouts import layouts_of, why_unserved
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.workload.lengths import Lengths
@@ -36,6 +38,7 @@ from disagg_sim.workload.named import lengths_named
 from lab.calibration.served.forms import MLPERF_TRAFFIC
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
+_Pools = tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
 #: Share of the requests that keep the limits of MLPerf. [1]
 P99 = 0.99
 #: Plan over run within which a board counts as met. [1]
@@ -63,6 +66,8 @@ COLUMNS = (
     "mode",
     "planned",
     "never_served",  # what of the planned layouts nobody is known to have run
+    "of_kind",  # the best design whose decode instances have the kind of layout that ran, over the plan [1]
+    "of_kind_together",  # the best of them of one pool, likewise [1]
     "reason",  # why there is no plan
 )
 
@@ -144,6 +149,27 @@ def planned(board: Board, lengths: Lengths) -> Plan:
     return plan(run.model, run.system, lengths, ttft=ttft, tpot=tpot, gpus=int(run.gpus), options=options)
 
 
+def of_kind(found: Plan, ran: Sharding, *, together: bool = False) -> float:
+    """The best design whose decode instances have the kind of layout that ``ran``, over the plan; 0 if none serves. [1]
+
+    With ``together`` instances of both phases alone.
+    """
+    assert found.best is not None
+    (kind,) = layouts_of(Sharding.stack([ran]))
+
+    def alike(choices: Sequence[Any]) -> list[Any]:
+        return [each for each in choices if layouts_of(Sharding.stack([each.mapping]))[0] == kind]
+
+    def split(pools: _Pools) -> _Pools:
+        return ((), ()) if together else (pools[0], alike(pools[1]))
+
+    case = found.case
+    kept = replace(case, colocated=alike(case.colocated), inside=split(case.inside), across=split(case.across))
+    asked = replace(found, best=None, cases=(kept,))
+    best = answer(asked, partial(played_if_flattered, asked, {})).best
+    return 0.0 if best is None else best.rate / found.best.rate
+
+
 def judged_boards(
     several: Sequence[Board], *, at_rate: bool = True, listen: Callable[[], None] = lambda: None
 ) -> pd.DataFrame:
@@ -164,6 +190,7 @@ def met(planned: pd.DataFrame) -> str:
 def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
     run, lengths = board.best, lengths_named(board.traffic)
     tokens = [tokens_per_gpu(each) for each in board.submissions]
+    ran = next((row.workers for row in board.submissions if row.workers and not row.assumed_layout), None)
     told: dict[str, object] = {
         "model": run.model,
         "system": run.system,
@@ -176,7 +203,7 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
         "best_over_least": tokens[0] / tokens[-1],
         "share": board.share,
         "submitter": run.submitter,
-        "ran": next((_layout(row.workers) for row in board.submissions if row.workers and not row.assumed_layout), ""),
+        "ran": "" if ran is None else _layout(ran),
     }
     found = planned(board, lengths)
     if found.best is None or found.ask is None:
@@ -190,6 +217,8 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
         "never_served": _never_served(design),
         "reason": "",
     }
+    if ran is not None:
+        told |= {"of_kind": of_kind(found, ran.mapping), "of_kind_together": of_kind(found, ran.mapping, together=True)}
     if at_rate:
         fewest = found.ask(rate=tokens[0] * run.gpus / lengths.mean_osl, gpus=None).best
         told["gpus_for_run"] = math.nan if fewest is None else fewest.gpus

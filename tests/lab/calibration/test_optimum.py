@@ -119,10 +119,14 @@ def test_a_run_that_does_what_the_plan_does_has_a_ratio_of_one():
     """And half of the rate needs no more than the same GPUs, at twice the ratio."""
     (told,) = judged_boards(boards([submission(200.0)]), at_rate=False).to_dict("records")
     rate = told["plan"] * 8 / 129.0
-    same, half = judged_boards(boards([submission(rate)]) + boards([submission(rate / 2)])).to_dict("records")
+    pairs = submission(rate / 2, assumed_layout=False, workers=WorkerGroup(count=4, mapping=instance(2)))
+    several = boards([submission(rate, assumed_layout=False)]) + boards([pairs])
+    same, half = judged_boards(several).to_dict("records")
     assert (same["plan_over_run"], half["plan_over_run"]) == (pytest.approx(1.0), pytest.approx(2.0))
     assert half["gpus_for_run"] <= same["gpus_for_run"] <= 8
-    assert (same["mode"], same["planned"], same["ran"]) == ("colocated", "8 x 1 GPU", "")
+    assert (same["mode"], same["planned"], same["ran"]) == ("colocated", "8 x 1 GPU", "8 x 1 GPU")
+    assert same["of_kind"] == same["of_kind_together"] == 1.0
+    assert 0.5 < half["of_kind_together"] <= half["of_kind"] < 1.0
 
 
 def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
@@ -141,6 +145,7 @@ def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
         return SimpleNamespace(best=design, ask=again, infeasible="")
 
     monkeypatch.setattr(module, "planned", planned)
+    monkeypatch.setattr(module, "of_kind", lambda found, ran, together=False: 0.9 - 0.1 * together)
     offline = {"scenario": "Offline", "tpot_limit": math.nan}
     rows = [
         submission(100.0, submitter="A"),
@@ -157,6 +162,7 @@ def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
     assert {name: told[name] for name in stated} == stated
     numbers = [told[name] for name in ("run", "best_over_least", "share", "plan", "plan_over_run")]
     assert numbers == pytest.approx([1935.0, 4.0, 0.5, 1935.0, 1.0])
+    assert (told["of_kind"], told["of_kind_together"]) == (0.9, 0.8)
     mean = lengths_named("mlperf_llama_3_1_8b").mean_osl
     assert asked == [{"rate": pytest.approx(7740.0 / mean), "gpus": None}]
     (plain,) = judged_boards(boards(rows), at_rate=False).to_dict("records")
