@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest.mock import Mock
 
 import pandas as pd
@@ -13,17 +12,8 @@ import pandas as pd
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from docs.computed import plain_fits, slow, table
-from docs.computed.studies import held, stored
-from lab.studies.beyond_the_buzz import TEXT
-from lab.studies.beyond_the_buzz.evidence import Evidence
-from lab.studies.beyond_the_buzz.frontiers import Frontiers
-from lab.studies.claims import evaluate
-from lab.studies.claims import holding as counted
+from docs.computed import slow, table
 from tests.simulation.plans import holding, plans
-
-#: Efficiency profiles, as studies order them.
-PROFILES = ("measured", "optimistic", "ideal")
 
 
 @cache
@@ -62,25 +52,3 @@ def plans_that_hold() -> str:
     found = list(plans())
     most, less = (holding(found, load, poisson=True) for load in (0.8, 0.95))
     return f"{most} at 0.8 of the planned rate and {less} at 0.95"
-
-
-def verdicts() -> list[dict[str, Any]]:
-    """How many claims hold under each profile with plain rooflines, and which miss."""
-    with plain_fits(), TemporaryDirectory() as folder:
-        frontiers = Frontiers(Path(folder), jobs=1)  # workers that are there already would keep the shipped files
-        frontiers.prepare(frontiers.names, PROFILES)
-        evidence = {profile: Evidence(frontiers, profile) for profile in PROFILES}
-        return counted(evaluate(TEXT.claims, evidence)).to_dict("records")
-
-
-@slow
-def beyond_the_buzz_rooflines() -> str:
-    """How many hold by our acceptances with one smooth roofline a kernel and regime, and which verdicts turn."""
-    own = {line["profile"]: line["fails"].split() for line in held(stored("beyond_the_buzz"), "our_verdict")}
-    rows = []
-    for smooth in verdicts():
-        profile, others = smooth["profile"], smooth["fails"].split()
-        hold = [each for each in own[profile] if each not in others]
-        miss = [each for each in others if each not in own[profile]]
-        rows.append((f"`{profile}`", f"{smooth['holds']} of {smooth['of']}", " ".join(hold), " ".join(miss)))
-    return table(("profile", "hold with rooflines", "hold there alone", "miss there alone"), rows)

@@ -13,7 +13,7 @@ import pandas as pd
 from docs.computed import slow, table
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.groups import BARS, PARTS, coverage, groups, judged, points, with_dimensions
+from lab.calibration.served.groups import BARS, PARTS, coverage, groups, judged, points
 from lab.calibration.served.ranking import GROUP, SLOW, heights, modes, ranked, served_points, summed
 from lab.calibration.served.read import read_files
 
@@ -51,10 +51,6 @@ FORMS = {
 AMD = "inferencex_dsr1_amd_runs.csv"
 #: Forms whose modes have lines of their own.
 BOTH_MODES = ("inferencex_dsr1", "inferencex_amd", "inferencex_models")
-#: Models that have bars of their own, and their names on the page.
-OWN_BARS = {"gpt_oss_120b": "gpt-oss 120B", "qwen3_235b_a22b": "Qwen3-235B"}
-#: Errors of TPOT above which the table of two models has a line.
-FAR = 0.15
 #: Dimensions of the table of layouts, and the fewest points of a line.
 APART = ("family and layout", "mode", "engine", "system")
 LEAST = 10
@@ -144,27 +140,6 @@ def served_date() -> str:
     """Day on which the limits on the page were last found to be others than before."""
     today = date.today()
     return written("served-date") if written("served-bars") == served_bars() else f"{today.day} {today:%B %Y}"
-
-
-@slow
-@from_data
-def served_models() -> str:
-    """gpt-oss and Qwen3-235B where TPOT is off by more than ``FAR``: errors, biases, and the share inside the band."""
-    done = lines()
-    done = done[(done["load"] == "closed_loop") & done["model"].isin(OWN_BARS)]
-    done = done.assign(run=done["model"] + " | " + with_dimensions(done)["engine and version"] + " | " + done["system"])
-    done["run"] += " | " + done["workers"]
-    found = groups(done.assign(family=done["run"]), ("family",))
-    found = found[found["part"] == "all"].rename(columns={"value": "run"})
-    rows = []
-    for run in sorted(set(found["run"])):
-        mine = found[found["run"] == run].set_index("quantity", drop=False)
-        if mine.loc["tpot", "median_error"] <= FAR:
-            continue
-        cells = [cell(mine[mine["quantity"] == quantity]) for quantity in ("tpot", "ttft", "throughput")]
-        model, *rest = run.split(" | ")
-        rows.append([OWN_BARS[model], *rest, *cells, f"{100 * mine.loc['tpot', 'coverage']:.0f} %"])
-    return table(["model", "engine", "system", "layout", "TPOT", "TTFT", "throughput", "TPOT in its band"], rows)
 
 
 def _by(found: pd.DataFrame, dimension: str, value: str) -> list[str]:

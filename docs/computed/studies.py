@@ -49,16 +49,6 @@ def held(claims: pd.DataFrame, column: str) -> list[dict[str, Any]]:
     return holding(judged[judged["verdict"] != Verdict.NOT_JUDGED]).to_dict("records")
 
 
-@quick
-def beyond_the_buzz_verdicts() -> str:
-    """How many claims hold by our acceptances under each profile, and which miss."""
-    rows = [
-        (f"`{line['profile']}`", f"{line['holds']} of {line['of']}", line["fails"])
-        for line in held(stored("beyond_the_buzz"), "our_verdict")
-    ]
-    return table(("profile", "hold", "miss"), rows)
-
-
 def stored(name: str) -> pd.DataFrame:
     """The verdicts that a page shows."""
     return pd.read_csv(STUDIES / f"{name}.csv", dtype=str, keep_default_na=False)
