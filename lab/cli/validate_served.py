@@ -222,9 +222,6 @@ def _judge(table: pd.DataFrame, name: str, out: Path | None) -> None:
 def validate_optimum(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV files of serving measurements.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of boards.csv and optima.csv.")] = None,
-    at_rate: Annotated[
-        bool, typer.Option("--at-rate/--no-at-rate", help="Plan the fewest GPUs at the rate of each board, too.")
-    ] = True,
 ) -> None:
     """Hold what a plan would deploy against the best that was published, on the same GPUs and under the same limits.
 
@@ -235,7 +232,7 @@ def validate_optimum(
     several = boards(rows)
     told = listener("boards", "planned")
     told.start(len(several))
-    planned = judged_boards(several, at_rate=at_rate, listen=lambda: told.advance(1))
+    planned = judged_boards(several, listen=lambda: told.advance(1))
     told.finish()
     table = evaluate(rows)
     optima = judged_optima(split_groups(table, rows))

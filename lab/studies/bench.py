@@ -68,13 +68,12 @@ def read_cases(path: Path, model: str) -> dict[str, dict[str, StudyCase]]:
 
 
 class Workload(NamedTuple):
-    """A trace with its limits, and the paper's description."""
+    """A trace with its limits."""
 
     trace: Trace
     slo: Slo
     stand_in: str  # what stands in for the trace; "" = it is the published one
     start: float = 1.0  # rate scale at which searches begin [1]
-    paper: tuple[float, ...] = ()  # ratios of capacities that the paper prints [1]
     scale_by: str = TIME  # how its rate is changed: time stamps divided, or more requests in the same time
 
 

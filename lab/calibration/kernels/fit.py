@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import LIBRARIES, SECTIONS, DataFile, Fit, PrefillKeys, with_keys
 from disagg_sim.facts.hardware import SystemSpec
@@ -131,36 +132,26 @@ def _judged(
     judged: dict[int, Fit] = {}
     for index, members in enumerate(operator.units(fits)):
         mine = number == index
-        errors = _errors(predicted, measured, mine & ~unseen), _errors(predicted, measured, mine & unseen)
-        known = errors[1] if errors[1][0] else errors[0]
+        seen, apart = (_errors(predicted, measured, mine & part) for part in (~unseen, unseen))
+        spread = (apart if apart["points"] else seen).pop("sigma_log")
+        told = seen | {f"held_out_{name}": apart[name] for name in ("points", "median_error", "p90_error")}
         for fit in members:
-            judged[id(fit)] = replace(
-                fit,
-                points=errors[0][0],
-                median_error=errors[0][1],
-                p90_error=errors[0][2],
-                held_out_points=errors[1][0],
-                held_out_median_error=errors[1][1],
-                held_out_p90_error=errors[1][2],
-                sigma_log=known[3],
-            )
+            judged[id(fit)] = replace(fit, **told | {"sigma_log": spread})
     return tuple(judged[id(fit)] for fit in fits)
 
 
-def _errors(
-    predicted: NDArray[np.float64], measured: NDArray[np.float64], mine: NDArray[np.bool_]
-) -> tuple[int, float, float, float]:
-    """Rows, median and 90 % quantile of the relative error, and the spread of its logarithm.
+def _errors(predicted: Floats, measured: Floats, mine: NDArray[np.bool_]) -> dict[str, Any]:
+    """Rows, median and 90 % quantile of the relative error, and the spread of its logarithm, as fits name them.
 
     The spread is the standard deviation of a normal law without bias whose 80 % band holds 80 % of the rows.
     """
     if not mine.any():
-        return 0, 0.0, 0.0, 0.0
+        return {"points": 0, "median_error": 0.0, "p90_error": 0.0, "sigma_log": 0.0}
     ratio = predicted[mine] / measured[mine]
     errors = np.abs(ratio - 1.0)
     spread = float(np.quantile(np.abs(np.log(ratio)), 0.8)) / EIGHTY_PERCENT
-    median, p90 = (round(float(x), DIGITS) for x in (np.median(errors), np.quantile(errors, 0.9)))
-    return int(mine.sum()), median, p90, round(spread, DIGITS)
+    numbers = {"median_error": np.median(errors), "p90_error": np.quantile(errors, 0.9), "sigma_log": spread}
+    return {"points": int(mine.sum())} | {name: round(float(number), DIGITS) for name, number in numbers.items()}
 
 
 def _data_file(table: KernelTable, system: SystemSpec, fits: Mapping[str, tuple[Fit, ...]], *, split: bool) -> DataFile:

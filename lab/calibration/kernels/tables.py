@@ -188,8 +188,8 @@ def require_numbers(
 
 
 @contextmanager
-def as_table_faults(path: Path) -> Iterator[None]:
-    """Make what keeps a table from being read one line of ``TableError``."""
+def as_table_faults(path: Path, what: str = "a table") -> Iterator[None]:
+    """Make what keeps a file from being read as ``what`` it is one line of ``TableError``."""
     try:
         yield
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def as_table_faults(path: Path) -> Iterator[None]:
     except OSError as error:
         raise TableError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # pandas' parser errors are such
-        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
+        raise TableError(f"{shown(path)}: not {what}: {' '.join(str(error).split())}") from None
 
 
 def read_measured(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:

@@ -170,13 +170,11 @@ def of_kind(found: Plan, ran: Sharding, *, together: bool = False) -> float:
     return 0.0 if best is None else best.rate / found.best.rate
 
 
-def judged_boards(
-    several: Sequence[Board], *, at_rate: bool = True, listen: Callable[[], None] = lambda: None
-) -> pd.DataFrame:
-    """Plan every board, with ``at_rate`` also for the rate of its best submission, and hold the plan against that."""
+def judged_boards(several: Sequence[Board], *, listen: Callable[[], None] = lambda: None) -> pd.DataFrame:
+    """Plan every board, also for the rate of its best submission, and hold the plan against that."""
     lines = []
     for board, aside in zip(several, set_aside(several), strict=True):
-        lines.append({"set_aside": aside} | _judged(board, at_rate=at_rate))
+        lines.append({"set_aside": aside} | _judged(board))
         listen()
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
@@ -187,7 +185,7 @@ def met(planned: pd.DataFrame) -> str:
     return f"{ratio.between(*NEAR).sum()} of {len(ratio)} (median {ratio.median():.2f})"
 
 
-def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
+def _judged(board: Board) -> dict[str, object]:
     run, lengths = board.best, lengths_named(board.traffic)
     tokens = [tokens_per_gpu(each) for each in board.submissions]
     ran = next((row.workers for row in board.submissions if row.workers and not row.assumed_layout), None)
@@ -219,10 +217,8 @@ def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
     }
     if ran is not None:
         told |= {"of_kind": of_kind(found, ran.mapping), "of_kind_together": of_kind(found, ran.mapping, together=True)}
-    if at_rate:
-        fewest = found.ask(rate=tokens[0] * run.gpus / lengths.mean_osl, gpus=None).best
-        told["gpus_for_run"] = math.nan if fewest is None else fewest.gpus
-    return told
+    fewest = found.ask(rate=tokens[0] * run.gpus / lengths.mean_osl, gpus=None).best
+    return told | {"gpus_for_run": math.nan if fewest is None else fewest.gpus}
 
 
 def _layout(workers: WorkerGroup) -> str:

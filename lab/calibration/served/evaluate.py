@@ -276,7 +276,7 @@ def _part(row: ServingRow, engines: dict[str, EngineSpec]) -> str:
     return "held-out" if row.held_out else "fitted"
 
 
-def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[list[Any]]:
+def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[dict[str, Any]]:
     """The lines of one row; a row without a quantity has one."""
     lines, waited = [], _mostly_waits(row)
     of_row = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)} | _kinds(row) | {"part": part}
@@ -307,7 +307,7 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) ->
             "saturated": saturated,
             "capacity": capacity,
         }
-        lines.append([told[name] if name in told else of_row[name] for name in COLUMNS])
+        lines.append(of_row | told)
     return lines
 
 

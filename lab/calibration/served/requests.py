@@ -26,7 +26,7 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
-from lab.calibration.kernels.tables import TableError, read_measured, require_numbers
+from lab.calibration.kernels.tables import TableError, as_table_faults, read_measured, require_numbers
 from lab.calibration.names import model_named, recipe_of
 
 #: Columns that a run needs; ``queued_s`` is used where it is there. [s], [token]
@@ -143,14 +143,8 @@ def _read(path: Path) -> pd.DataFrame:
 def _arguments(path: Path) -> dict[str, Any]:
     """Engine arguments of a run."""
     beside = path.with_name(f"{path.name.partition('.')[0]}.meta.json")
-    try:
+    with as_table_faults(beside, "JSON"):
         found = read_json(beside)
-    except FileNotFoundError:
-        raise TableError(f"{shown(beside)}: no such file; it has the engine arguments of {path.name}") from None
-    except OSError as error:
-        raise TableError(f"{shown(beside)}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise TableError(f"{shown(beside)}: not JSON: {' '.join(str(error).split())}") from None
     arguments = found.get("engine_kwargs") if isinstance(found, dict) else None
     if not isinstance(arguments, dict):
         raise TableError(f"{shown(beside)}: missing key 'engine_kwargs', the arguments of the engine")

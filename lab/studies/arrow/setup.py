@@ -92,7 +92,7 @@ def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload
         trace, stand_in = _trace(name, traces)
         if quick:
             trace = trace.between(0.0, QUICK_S)
-        found[name] = Workload(trace, Slo(**row["limits"]), stand_in, row["start"], tuple(row["paper"]))
+        found[name] = Workload(trace, Slo(**row["limits"]), stand_in, row["start"])
     code = found["code"]
     found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
     talk = found["conversation"]

@@ -117,7 +117,7 @@ def test_the_rules_of_a_scenario_say_what_drafts():
 
 def test_a_run_that_does_what_the_plan_does_has_a_ratio_of_one():
     """And half of the rate needs no more than the same GPUs, at twice the ratio."""
-    (told,) = judged_boards(boards([submission(200.0)]), at_rate=False).to_dict("records")
+    (told,) = judged_boards(boards([submission(200.0)])).to_dict("records")
     rate = told["plan"] * 8 / 129.0
     pairs = submission(rate / 2, assumed_layout=False, workers=WorkerGroup(count=4, mapping=instance(2)))
     several = boards([submission(rate, assumed_layout=False)]) + boards([pairs])
@@ -165,8 +165,6 @@ def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
     assert (told["of_kind"], told["of_kind_together"]) == (0.9, 0.8)
     mean = lengths_named("mlperf_llama_3_1_8b").mean_osl
     assert asked == [{"rate": pytest.approx(7740.0 / mean), "gpus": None}]
-    (plain,) = judged_boards(boards(rows), at_rate=False).to_dict("records")
-    assert math.isnan(plain["gpus_for_run"])
 
 
 def test_boards_that_are_set_aside_are_planned_and_say_so(monkeypatch):
