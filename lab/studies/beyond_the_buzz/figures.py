@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from disagg_sim.atomic import write_csv, written
 from disagg_sim.domain import ServingMode
@@ -40,7 +39,6 @@ class Axes:
     y_label: str
     x_scale: str = "linear"  # or "log"
     y_scale: str = "linear"
-    joined: bool = True  # a line through the points of a curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,11 +53,6 @@ class Picture:
     title: str
     axes: Axes
     table: pd.DataFrame
-
-
-def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: str) -> pd.DataFrame:
-    """Make the points of a curve for ``Picture.table``, x in its own unit."""
-    return pd.DataFrame({"panel": panel, "curve": curve, "x": x, "y": y, "x_unit": 1.0, "y_label": y_label})
 
 
 def draw_picture(picture: Picture, path: Path) -> None:
@@ -77,10 +70,7 @@ def draw_picture(picture: Picture, path: Path) -> None:
             for curve, points in mine.groupby("curve", sort=False):
                 ours = str(curve).removeprefix(PRINTED)
                 place = curves.index(ours) if ours in curves else 0
-                look: dict[str, Any] = {
-                    "marker": "o",
-                    "linestyle": LINES[place % len(LINES)] if axes.joined else "none",
-                }
+                look: dict[str, Any] = {"marker": "o", "linestyle": LINES[place % len(LINES)]}
                 if ours != curve:
                     look = {"marker": "x", "linestyle": "none", "markersize": 7, "zorder": 3}
                 (drawn[str(curve)],) = panel.plot(points["x"], points["y"], color=COLOURS[place % len(COLOURS)], **look)
@@ -135,8 +125,8 @@ def _with_readings(table: pd.DataFrame, readings: Sequence[tuple[str, str, float
         inside = ours["x"][(ours["x"] * ours["x_unit"]).between(*RANGE)]
         ends = inside if len(inside) else ours["x"]
         x = ends.iloc[0 if place == 0 else -1] if name else place
-        row = curve_points(panel, f"{PRINTED}{name or 'read'}", [x], [y], "").assign(x_unit=ours["x_unit"].iloc[0])
-        frames.append(row if "y_label" in table else row.drop(columns="y_label"))
+        row = {"panel": panel, "curve": f"{PRINTED}{name or 'read'}", "x": x, "y": y, "x_unit": ours["x_unit"].iloc[0]}
+        frames.append(pd.DataFrame([row]))
     return pd.concat(frames, ignore_index=True) if readings else table
 
 
