@@ -66,9 +66,12 @@ def system_named(family: str, hardware: str = "") -> tuple[str, str]:
 def recipe_of(weights: str, cache: str, model: str) -> str:
     """Precision recipe of a weight format and a cache format ("bf16" or "fp8").
 
-    Checkpoints of gpt-oss are MXFP4 experts in a bf16 model, whatever a source calls them.
+    Checkpoints of gpt-oss are MXFP4 experts in a bf16 model, whatever a source calls them; those of DeepSeek-V4 are
+    MXFP4 experts in an FP8 model with an FP8 cache.
     """
     kind = canonical_name(weights)
+    if "mxfp4" in kind and "fp8" in kind:
+        return "mxfp4_fp8_block"
     if model.startswith("gpt_oss") or "mxfp4" in kind:
         return "mxfp4_fp8kv" if cache == "fp8" else "mxfp4"
     if "fp4" in kind:

@@ -16,7 +16,7 @@ from lab.calibration.kernels.residuals import figures_of, lines_of
 from lab.calibration.served.forward_pass import judge_passes, judge_steps, pass_cells
 from lab.calibration.served.groups import write_frames
 from lab.calibration.served.memory import judge_memory, memory_errors
-from lab.calibration.served.requests import QUANTILES, judge_requests
+from lab.calibration.served.requests import QUANTILES, judge_loops, judge_requests
 
 
 def kernels(
@@ -161,17 +161,32 @@ def _print_steps(steps: pd.DataFrame) -> None:
 def requests(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Requests of a run (CSV); RUN.meta.json with engine_kwargs beside it."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Requests of a run (CSV), RUN.meta.json with engine_kwargs beside it; or of closed loops (Parquet), "
+            "runs.csv beside it.",
+        ),
     ],
-    system: Annotated[str, typer.Option(help="System that the runs were served on.")],
-    engine: Annotated[str, typer.Option(help="Engine profile.")] = "vllm",
+    system: Annotated[str, typer.Option(help="System that the runs of a CSV were served on.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine profile of a CSV.")] = "vllm",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of rows.csv and errors.csv.")] = None,
 ) -> None:
     """Replay runs of a real server with their own arrivals and limits, and print measured and simulated latencies.
 
-    Quantiles stand as measured -> simulated. "error of a request" is the median over all requests.
+    Quantiles stand as measured -> simulated. "error of a request" is the median over all requests. Closed loops run on
+    the system and engine that runs.csv states; those that cannot be played are named with the reason.
     """
-    runs = [judge_requests(path, system, engine) for path in files]
+    runs = []
+    for path in files:
+        loops = path.suffix == ".parquet"
+        if not (loops or system):
+            raise InputError(f"{shown(path)} does not say what it was served on; give --system")
+        found, others = judge_loops(path) if loops else ([judge_requests(path, system, engine)], [])
+        runs += found
+        for other in others:
+            typer.echo(f"not judged: {other}")
+    if not runs:
+        return
     errors = pd.concat([run.errors() for run in runs], ignore_index=True)
     lines = []
     for row in errors.itertuples():
