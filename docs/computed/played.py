@@ -9,19 +9,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.reading import read_table
+from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.simulate import simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.units import MS
 from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.trace import Trace
 from docs.computed import slow, table
 from docs.computed.served import DATA, from_data, from_files, lines, paths
 from lab.calibration.served.read import read_files
-from lab.calibration.served.requests import NO_LIMIT, judge_requests
+from lab.calibration.served.requests import judge_loops, judge_requests, replayed
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
 from lab.calibration.served.simulated import brought, statistics, with_simulated
@@ -45,8 +50,22 @@ REPLAYED = {
     "rtxpro6000_llama31_8b_tp1": "Llama-3.1-8B, one card",
     "rtxpro6000_qwen3_30b_a3b_dp2ep2": "Qwen3-30B-A3B, two cards, attention DP with EP",
 }
-#: Mooncake's conversations, and the context of the server that took them. [token]
+#: Mooncake's conversations, the runs of servers that took them, and the context of these. [token]
 CONVERSATIONS, CONTEXT = DATA / "traces" / "mooncake" / "conversation_trace.jsonl.gz", 131_072
+TOOK = DATA / "measured_3" / "dynamo_1p1d" / "qwen3_32b_1p1d_runs.csv"
+#: Closed loops of recorded coding agents, by name on the page; and runs of recorded agents of which means are known.
+LOOPS, AGENTS = (
+    DATA / "measured_3" / name for name in ("raw_requests/requests.parquet", "agentx/tau_bench_prefix_cache_h200.csv")
+)
+PLAYED = {
+    "dsv4_vllm_tp4": "DeepSeek-V4-Pro, vLLM 0.21, TP4",
+    "dsv4_sglang_1p_tp4_1d_tp4": "the same, SGLang, TP4 + TP4",
+    "kimi25_sglang_tp4": "Kimi-K2.5, SGLang, TP4",
+}
+#: Offline run of TensorRT-LLM's tech blog 10 (@011cfc2): requests, mean prompt and output [token], and steps that
+#: prompts wait for other ranks (``timeout_iters`` 50 is one more here) -> output tokens a second.
+QUEUED, LENGTHS = 16_000, (803, 3653)
+BALANCED: dict[int | None, float] = {None: 25_664.0, 51: 33_499.0}
 
 
 @cache
@@ -101,10 +120,14 @@ def _runs() -> list[Path]:
     return [DATA / "served_traces" / f"{name}{ending}" for name in REPLAYED for ending in (".csv.gz", ".meta.json")]
 
 
+def _beside(measured: float, simulated: float) -> str:
+    """Two numbers of three digits."""
+    return " → ".join(f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" for value in (measured, simulated))
+
+
 def _pairs(line: pd.Series, *words: str, unit: float = 1.0) -> str:
     """Measured and simulated quantiles of one latency."""
-    pairs = ([line[f"{way}_{word}_s"] / unit for way in ("measured", "simulated")] for word in words)
-    return ", ".join(" → ".join(f"{value:#.3g}" for value in pair) for pair in pairs)
+    return ", ".join(_beside(line[f"measured_{word}_s"] / unit, line[f"simulated_{word}_s"] / unit) for word in words)
 
 
 @slow
@@ -123,28 +146,151 @@ def requests_replayed() -> str:
 
 
 @cache
-def _conversations(system: str) -> tuple[float, float]:
-    """An hour of conversations on one prefill and one decode instance of TP4: time of it all, and median TTFT. [s]"""
+def _conversations(system: str, pace: float = 1.0) -> dict[str, Floats]:
+    """An hour of conversations on one prefill and one decode instance of TP4 on nodes of their own: the time of it all,
+    TTFT and ITL of the requests, if every step took ``pace`` of its time. [s]
+    """
     model, tp4 = replace(load_model("qwen3_32b"), max_context=CONTEXT), Sharding(tp_attn=4, tp_ffn=4)
+    at = setup(model, system, "bf16", engine="vllm")
     pools = {
         "prefill": (Replicas(mapping=tp4, instances=1, token_budget=8192),),
         "decode": (Replicas(mapping=tp4, instances=1, batch=1024),),
     }
-    parts = ServedDeployment(name=system, gpus=8, setup=setup(model, system, "bf16", engine="vllm"), **pools)
-    options = RunOptions(prefix_cache=True)
-    found = simulate(parts, load_trace(CONVERSATIONS), "disaggregated", slo=NO_LIMIT, options=options).records.requests
-    return float(found.finish_s.max()), float(np.median(found.first_token_s - found.arrival_s))
+    link = LinkSpec(bandwidth=own_link_bandwidth(at.system, at.profile, within_domain=False))
+    trace = load_trace(CONVERSATIONS, spread=False).scaled(pace)  # a slower trace, on a clock that is as much faster
+    found = replayed(trace, at, pools, RunOptions(prefix_cache=True, link=link))
+    several = trace.output_tokens > 1
+    itl = ((found.finish_s - found.first_token_s) / np.maximum(trace.output_tokens - 1, 1))[several]
+    wall, ttft = found.finish_s.max(keepdims=True), found.first_token_s - found.arrival_s
+    return {"wall": pace * wall, "ttft": pace * ttft, "itl": pace * itl}
+
+
+def _steps_asked() -> float:
+    """Share of their time that steps would have to take for the run on H200 to last as long as it did. [1]"""
+    measured = read_table(TOOK).set_index("system")["wall_s_derived"]["H200 (Nebius)"]
+    return float(measured / _conversations("h200_sxm")["wall"][0])
 
 
 @slow
-@from_files(lambda: [CONVERSATIONS])
-def conversations_hour() -> str:
-    """How long the conversations take on H200, which they saturate. [s]"""
-    return f"{_conversations('h200_sxm')[0]:,.0f}"
+@from_files(lambda: [CONVERSATIONS, TOOK])
+def conversations_steps() -> str:
+    """That share."""
+    return f"{_steps_asked():.2f}"
 
 
 @slow
-@from_files(lambda: [CONVERSATIONS])
-def conversations_first_token() -> str:
-    """Median TTFT of them on GB200. [s]"""
-    return f"{_conversations('gb200_nvl72')[1]:.0f}"
+@from_files(lambda: [CONVERSATIONS, TOOK])
+def conversations_served() -> str:
+    """The whole hour: how long it took, TTFT and ITL, measured and simulated."""
+    measured = read_table(TOOK).drop_duplicates("system").set_index("system")
+    measured["wall_s"] = measured["wall_s"].fillna(measured["wall_s_derived"])
+    asked, rows = round(_steps_asked(), 2), []
+    for words, name, system, pace in (
+        ("H200, far above saturation", "H200 (Nebius)", "h200_sxm", 1.0),
+        ("GB200, which kept up", "GB200 (GKE A4X)", "gb200_nvl72", 1.0),
+        (f"GB200, steps at {asked:.2f} of their time", "GB200 (GKE A4X)", "gb200_nvl72", asked),
+    ):
+        line, ours = measured.loc[name], _conversations(system, pace)
+        told = [
+            [
+                _beside(line[f"{what}_{word}_ms"] * MS / unit, _figure(ours[what], word) / unit)
+                for word in ("mean", "p50", "p99")
+                if line[f"{what}_{word}_ms"] > 0 and (what, pace) != ("itl", asked)
+            ]
+            for what, unit in (("ttft", 1.0), ("itl", MS))
+        ]
+        rows.append([words, _beside(line["wall_s"], ours["wall"][0]), *map(", ".join, told)])
+    return table(["", "all of it [s]", "TTFT, mean, median, p99 [s]", "ITL, likewise [ms]"], rows)
+
+
+def _figure(values: Floats, word: str) -> float:
+    """The mean, or a quantile by its name."""
+    return float(values.mean() if word == "mean" else np.quantile(values, float(word[1:]) / 100))
+
+
+@cache
+def _loops() -> pd.DataFrame:
+    """One row a run of closed loops: its name, in flight, what was found cached, TTFT and TPOT of both."""
+    runs, _ = judge_loops(LOOPS)
+    stated, lines = read_table(LOOPS.with_name("runs.csv")).set_index("run_id"), []
+    for run in runs:
+        errors, told = run.errors().set_index("latency"), stated.loc[run.name]
+        lines.append({"run": run.name, "flight": told["concurrency"], "found": told["prefix_hit_share"]})
+        for latency in ("ttft", "tpot"):
+            lines[-1] |= {f"{latency}_{key}": value for key, value in errors.loc[latency].items()}
+    return pd.DataFrame(lines)
+
+
+def _off(found: pd.DataFrame, word: str) -> pd.Series:
+    """Simulated over measured TTFT, less 1. [1]"""
+    return found[f"ttft_simulated_{word}_s"] / found[f"ttft_measured_{word}_s"] - 1.0
+
+
+@slow
+@from_files(lambda: [LOOPS])
+def loops_played() -> str:
+    """Closed loops of which every request is known: TTFT and TPOT, measured and simulated."""
+    rows, found = [], _loops()
+    for run, words in PLAYED.items():
+        mine = found[found["run"].str.startswith(f"{run}_c")]
+        for number, (_, line) in enumerate(mine.iterrows()):
+            share = f"{100 * line['found']:.0f} %" if line["found"] > 0 else "off"
+            cells = [
+                _beside(line[f"{latency}_measured_{word}_s"] / unit, line[f"{latency}_simulated_{word}_s"] / unit)
+                for latency, word, unit in (("ttft", "median", 1.0), ("ttft", "p99", 1.0), ("tpot", "median", MS))
+            ]
+            rows.append(["" if number else words, f"{line['flight']:.0f}", share, *cells])
+    return table(["", "in flight", "cached", "TTFT, median [s]", "p99 [s]", "TPOT, median [ms]"], rows)
+
+
+@slow
+@from_files(lambda: [LOOPS])
+def loops_errors() -> str:
+    """Medians over these runs of the error of the median and of p99 of TTFT."""
+    return " and ".join(f"{100 * _off(_loops(), word).abs().median():.0f} %" for word in ("median", "p99"))
+
+
+@slow
+@from_files(lambda: [AGENTS])
+def agents_played() -> str:
+    """Recorded agents on gpt-oss 120B whose cached share is stated: errors of the median TTFT and of the mean ITL."""
+    at, off = setup("gpt_oss_120b", "h200_sxm", "mxfp4", engine="vllm"), []
+    lines = read_table(AGENTS)
+    for line in lines[lines["requests"] > 0].itertuples():
+        prompts, output = np.full(int(line.requests), round(line.prompt_mean_tokens)), line.out_tok_s * line.wall_s
+        answers = np.random.default_rng(0).exponential(output / line.requests, prompts.size)
+        trace = Trace(arrival=0.0 * answers, input_tokens=prompts, output_tokens=np.ceil(answers), name=line.part)
+        reuse = Reuse(share=ConstantShare(share=line.realized_hit))
+        options = RunOptions(concurrency=int(line.concurrency), reuse=reuse)
+        found = replayed(trace, at, {"colocated": (Replicas(mapping=Sharding(), instances=1),)}, options)
+        first = float(np.median(found.first_token_s - found.arrival_s)) / (line.ttft_p50_ms * MS)
+        off.append((first - 1.0, (found.finish_s - found.first_token_s).mean() / (line.decode_ms * MS) - 1.0))
+    words = (
+        f"{100 * np.median(np.abs(each)):.0f} % ({100 * np.median(each):+.0f} %)" for each in zip(*off, strict=True)
+    )
+    return " and ".join(words) + f", {len(off)} runs"
+
+
+def balanced() -> dict[int | None, float]:
+    """Output tokens a second of DeepSeek-V3 on eight GB200, DP8 and EP8, all requests queued at once, by the steps that
+    prompts wait until every rank has one. Their means are stated; outputs are spread as those of MLPerf's set of R1.
+    """
+    at, rng = setup("deepseek_v3", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm"), np.random.default_rng(0)
+    outputs = rng.lognormal(np.log(2105), 1.12, 2 * QUEUED)
+    outputs = outputs[outputs <= 20_000][:QUEUED]
+    outputs = np.ceil(outputs * (LENGTHS[1] / outputs.mean()))
+    prompts = np.full(QUEUED, LENGTHS[0])
+    trace = Trace(arrival=np.zeros(QUEUED), input_tokens=prompts, output_tokens=outputs, name="queued")
+    made = {}
+    for steps in BALANCED:
+        part = Replicas(mapping=Sharding(dp_attn=8, ep=8), instances=1, hold_steps=steps)
+        found = replayed(trace, at, {"colocated": (part,)}, RunOptions(scheduler="trtllm_2026"))
+        made[steps] = float(outputs.sum() / found.finish_s.max())
+    return made
+
+
+@slow
+def balanced_gain() -> str:
+    """What that wait gains, simulated."""
+    off, on = balanced().values()
+    return f"{100 * (on / off - 1):.0f} %"

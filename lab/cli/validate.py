@@ -9,7 +9,9 @@ import pandas as pd
 import typer
 
 from disagg_sim.cli.tables import print_frame, print_table
+from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
+from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import GIB
 from lab.calibration.kernels.judge import POOLED, judge_kernels, summarise
 from lab.calibration.kernels.residuals import figures_of, lines_of

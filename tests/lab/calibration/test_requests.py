@@ -8,8 +8,11 @@ import pytest
 from shared_data import shared_file
 
 import disagg_sim as ds
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.parquet import write_parquet
+from disagg_sim.simulation.run_options import RunOptions
 from lab.calibration.kernels.tables import TableError
-from lab.calibration.served.requests import judge_requests
+from lab.calibration.served.requests import judge_loops, judge_requests
 
 ARGUMENTS = {"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 1, "max_num_seqs": 8}
 ARGUMENTS |= {"max_num_batched_tokens": 2048, "dtype": "bfloat16"}
@@ -74,3 +77,44 @@ def test_experts_over_two_cards_are_met_less_well():
     errors = run.errors().set_index("latency")
     assert errors.loc["tpot", "request_error"] < 0.2
     assert errors.loc["latency", "request_error"] < 0.2
+
+
+def test_a_closed_loop_is_played_with_the_layout_the_limits_and_the_share_that_its_line_states(tmp_path):
+    """40 prompts on four sessions, made with TP2, 2,048 tokens a step and half of each prompt cached."""
+    rng = np.random.default_rng(2)
+    prompt, output = rng.integers(500, 6000, 40), rng.integers(2, 50, 40)
+    part = ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=1, batch=16, token_budget=2048)
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "bf16", engine="vllm")
+    deployment = ds.ServedDeployment(name="two", gpus=2, colocated=(part,), setup=at)
+    trace = ds.Trace(arrival=np.zeros(40), input_tokens=prompt, output_tokens=output)
+    options = RunOptions(concurrency=4, reuse=Reuse(share=ConstantShare(share=0.5)))
+    made = ds.simulate(deployment, trace, "vllm", options=options).frame()
+    ttft, whole = made["first_token_s"] - made["arrival_s"], made["finish_s"] - made["arrival_s"]
+    table = pd.DataFrame({"run_id": "mine", "order": range(40), "isl": prompt, "osl": output})
+    table = table.assign(ttft_ms=1e3 * ttft, e2e_ms=1e3 * whole)
+    line = {"model": "meta-llama/Llama-3.1-8B", "checkpoint": "bf16", "kv_dtype": "", "system": "h100_sxm (one node)"}
+    line |= {"mode": "aggregated", "engine": "vllm", "tp": 2, "dp": 1, "ep": 1, "concurrency": 4, "max_num_seqs": 16}
+    line |= {"max_num_batched_tokens": 2048, "prefix_cache": "on", "prefix_hit_share": 0.5, "turns": 40, "failed": 0}
+    others = {"unseen": {}, "failing": {"failed": 20}, "blank": {"prefix_hit_share": None}}
+    lines = [
+        line | {"run_id": name, "runtime_s": whole.max()} | changed for name, changed in {"mine": {}, **others}.items()
+    ]
+    pd.DataFrame(lines).to_csv(tmp_path / "runs.csv", index=False)
+    rows = pd.concat([table, *(table.assign(run_id=name) for name in ("failing", "blank"))])
+    write_parquet(rows.sample(frac=1, random_state=0), tmp_path / "requests.parquet", {})
+    (found,), reasons = judge_loops(tmp_path / "requests.parquet")
+    for name, seen in found.measured.items():
+        assert found.simulated[name] == pytest.approx(seen, rel=1e-6)
+    assert found.run_s[1] == pytest.approx(made["finish_s"].max())
+    assert [reason.partition(":")[0] for reason in reasons] == list(others)
+
+
+def test_agents_on_gb300_under_sglang_are_met_in_the_median_and_not_in_the_tail():
+    """Kimi-K2.5 on TP4 with 91 % of the prompts cached, DeepSeek-V4-Pro on TP4 + TP4 without a cache; known misses."""
+    shared_file("measured_3/raw_requests/runs.csv")
+    runs, reasons = judge_loops(shared_file("measured_3/raw_requests/requests.parquet"))
+    assert (len(runs), len(reasons)) == (12, 30)
+    lines = pd.concat([run.errors() for run in runs if run.engine == "sglang"]).set_index("latency").loc["ttft"]
+    median, tail = (lines[f"simulated_{word}_s"] / lines[f"measured_{word}_s"] - 1 for word in ("median", "p99"))
+    assert median.between(-0.3, -0.05).all()
+    assert tail.between(-0.6, -0.25).all()
