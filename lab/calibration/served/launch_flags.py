@@ -40,8 +40,13 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
     """
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
     if text(line, "match") in (EXACT, BY_DATE):
-        steps, cold = max(_steps_between(row, line, further), 1), value(line, "f_num_warmups_per_conc") == 0
-        row = replace(row, poll_steps=steps, gather_steps=count(line, "f_batch_wait_timeout_iters"), cold=cold)
+        row = replace(
+            row,
+            poll_steps=max(_steps_between(row, line, further), 1),
+            gather_steps=count(line, "f_batch_wait_timeout_iters"),
+            cold=value(line, "f_num_warmups_per_conc") == 0,
+            waves=float(count(line, "f_prompts_per_concurrency") or row.waves),
+        )
     return _as_launched(row, line, further) if _known(line) else row
 
 

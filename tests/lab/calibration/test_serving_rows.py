@@ -131,17 +131,19 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
 
 
 @pytest.mark.parametrize(
-    ("match", "said"), [("exact", (30, 20, True)), ("by date", (30, 20, True)), ("layout only", (1, 0, False))]
+    ("match", "said"),
+    [("exact", (30, 20, True, 50)), ("by date", (30, 20, True, 50)), ("layout only", (1, 0, False, 10))],
 )
-def test_a_script_says_how_its_scheduler_takes_requests_and_what_was_sent_before(tmp_path, match, said):
+def test_a_script_says_how_its_scheduler_takes_requests_and_how_many_were_sent(tmp_path, match, said):
     """Of one node: one set of flags was valid on its day. Recipes of split workers count where they are exact."""
     flags = {"f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0, "f_num_warmups_per_conc": 0.0}
+    flags["f_prompts_per_concurrency"] = 50
     files = [
         write(tmp_path / "x.csv", R1),
         write(tmp_path / "joined.csv", LAUNCHED | {"match": match, "kind": "script"} | flags),
     ]
     (row,), _ = read_files(files)
-    assert (row.poll_steps, row.gather_steps, row.cold) == said
+    assert (row.poll_steps, row.gather_steps, row.cold, row.waves) == said
 
 
 @pytest.mark.parametrize(
