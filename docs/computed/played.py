@@ -11,7 +11,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.load import load_model
+from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.physics.setup import setup
@@ -52,6 +52,8 @@ REPLAYED = {
 }
 #: Mooncake's conversations, the runs of servers that took them, and the context of these. [token]
 CONVERSATIONS, CONTEXT = DATA / "traces" / "mooncake" / "conversation_trace.jsonl.gz", 131_072
+#: The ``prefill_stretch`` of vLLM with which the run on H200 lasts as long as it did; plans have the fitted one. [1]
+ASKED = 1.15
 TOOK = DATA / "measured_3" / "dynamo_1p1d" / "qwen3_32b_1p1d_runs.csv"
 #: Closed loops of recorded coding agents, by name on the page; and runs of recorded agents of which means are known.
 LOOPS, AGENTS = (
@@ -146,36 +148,23 @@ def requests_replayed() -> str:
 
 
 @cache
-def _conversations(system: str, pace: float = 1.0) -> dict[str, Floats]:
+def _conversations(system: str, stretch: float | None = None) -> dict[str, Floats]:
     """An hour of conversations on one prefill and one decode instance of TP4 on nodes of their own: the time of it all,
-    TTFT and ITL of the requests, if every step took ``pace`` of its time. [s]
+    TTFT and ITL of the requests [s], with another ``prefill_stretch`` than the profile's [1].
     """
-    model, tp4 = replace(load_model("qwen3_32b"), max_context=CONTEXT), Sharding(tp_attn=4, tp_ffn=4)
-    at = setup(model, system, "bf16", engine="vllm")
+    model, engine = replace(load_model("qwen3_32b"), max_context=CONTEXT), load_engine("vllm")
+    at = setup(model, system, "bf16", engine=replace(engine, prefill_stretch=stretch or engine.prefill_stretch))
+    tp4 = Sharding(tp_attn=4, tp_ffn=4)
     pools = {
         "prefill": (Replicas(mapping=tp4, instances=1, token_budget=8192),),
         "decode": (Replicas(mapping=tp4, instances=1, batch=1024),),
     }
     link = LinkSpec(bandwidth=own_link_bandwidth(at.system, at.profile, within_domain=False))
-    trace = load_trace(CONVERSATIONS, spread=False).scaled(pace)  # a slower trace, on a clock that is as much faster
+    trace = load_trace(CONVERSATIONS, spread=False)
     found = replayed(trace, at, pools, RunOptions(prefix_cache=True, link=link))
     several = trace.output_tokens > 1
     itl = ((found.finish_s - found.first_token_s) / np.maximum(trace.output_tokens - 1, 1))[several]
-    wall, ttft = found.finish_s.max(keepdims=True), found.first_token_s - found.arrival_s
-    return {"wall": pace * wall, "ttft": pace * ttft, "itl": pace * itl}
-
-
-def _steps_asked() -> float:
-    """Share of their time that steps would have to take for the run on H200 to last as long as it did. [1]"""
-    measured = read_table(TOOK).set_index("system")["wall_s_derived"]["H200 (Nebius)"]
-    return float(measured / _conversations("h200_sxm")["wall"][0])
-
-
-@slow
-@from_files(lambda: [CONVERSATIONS, TOOK])
-def conversations_steps() -> str:
-    """That share."""
-    return f"{_steps_asked():.2f}"
+    return {"wall": found.finish_s.max(keepdims=True), "ttft": found.first_token_s - found.arrival_s, "itl": itl}
 
 
 @slow
@@ -184,18 +173,19 @@ def conversations_served() -> str:
     """The whole hour: how long it took, TTFT and ITL, measured and simulated."""
     measured = read_table(TOOK).drop_duplicates("system").set_index("system")
     measured["wall_s"] = measured["wall_s"].fillna(measured["wall_s_derived"])
-    asked, rows = round(_steps_asked(), 2), []
-    for words, name, system, pace in (
-        ("H200, far above saturation", "H200 (Nebius)", "h200_sxm", 1.0),
-        ("GB200, which kept up", "GB200 (GKE A4X)", "gb200_nvl72", 1.0),
-        (f"GB200, steps at {asked:.2f} of their time", "GB200 (GKE A4X)", "gb200_nvl72", asked),
+    rows = []
+    for words, name, system, stretch in (
+        ("H200, far above saturation", "H200 (Nebius)", "h200_sxm", None),
+        ("GB200, which kept up", "GB200 (GKE A4X)", "gb200_nvl72", None),
+        (f"H200, `prefill_stretch` {ASKED}", "H200 (Nebius)", "h200_sxm", ASKED),
+        (f"GB200, `prefill_stretch` {ASKED}", "GB200 (GKE A4X)", "gb200_nvl72", ASKED),
     ):
-        line, ours = measured.loc[name], _conversations(system, pace)
+        line, ours = measured.loc[name], _conversations(system, stretch)
         told = [
             [
                 _beside(line[f"{what}_{word}_ms"] * MS / unit, _figure(ours[what], word) / unit)
                 for word in ("mean", "p50", "p99")
-                if line[f"{what}_{word}_ms"] > 0 and (what, pace) != ("itl", asked)
+                if line[f"{what}_{word}_ms"] > 0
             ]
             for what, unit in (("ttft", 1.0), ("itl", MS))
         ]
@@ -246,8 +236,13 @@ def loops_played() -> str:
 @slow
 @from_files(lambda: [LOOPS])
 def loops_errors() -> str:
-    """Medians over these runs of the error of the median and of p99 of TTFT."""
-    return " and ".join(f"{100 * _off(_loops(), word).abs().median():.0f} %" for word in ("median", "p99"))
+    """Medians over runs of the error of the median and of p99 of TTFT: of all, and of those without a cache."""
+    every = _loops()
+    told = [
+        " and ".join(f"{100 * _off(runs, word).abs().median():.0f}" for word in ("median", "p99"))
+        for runs in (every, every[every["found"].isna()])
+    ]
+    return f"{told[0]} % off ({told[1]} % where no cache was on)"
 
 
 @slow
