@@ -83,6 +83,18 @@ LAUNCHED = {
 }
 
 
+def launched(tmp_path: Path, row: dict[str, object], line: dict[str, object], **further: object) -> ServingRow:
+    """A row as its launch says, with what the long table of flags says of it or another row."""
+    files = [write(tmp_path / "x.csv", row), write(tmp_path / "joined.csv", line)]
+    if further:
+        files.append(tmp_path / "joined_flags.parquet")
+        told = dict.fromkeys(FURTHER) | {"row_id": row["row_id"]} | further
+        write_parquet(pd.DataFrame([told]), files[-1], {})
+    (read,), faults = read_files(files)
+    assert not faults
+    return read
+
+
 def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
     """SGLang's chunk is that of all ranks: 65,536 over four. 27 in flight wait for 3 x 8 slots, a tenth more do not."""
     lines = [R1 | {"framework": "dynamo-sglang", "row_id": f"r{n}", "concurrency": 28 - n} for n in (1, 2)]
@@ -103,8 +115,7 @@ def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
 def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
     """288 places for 256 experts are 32 copies; a budget of TensorRT-LLM is that of a rank, and so are its slots."""
     line = LAUNCHED | {"f_decode_dp_attention": True, "f_decode_eplb_slots": "redundant 32"}
-    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
-    (row,), _ = read_files(files)
+    row = launched(tmp_path, R1, line)
     assert row.workers.mapping == Sharding(dp_attn=8, ep=8, redundant_slots=32)
     assert (row.chunk_tokens, [each.reason for each in row.quantities]) == (8192, [""] * 3)
 
@@ -112,22 +123,17 @@ def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
 def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path):
     """32 copies where the launch says so and is known exactly; a row that it does not name has none."""
     line = LAUNCHED | {"f_prefill_tp": 4, "f_prefill_ep": 4, "f_prefill_dp_attention": True}
-    known = tmp_path / "joined_flags.parquet"
-    for told, slots in (({"row_id": "r1", "prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
-        write_parquet(pd.DataFrame([dict.fromkeys(FURTHER) | told]), known, {})
-        files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line), known]
-        (row,), faults = read_files(files)
-        assert not faults
-        assert row.prefill.mapping.redundant_slots == slots
-    known.write_text("no table")
-    _, faults = read_files(files)
+    for told, slots in (({"prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
+        assert launched(tmp_path, R1, line, **told).prefill.mapping.redundant_slots == slots
+    (tmp_path / "joined_flags.parquet").write_text("no table")
+    _, faults = read_files([tmp_path / name for name in ("x.csv", "joined.csv", "joined_flags.parquet")])
     assert [each.split(":")[1] for each in faults] == [" not a table"]
 
 
 @pytest.mark.parametrize("match", ["by date", "ambiguous 2", ""])
 def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
-    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"match": match})]
-    assert repr(read_files(files)) == repr(read_files(files[:1]))  # NaN equals nothing
+    row = launched(tmp_path, R1, LAUNCHED | {"match": match})
+    assert repr([row]) == repr(read_rows(tmp_path / "x.csv"))  # NaN equals nothing
 
 
 @pytest.mark.parametrize(
@@ -138,11 +144,7 @@ def test_a_script_says_how_its_scheduler_takes_requests_and_how_many_were_sent(t
     """Of one node: one set of flags was valid on its day. Recipes of split workers count where they are exact."""
     flags = {"f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0, "f_num_warmups_per_conc": 0.0}
     flags["f_prompts_per_concurrency"] = 50
-    files = [
-        write(tmp_path / "x.csv", R1),
-        write(tmp_path / "joined.csv", LAUNCHED | {"match": match, "kind": "script"} | flags),
-    ]
-    (row,), _ = read_files(files)
+    row = launched(tmp_path, R1, LAUNCHED | {"match": match, "kind": "script"} | flags)
     assert (row.poll_steps, row.gather_steps, row.cold, row.waves) == said
 
 
@@ -159,11 +161,7 @@ def test_a_script_says_how_its_scheduler_takes_requests_and_how_many_were_sent(t
 def test_a_recipe_says_how_often_decode_workers_send(tmp_path, framework, router, match, steps):
     """TensorRT-LLM sends a first token at once, and so do workers behind SGLang's own router."""
     line = LAUNCHED | {"match": match, "f_decode_stream_interval": 50.0}
-    files = [write(tmp_path / "x.csv", R1 | {"framework": framework}), write(tmp_path / "joined.csv", line)]
-    further = tmp_path / "joined_flags.parquet"
-    write_parquet(pd.DataFrame([dict.fromkeys(FURTHER, "") | {"row_id": "r1", "frontend_type": router}]), further, {})
-    (row,), _ = read_files([*files, further])
-    assert row.poll_steps == steps
+    assert launched(tmp_path, R1 | {"framework": framework}, line, frontend_type=router).poll_steps == steps
 
 
 def test_seven_published_rows_state_another_layout_than_was_launched():
@@ -181,8 +179,7 @@ def test_seven_published_rows_state_another_layout_than_was_launched():
 
 def test_an_early_image_is_not_judged_however_its_launch_is_known(tmp_path):
     line = LAUNCHED | {"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}
-    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
-    ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
+    row, (plain,) = launched(tmp_path, R1, line), read_rows(tmp_path / "x.csv")
     assert row.reason.startswith("an early image")
     assert repr(replace(row, reason="")) == repr(plain)
 
@@ -196,8 +193,7 @@ def test_what_the_source_suspects_is_not_judged(tmp_path):
 
 
 def test_a_launch_on_other_gpus_keeps_the_stated_layout(tmp_path):
-    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"f_decode_tp": 16})]
-    ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
+    row, (plain,) = launched(tmp_path, R1, LAUNCHED | {"f_decode_tp": 16}), read_rows(tmp_path / "x.csv")
     assert (row.workers, row.prefill != plain.prefill) == (plain.workers, True)
 
 
@@ -334,7 +330,7 @@ def test_names_of_boards_and_recipes():
 
 
 def test_every_name_of_the_tables_is_shipped():
-    assert set(names()["models"].values()) <= set(list_specs("model"))
+    assert set(names()["models"].values()) - {""} <= set(list_specs("model"))
     assert set(names()["systems"].values()) <= set(list_specs("hardware"))
     engines = set(names()["engines"].values()) | set(names()["source_engines"].values())
     assert engines | {old_engine(name) for name in engines} <= set(list_specs("engine"))
@@ -394,15 +390,6 @@ SCRIPTED = {
 }
 
 
-def launches_read(tmp_path: Path, row: dict[str, object], line: dict[str, object], ranks: int) -> ServingRow:
-    """A row as its launch says, of so many attention ranks of vLLM."""
-    further = tmp_path / "joined_flags.parquet"
-    write_parquet(pd.DataFrame([{"row_id": "n", "dp": ranks} | dict.fromkeys(FURTHER[2:])]), further, {})
-    (told,), faults = read_files([write(tmp_path / "x.csv", row), write(tmp_path / "joined.csv", line), further])
-    assert not faults
-    return told
-
-
 @pytest.mark.parametrize(
     ("stated", "flags", "ranks", "expected"),
     [
@@ -419,14 +406,14 @@ def launches_read(tmp_path: Path, row: dict[str, object], line: dict[str, object
 )
 def test_the_script_of_the_image_says_what_a_source_multiplied(tmp_path, stated, flags, ranks, expected):
     tp, dp, ep = stated
-    row = launches_read(tmp_path, NEWER | {"tp": tp, "attention_dp": dp, "moe_ep": ep}, SCRIPTED | flags, ranks)
+    row = launched(tmp_path, NEWER | {"tp": tp, "attention_dp": dp, "moe_ep": ep}, SCRIPTED | flags, dp=ranks)
     assert (row.reason, row.recipe, row.chunk_tokens) == ("", "nvfp4_fp8kv", 2048)
     assert row.workers.mapping == expected
 
 
 @pytest.mark.parametrize("doubt", [{"image_match": False}, {"n_flag_sets": 2.0}, {"match": "layout only"}])
 def test_a_script_of_another_image_or_of_several_flags_changes_nothing(tmp_path, doubt):
-    row = launches_read(tmp_path, NEWER | {"attention_dp": 4, "moe_ep": 16}, SCRIPTED | doubt, 1)
+    row = launched(tmp_path, NEWER | {"attention_dp": 4, "moe_ep": 16}, SCRIPTED | doubt, dp=1)
     assert row.reason == "more GPUs than a node: the source multiplies degrees of the same GPUs"
     assert (row.recipe, row.chunk_tokens) == ("nvfp4_bf16kv", 0)
 
@@ -446,7 +433,7 @@ def test_a_stored_recipe_with_the_workers_of_the_row_says_their_ranks(tmp_path, 
     line |= {f"f_prefill_{name}": value for name, value in side.items()}
     line |= {f"f_decode_{name}": value for name, value in (side | {"gpus_per_worker": 16.0}).items()}
     split = NEWER_SPLIT | {"prefill_tp": 4, "prefill_attention_dp": 1, "decode_workers": 1, "decode_tp": 16}
-    row = launches_read(tmp_path, split | {"decode_moe_ep": 16}, line, 0)
+    row = launched(tmp_path, split | {"decode_moe_ep": 16}, line, dp=0)
     assert (row.prefill.mapping.dp_attn, row.workers.mapping.dp_attn) == ranks
     assert (row.prefill.gpus, row.workers.gpus, row.workers.mapping.ep) == (4, 16, 16)
 
