@@ -19,8 +19,7 @@ from lab.calibration.kernels.fit import calibrate_kernels
 from lab.calibration.kernels.residuals import FIGURES, by_group, error_table, figures_of, lines_of, part_of
 from lab.calibration.kernels.spreads import kernel_spreads, spreads_text, write_spreads
 from lab.calibration.kernels.tables import TableError, spec_name
-from lab.calibration.power.fit import calibrate_power, power_text, write_power
-from lab.calibration.power.table import read_power_table
+from lab.calibration.power.fit import calibrate_power, power_text, read_power_table, write_power
 from lab.calibration.served.bands import served_spreads, with_bands
 from lab.calibration.served.engine_fit import FITTED, UNITS, engine_text, fit_engine, write_engine
 from lab.calibration.served.evaluate import evaluate

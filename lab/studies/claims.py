@@ -1,8 +1,8 @@
 """Register claims of a paper: the statement, when it counts as reproduced, and the function that tests it.
 
 ``claims.csv`` has a claim in the setting of this project: its default engine, tuned baselines, rules mended. It counts
-as reproduced only if it could have failed, and does not need a rule that the paper does not have: see ``Verdict``. A
-miss stands with the number that explains it.
+as reproduced only if it could have failed, and does not need a rule that the paper does not have: see ``Verdict``. What
+a miss comes from is told in one sentence (``why``); beside a value stand the numbers that a page tells.
 
 ``AsAuthors`` is the same claim as the authors of the paper set it up: where it stands, what was measured there, the
 number of the paper, what is inferred where the paper is silent, and an acceptance that was set before the run.

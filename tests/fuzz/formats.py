@@ -44,7 +44,7 @@ from disagg_sim.sweep.store import read_index
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.readers.windows import stream_trace
 from lab.calibration.kernels.tables import read_exclusions, read_tables
-from lab.calibration.power.table import read_power_table
+from lab.calibration.power.fit import read_power_table
 from lab.calibration.served.forward_pass import judge_passes
 from lab.calibration.served.memory import judge_memory
 from lab.calibration.served.ranking import read_predictions

@@ -13,8 +13,7 @@ from disagg_sim.facts.power import POWER_KINDS, WINDOWED, PowerLaw
 from disagg_sim.physics.power import kernel_power
 from disagg_sim.units import US
 from lab.calibration.kernels.tables import TableError
-from lab.calibration.power.fit import calibrate_power
-from lab.calibration.power.table import read_power_table
+from lab.calibration.power.fit import calibrate_power, read_power_table
 
 TRUE = PowerLaw(
     kind="gemm",
