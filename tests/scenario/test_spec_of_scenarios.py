@@ -201,8 +201,6 @@ policies: [{kind: vllm, token_budgt: 512}] :: did you mean 'token_budget'
 policies: [{kind: vllm, token_budget: 0.5}]
   policies[0].token_budget: 0.5 is out of range; allowed: whole numbers from 0 to 16777216 token
 policies: [{kind: arrow, monitor_s: 1.0e-9}] :: policies[0].monitor_s: 1e-09 is out of range; allowed: from 0.001 s
-policies: [{kind: arrow, fit_shortest: 64, fit_longest: 100}]
-  fit_longest 100 is out of range; allowed: from twice fit_shortest = 128
 policies: [{kind: dynamo_load, queue: instances, mode: v2025}] :: queue
 policies: [{kind: dopd, forecast: arma}]
   policies[0].forecast: 'arma' is unknown, did you mean 'arima'?; allowed: constant, arima

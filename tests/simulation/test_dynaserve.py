@@ -1,7 +1,5 @@
 """DynaServe: the predictor against hand-worked passes and against the kernel, the bisection, and legs of requests."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +14,7 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.dynaserve import book, policy, predictor
+from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.view import locked
@@ -48,10 +46,10 @@ def kept_of(fleet, entries=None, promised=()):
     return kept
 
 
-def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, watch=True, paces=(1.0, 1.0), **search):
+def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, watch=True, **search):
     """Split and times of a new request on instances 0 and 1; ``search`` has rounds and a tolerance."""
     how = predictor.Search(search.get("rounds", 0), search.get("tolerance", 0.0), 0.0, watch)
-    wanted = predictor.SplitRequest(prompt, expected, 0, 1, paces)
+    wanted = predictor.SplitRequest(prompt, expected, 0, 1)
     kept = kept_of(fleet, entries, promised)
     return predictor.finish_times(locked(fleet.home), kept.home, wanted, now, how)
 
@@ -72,13 +70,10 @@ def test_plain_disaggregation_on_an_idle_pair():
     ],
 )
 def test_bisection_by_hand(rounds, tolerance, split):
-    """The first part takes 20 ms and 11 ms a token, the second 11 ms a token, played or from what was learned."""
+    """The first part takes 20 ms and 11 ms a token, the second 11 ms a token."""
     first, second = 0.020 + (split - 101) * 0.011, (110 - split) * 0.011
     found = ask(fleet_of(), 100, 110, rounds=rounds, tolerance=tolerance)
     assert found == (split, pytest.approx(first), pytest.approx(second))
-    search = predictor.Search(rounds, tolerance, 0.0, True)
-    parts = lambda at: (0.020 + 0.011 * max(at - 101, 0), 0.011 * (110 - at))  # noqa: E731
-    assert policy.halved(predictor.SplitRequest(100, 110, 0, 1), search, parts) == split
 
 
 def test_drafts_come_as_their_mean():
@@ -182,55 +177,8 @@ def test_any_instance_by_load_and_ttft_limit(ttft, last):
     assert found.requests.prefill_instance.tolist() == [0, 1, 2, 3, last]
 
 
-def test_what_was_learned_of_an_instance_by_hand():
-    """Eight passes of two decodes, four of them with 100 tokens of prefill: 4 x 22 ms and 4 x 12 ms by the table.
-
-    They took 200 ms. The factor was 1, of which 0.7^8 is left.
-    """
-    counts = {"decode_steps": 8, "prefill_tokens": 400, "decode_tokens": 16, "busy_time": 0.2}
-    view = SimpleNamespace(
-        inst={"passes": np.array([4])},
-        running_requests=np.array([2]),
-        running_tokens=np.array([500]),
-        table=lambda instance: SIMPLE,
-        **{name: np.array([count]) for name, count in counts.items()},
-    )
-    learned = policy.History(1)
-    factor = 0.2 / 0.136 + (1 - 0.2 / 0.136) * 0.7**8
-    for _ in range(2):  # nothing new the second time
-        recent = learned.look(view, 0)
-        assert (recent.chunk, recent.decodes, recent.share) == (100.0, 2.0, 0.5)
-        assert recent.factor == pytest.approx(factor)
-    prefill, token = 2.7 * 0.022, 0.5 * 0.022 + 0.5 * 0.012  # of 150 + 120 prompt tokens, and of a pass
-    assert learned.part_s(view, 0, 150, (0, 130, 120)) == pytest.approx(factor * (prefill + 9 * token))
-    assert learned.part_s(view, 0, 150, (90, 130, 120)) == pytest.approx(factor * (1.8 * 0.022 + 9 * token))
-    assert learned.part_s(view, 0, 150, (125, 130, 120)) == pytest.approx(factor * 5 * token)
-
-
-def test_an_average_follows_each_pass():
-    assert policy.moved(10.0, 20.0, 1) == pytest.approx(13.0)
-    assert policy.moved(policy.moved(10.0, 20.0, 1), 20.0, 1) == pytest.approx(policy.moved(10.0, 20.0, 2))
-    assert policy.moved(float("nan"), 20.0, 1) == 20.0
-
-
-def test_passes_are_played_at_the_pace_of_the_last_ones():
-    """As ``test_bisection_by_hand``, but 22 ms a token on the second: 106 at 0.9602 and 0.9631, 107 at 0.9645."""
-    assert ask(fleet_of(), 100, 110, paces=(1.0, 2.0)) == (100, pytest.approx(0.020), pytest.approx(0.220))
-    found = ask(fleet_of(), 100, 110, paces=(1.0, 2.0), rounds=6)
-    assert found == (107, pytest.approx(0.020 + 6 * 0.011), pytest.approx(3 * 0.022))
-    paces = [SimpleNamespace(factor=pace) for pace in (1.0, 2.0)]  # learned of each
-    splits = {"_options": SimpleNamespace(predictor="history"), "_search": predictor.Search(6, 0.0, 0.0, False)}
-    splits |= {"_history": SimpleNamespace(look=lambda _, each: paces[each]), "_book": kept_of(fleet := fleet_of())}
-    view = SimpleNamespace(home=locked(fleet.home), now=0.0)
-    assert policy.Splits._split(SimpleNamespace(**splits), view, predictor.SplitRequest(100, 110, 0, 1)) == 107
-
-
-LEARNS = {"predictor": "history"}
-
-
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"balance": "all"}, {"alpha": "least_loaded", "slo_aware": False}, LEARNS, {"pairing": "any"} | LEARNS],
+    "options", [{}, {"balance": "all"}, {"alpha": "least_loaded", "slo_aware": False}, {"pairing": "any"}]
 )
 def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]

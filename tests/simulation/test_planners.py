@@ -221,11 +221,13 @@ def test_the_estimate_is_that_of_the_next_prompt():
     assert planner._ttft(0.0) == pytest.approx(0.09)
 
 
-@pytest.mark.parametrize(("waiting", "step"), [([0, 1000], 1), ([0, 999], 0), ([99, 99], -1), ([99, 100], 0)])
+@pytest.mark.parametrize(
+    ("waiting", "step"), [([0, 131_072], 1), ([0, 131_071], 0), ([13_107, 13_107], -1), ([13_107, 13_108], 0)]
+)
 def test_queues_count_in_contexts(waiting, step):
-    """Of 1,000 tokens: an instance more where one queue is as long, one less where all are below a tenth."""
+    """Of 131,072 tokens: an instance more where one queue is as long, one less where all are below a tenth."""
     here = site(Engine(), ROOM, table=TABLE)
-    options = policy_named("dynamo_load", mode="throughput", context_tokens=1000)
+    options = policy_named("dynamo_load", mode="throughput")
     planner = LoadPlanner(options, here, stepping(here, options.token_budget, options.max_sequences))
     view = {"prefill": np.arange(2), "waiting_prompt_tokens": np.array(waiting), "shared_prompt_tokens": 0}
     assert planner._prefill_step(SimpleNamespace(**view)) == step

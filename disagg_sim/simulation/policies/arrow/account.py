@@ -11,7 +11,7 @@ from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 
-#: Shortest and longest prompt to which the predictor is fitted, unless options say. [token]
+#: Shortest and longest prompt to which the predictor is fitted. [token]
 SHORTEST, LONGEST = 32, 131_072
 #: Longest context that the profile of decode steps tries. [token]
 LONGEST_CONTEXT = 131_072
@@ -25,22 +25,13 @@ class Predictor(NamedTuple):
     quadratic: float  # [s/token^2]
 
     @classmethod
-    def fit(
-        cls,
-        table: StepTable,
-        token_budget: int,
-        *,
-        shortest: int = SHORTEST,
-        longest: int = LONGEST,
-        relative: bool = True,
-    ) -> Predictor:
-        """Least squares over two lengths a doubling, each prompt in chunks of the budget; of seconds or relative."""
-        halves = range(math.floor(2 * math.log2(longest / shortest)) + 1)
-        lengths = np.array([round(shortest * 2.0 ** (half / 2)) for half in halves], dtype=float)
+    def fit(cls, table: StepTable, token_budget: int) -> Predictor:
+        """Least squares of relative errors over two lengths a doubling, each prompt in chunks of the budget."""
+        halves = range(math.floor(2 * math.log2(LONGEST / SHORTEST)) + 1)
+        lengths = np.array([round(SHORTEST * 2.0 ** (half / 2)) for half in halves], dtype=float)
         times = np.array([prompt_time(table, int(length), token_budget) for length in lengths])
-        unit = times if relative else np.ones_like(times)
-        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / unit[:, None]
-        found, *_ = np.linalg.lstsq(terms, times / unit, rcond=None)
+        terms = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / times[:, None]
+        found, *_ = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)
         return cls(*found.tolist())
 
     def __call__(self, tokens: int) -> float:

@@ -7,8 +7,8 @@ When the old work is done, the instance joins P or D; so role and load alone det
 
 A step takes all decodes and then chunks of prompts up to its budget (section 5.4). The predictor times each prompt as
 if it were alone; what the last one took more or less than that moves the clock of its instance (ours; ``corrects``).
-The paper fits it once at launch to prompts of different lengths, and prints neither: ``fit_shortest``, ``fit_longest``,
-``fit_error``.
+The paper fits it once at launch to prompts of different lengths and prints no more; ours are of 32 to 131,072 tokens,
+with errors over their times.
 
 Our choices where the paper is silent:
 
@@ -58,8 +58,6 @@ from disagg_sim.simulation.kernel.addresses import carray, home_at, pointer
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, dtype_of
 from disagg_sim.simulation.options import (
-    MOST,
-    MOST_TOKENS,
     check_options,
     max_sequences_option,
     option,
@@ -67,7 +65,7 @@ from disagg_sim.simulation.options import (
     prompts_per_step_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.arrow.account import ACCOUNT, LONGEST, SHORTEST, Predictor, max_running_tokens
+from disagg_sim.simulation.policies.arrow.account import ACCOUNT, Predictor, max_running_tokens
 from disagg_sim.simulation.policies.arrow.ledger import (
     among_these,
     book,
@@ -217,8 +215,8 @@ PREFILL, DECODE, READY, FLIPPING = Role.PREFILL, Role.DECODE, State.READY, State
 TRIGGERS = ("predicted", "observed")
 #: Where prompts that wait may move: nowhere, as printed; between instances of unequal mappings; between any.
 MOVES = ("never", "unequal", "always")
-#: What the fit of the predictor weighs.
-FITS = ("relative", "seconds")
+#: Checks in a row with late tokens before an instance flips to decode. [1]
+PATIENCE = 3
 #: Most looks of the monitor in its window, each of which is kept: 0.2 MB an instance; the default keeps five. [1]
 MOST_PAST = 10_000
 
@@ -239,19 +237,11 @@ class Arrow:
     )
     monitor_s: float = period_option(1.0, "time between two checks of the monitor")
     window_s: float = period_option(5.0, "time over which the interval between tokens is averaged; from monitor_s")
-    patience: int = option(3, "checks in a row with late tokens before an instance flips to decode", low=1, high=MOST)
     idle_helps: bool = option(
         True, "an idle prefill instance turns to decode where decode is busy; false: after late tokens alone"
     )
     waiting_counts: bool = option(
         True, "requests that wait for memory are load of decode; false: running ones alone, as printed"
-    )
-    fit_shortest: int = option(
-        SHORTEST, "shortest prompt to which TTFT is fitted at launch", unit="token", low=1, high=MOST_TOKENS
-    )
-    fit_longest: int = option(LONGEST, "longest one; from twice the shortest", unit="token", low=2, high=MOST_TOKENS)
-    fit_error: str = option(
-        "relative", "whose squares are least in that fit: errors over the time of a prompt, or in seconds", choices=FITS
     )
     corrects: bool = option(
         True, "what the last prompt took beyond its prediction moves the clock of its instance; false: as printed"
@@ -265,11 +255,6 @@ class Arrow:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
-        if self.fit_longest < 2 * self.fit_shortest:
-            raise InputError(
-                f"fit_longest {self.fit_longest} is out of range; allowed: from twice fit_shortest = "
-                f"{2 * self.fit_shortest} token"
-            )
         longest = MOST_PAST * self.monitor_s
         if not self.monitor_s <= self.window_s <= longest:
             raise InputError(
@@ -302,13 +287,7 @@ class GlobalScheduler:
             table, blocks = site.table(mapping, limits.max_sequences), site.blocks(mapping, limits)
             most = max_running_tokens(table, blocks, limits.max_sequences, self._tpot)
             seats = limits.max_sequences if options.waiting_counts else np.inf
-            fit = Predictor.fit(
-                table,
-                chunk,
-                shortest=options.fit_shortest,
-                longest=options.fit_longest,
-                relative=options.fit_error == "relative",
-            )
+            fit = Predictor.fit(table, chunk)
             own = (most, seats, blocks * BLOCK_TOKENS, 1.0, options.waiting_counts, options.corrects)
             rows[mapping] = (*fit, 0.0, 0.0, 0.0, *own)
         self.ledger: Any = np.array([rows[mapping] for mapping in mappings], ACCOUNT)
@@ -446,7 +425,7 @@ class GlobalScheduler:
         self._late = self._late + 1 if self._mean_interval > self._tpot else 0
         late, self._worst = self._worst > self._ttft, 0.0
         wish = None
-        if self._late >= self._options.patience:
+        if self._late >= PATIENCE:
             self._late = 0
             wish = self._to_decode(view, f"tokens every {self._mean_interval:.3g} s, limit {self._tpot:g} s")
         elif self._options.idle_helps and view.prefill.size > 1:

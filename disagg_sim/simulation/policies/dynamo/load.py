@@ -5,7 +5,7 @@ The planner follows its public source and issue threads of 2026. ``mode`` select
 * ``sla``: it adds an instance if the estimates of all workers exceed the SLO. They are those of the next request: TTFT
   from the prompt tokens in the queue and a prompt of the mean length of the last period, at one chunk budget per step;
   ITL from the sequences and the cache that a worker holds and will hold, and one more of mean length. It removes an
-  instance if the estimates for N - 1 workers with the load of N stay under ``sensitivity`` times the SLO and the
+  instance if the estimates for N - 1 workers with the load of N stay under ``SENSITIVITY`` times the SLO and the
   decode cache fits.
 * ``throughput``, ``latency``: it compares queued prompt tokens over the context length, and the use of KV memory, with
   thresholds. It adds an instance if any worker exceeds its threshold, and removes one if all are below theirs.
@@ -38,7 +38,6 @@ from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import (
     MOST,
-    MOST_TOKENS,
     check_options,
     drain_option,
     least_option,
@@ -196,6 +195,8 @@ class Thresholds(NamedTuple):
 
 
 THRESHOLDS = {"throughput": Thresholds(1.0, 0.1, 1.0, 0.6), "latency": Thresholds(0.1, 0.0, 0.4, 0.1)}
+#: Share of the SLO under which an estimate must stay to scale down. [1]
+SENSITIVITY = 0.8
 MODES = ("sla", *THRESHOLDS, "v2025")
 
 
@@ -212,16 +213,6 @@ class DynamoLoad:
     )
     period_s: float = period_option(5.0, "time between two decisions")
     look_s: float = period_option(10.0, "time between two looks, of which the mode v2025 takes the mean")
-    sensitivity: float = option(
-        0.8, "share of the SLO under which an estimate must stay to scale down", low=0.0, above=True, high=1.0
-    )
-    context_tokens: int = option(
-        0,
-        "context length of the thresholds on queues; 0: the longest that the model takes",
-        unit="token",
-        low=0,
-        high=MOST_TOKENS,
-    )
     least: int = least_option()
     queue: str = queue_option()
     queue_threshold: float = queue_threshold_option()
@@ -282,7 +273,7 @@ class LoadPlanner:
         here, there = steps.limits(prefill, Role.PREFILL), steps.limits(decode, Role.DECODE)
         self._tables = (site.table(prefill, here.max_sequences), site.table(decode, there.max_sequences))
         self._budget, self._sequences = here.token_budget, there.max_sequences
-        self._context = options.context_tokens or site.setup.model.max_context
+        self._context = site.setup.model.max_context
         self._prompt = site.prompt_tokens  # mean of those that came of late [token]
         self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
@@ -313,7 +304,7 @@ class LoadPlanner:
             np.array([self._ttft(tokens) for tokens in (queued * share).tolist()])
             for share in (1.0, self._share(int(view.prefill.size)))
         )
-        return _by_estimates(now, with_one_less, self._site.slo.ttft, self._options.sensitivity)
+        return _by_estimates(now, with_one_less, self._site.slo.ttft)
 
     def _ttft(self, queued: float) -> float:
         """Of the next prompt of mean length behind ``queued`` tokens, in steps of the budget. [s]"""
@@ -340,7 +331,6 @@ class LoadPlanner:
             self._itl(requests + 1, held + mean),
             self._itl(requests * share + 1, held * share + mean),
             self._site.slo.tpot,
-            self._options.sensitivity,
         )
         return step if step >= 0 or bool((held * share <= capacity).all()) else 0
 
@@ -366,10 +356,10 @@ def _by_thresholds(load: Floats, up: float, down: float) -> int:
     return -1 if ((load < down) | (load == 0.0)).all() and load.size else 0
 
 
-def _by_estimates(now: Floats, with_one_less: Floats, limit: float, sensitivity: float) -> int:
+def _by_estimates(now: Floats, with_one_less: Floats, limit: float) -> int:
     """All workers up; down where all stay under a share of the limit with one less."""
     if not now.size:
         return 0
     if (now > limit).all():
         return 1
-    return -1 if (with_one_less < sensitivity * limit).all() else 0
+    return -1 if (with_one_less < SENSITIVITY * limit).all() else 0

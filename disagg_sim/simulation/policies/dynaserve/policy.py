@@ -17,9 +17,8 @@ Two instances share a request: by default those of a fixed pair, the one with th
 paper have one pair. With ``pairing: any`` they are any two, by load and SLO (section 3.1): those with the fewest
 requests, equals in turn, where instances whose queue would take longer than the TTFT limit come last.
 
-By default step times are those of the model from the first pass on, and the predictor plays the passes to come.
-``predictor: history`` learns them while it serves (``history``); with ``balance: all`` the passes to come are still
-played, at the pace of the last ones.
+Step times are those of the model from the first pass on, where the paper calibrates them while it serves; the
+predictor plays the passes to come.
 
 Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; the predictor
 gives a sequence memory as vLLM does, for what is cached when it starts. With drafts a step may take the limit between
@@ -28,123 +27,28 @@ tokens for each of the tokens that it emits on average, and the predictor counts
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, Checked, max_sequences_option, option, token_budget_option
 from disagg_sim.simulation.policies.dynaserve import book, predictor
-from disagg_sim.simulation.policies.dynaserve.predictor import Search, SplitRequest
 from disagg_sim.simulation.policies.loads import ByRole, fewest_requests
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.site import AsPlanned, Site
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg, Limits, Role, State, Wish
 
-#: Of the newest pass in the averages. [1]
-WEIGHT = 0.3
-
-
-class Counts(NamedTuple):
-    """What an instance has done so far."""
-
-    steps: float  # passes with decodes [1]
-    passes: float  # passes with prefill [1]
-    prefill: float  # tokens that these computed [token]
-    decode: float  # tokens that decodes emitted [token]
-    busy_s: float  # [s]
-
-
-@dataclass(slots=True)
-class Recent:
-    """Averages over the last passes of an instance."""
-
-    chunk: float = math.nan  # prefill tokens of a pass that has some [token]
-    decodes: float = math.nan  # of a pass that has some [1]
-    share: float = math.nan  # of the passes that have prefill [1]
-    factor: float = 1.0  # observed time over that of the step table [1]
-
-
-def moved(average: float, observed: float, passes: float) -> float:
-    """Let an average follow the mean of so many passes, one after the other."""
-    return observed if math.isnan(average) else observed + (average - observed) * (1.0 - WEIGHT) ** passes
-
-
-class History:
-    """The averages of all instances, by which the predictor ``history`` learns.
-
-    Section 4.1 calibrates pass times with those observed, section 4.2 keeps them by composition, and the composition of
-    batches to come is that of recent ones. A real scheduler sees every pass; here each request is an occasion to look
-    at what has happened on an instance since the last one: its passes, their tokens and their time. Until an instance
-    has prefilled and decoded, its passes are played by the step table.
-    """
-
-    def __init__(self, instances: int) -> None:
-        self._recent = [Recent() for _ in range(instances)]
-        self._before: Floats = np.zeros((instances, len(Counts._fields)))
-
-    def look(self, view: ClusterView, instance: int) -> Recent | None:
-        """Learn what has happened on an instance since the last look; None until it has prefilled and decoded."""
-        recent, passes_so_far = self._recent[instance], view.inst["passes"][instance]
-        columns = (view.decode_steps, None, view.prefill_tokens, view.decode_tokens, view.busy_time)
-        now = np.array([passes_so_far if each is None else each[instance] for each in columns], dtype=float)
-        new, self._before[instance] = Counts(*(now - self._before[instance]).tolist()), now
-        if new.passes > 0:
-            recent.chunk = moved(recent.chunk, new.prefill / new.passes, new.passes)
-        if new.steps > 0:
-            recent.decodes = moved(recent.decodes, new.decode / new.steps, new.steps)
-        if math.isnan(recent.chunk) or math.isnan(recent.decodes):
-            return None
-        if (count := max(new.steps, new.passes)) > 0:
-            recent.share = moved(recent.share, new.passes / count, count)
-            mixed, plain = self._times(view, instance)
-            expected = new.passes * mixed + (count - new.passes) * plain
-            recent.factor = moved(recent.factor, new.busy_s / expected, count)
-        return recent
-
-    def _times(self, view: ClusterView, instance: int) -> tuple[float, float]:
-        """Passes with and without prefill, by the step table. [s], [s]"""
-        recent, running = self._recent[instance], int(view.running_requests[instance])
-        context = float(view.running_tokens[instance]) / running if running else 0.0
-        decodes, table = round(recent.decodes), view.table(instance)
-        return table.step_time(decodes, context, max(round(recent.chunk), 1)), table.step_time(decodes, context)
-
-    def part_s(self, view: ClusterView, instance: int, queued: float, part: tuple[int, int, int]) -> float:
-        """Time of a part of a request behind ``queued`` prompt tokens: from, to, and tokens of the prompt. [s]"""
-        have, until, prompt = part
-        recent = self._recent[instance]
-        mixed, plain = (recent.factor * each for each in self._times(view, instance))
-        compute = max(min(until, prompt) - have, 0)
-        emit = until - max(have, prompt) - (compute > 0)  # the pass that completes the prompt emits one
-        prefill_s = (queued + compute) / recent.chunk * mixed if compute else 0.0
-        return prefill_s + max(emit, 0) * (recent.share * mixed + (1.0 - recent.share) * plain)
-
-
-def halved(wanted: SplitRequest, search: Search, ends: Callable[[int], tuple[float, float]]) -> int:
-    """Bisection of the split as in ``finish_times``, by a function of the split that has both ends. [token]"""
-    low, high, ratio = 0.0, 1.0, wanted.prompt / wanted.expected
-    for turn in range(search.rounds + 1):
-        split = min(max(math.ceil(ratio * wanted.expected - 1e-9), 1), wanted.expected)
-        first, second = ends(split)
-        if turn == search.rounds or abs(first - second) <= max(search.tolerance * max(first, second), search.least_s):
-            break
-        low, high = (low, ratio) if first > second else (ratio, high)
-        ratio = 0.5 * (low + high)
-    return split
-
-
 #: Which instance of a pair takes first parts: always the same, or the one with fewer requests.
 ALPHAS = ("fixed", "least_loaded")
 #: What is to end on both instances at the same time: all that they were given, or the parts of the new request.
 BALANCES = ("all", "request")
-#: Which two instances share a request, and what predicts when they end their parts.
-PAIRINGS, PREDICTORS = ("fixed", "any"), ("table", "history")
+#: Which two instances share a request.
+PAIRINGS = ("fixed", "any")
 #: Instances with the fewest requests of which two are chosen. [1]
 CANDIDATES = 8
 #: Difference of the two times at which the bisection ends in any case. [s]
@@ -195,12 +99,6 @@ class DynaServe(Checked):
         "which two instances share a request: those of a fixed pair, or any two by load and TTFT limit",
         choices=PAIRINGS,
     )
-    predictor: str = option(
-        "table",
-        "what predicts the ends of parts: passes played forward by the step table, or times and batches of the last "
-        "passes",
-        choices=PREDICTORS,
-    )
     length_error: float = option(
         51.0,
         "standard deviation of the error of predicted outputs: 95 % within 100 tokens",
@@ -250,7 +148,6 @@ class Splits:
         self._search = predictor.Search(
             options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
         )
-        self._history = History(self._book.promised.size)
         self._turn, self._ttft_s = -1, site.slo.ttft
         self._expected: list[int] = []
         self._any = False
@@ -278,7 +175,8 @@ class Splits:
         else:
             view.refresh(first)
             view.refresh(second)
-            split = self._split(view, predictor.SplitRequest(prompt, expected, first, second))
+            wanted = predictor.SplitRequest(prompt, expected, first, second)
+            split = int(predictor.finish_times(view.home, self._book.home, wanted, view.now, self._search)[0])
         self._any = True
         whole = split >= expected
         book.commit(home, own, request, (prompt, expected, split), first, -1 if whole else second)
@@ -304,28 +202,6 @@ class Splits:
                 break
         chosen += [each for each in order if each not in chosen]
         return chosen[0], chosen[1]
-
-    def _split(self, view: ClusterView, wanted: predictor.SplitRequest) -> int:
-        """Existing tokens at the end of the first part. [token]"""
-        one, other, prompt, history = wanted.first, wanted.second, wanted.prompt, self._history
-        looks: list[Recent | None] = [None, None]
-        if self._options.predictor == "history":
-            looks = [history.look(view, each) for each in (one, other)]
-        learned = [each for each in looks if each is not None]
-        if len(learned) < 2 or not self._search.watch:
-            if len(learned) == 2:
-                wanted = wanted._replace(paces=(learned[0].factor, learned[1].factor))
-            split, *_ = predictor.finish_times(view.home, self._book.home, wanted, view.now, self._search)
-            return int(split)
-        queued = (view.queued_prompt_tokens + self._book.promised["tokens"]).tolist()
-        return halved(
-            wanted,
-            self._search,
-            lambda split: (
-                history.part_s(view, one, queued[one], (0, split, prompt)),
-                history.part_s(view, other, queued[other], (split, wanted.expected, prompt)),
-            ),
-        )
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """See ``Routing``; asked only where the second instance is not ready, or the answer goes on after its split."""

@@ -278,7 +278,6 @@ class SplitRequest(NamedTuple):
     expected: int  # prompt and predicted output [token]
     first: int
     second: int
-    paces: tuple[float, float] = (1.0, 1.0)  # times of their passes over those of the step table [1]
 
 
 class Search(NamedTuple):
@@ -452,7 +451,6 @@ def finish_times(home: Ints, own: Ints, wanted: SplitRequest, now: float, search
             at = plan.progress[0]
             if at.rest_context > 0:  # caches that wait behind those played get memory at their pace
                 b += at.waited_s * at.rest_context / max(at.context, 1)
-        a, b = wanted.paces[0] * a, wanted.paces[1] * b
         if turn == search.rounds or abs(a - b) <= max(search.tolerance * max(a, b), search.least_s):
             break
         if a > b:
