@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from disagg_sim.facts.efficiency import INDEX, PROMPT_LENGTH, AttentionPartFit, EfficiencySpec, Fit, MoeFit
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.precision import BF16
-from lab.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, linear, mla_module, moe, sparse
+from lab.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, linear, modules, moe
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.robust import Array
 
@@ -183,8 +183,8 @@ _ALL = (
     FittedOperator(
         "mla_generation", ("decode_attention",), attention.MLA_GENERATION.predict, attention.MLA_GENERATION.fit
     ),
-    FittedOperator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
-    FittedOperator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
+    FittedOperator("mla_module", ("gemm", "prefill_attention", "decode_attention"), modules.predict_mla_module),
+    FittedOperator("mla_bmm", ("gemm",), modules.predict_mla_bmm),
     FittedOperator(
         "linear_attention",
         ("attention_parts",),
@@ -195,9 +195,9 @@ _ALL = (
     FittedOperator(
         "sparse_attention",
         ("attention_parts",),
-        sparse.predict_sparse_attention,
-        sparse.fit_sparse_attention,
-        unit=sparse.unit_of,
+        modules.predict_sparse_attention,
+        modules.fit_sparse_attention,
+        unit=modules.unit_of,
         select=sound_parts,
     ),
     FittedOperator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts),

@@ -7,7 +7,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.facts.efficiency import DecodeAttentionFit, GemmFit, PrefillAttentionFit
 from disagg_sim.units import US
-from lab.calibration.kernels.mla_module import predict_mla_bmm, predict_mla_module
+from lab.calibration.kernels.modules import predict_mla_bmm, predict_mla_module
 
 H200 = ds.load_system("h200_sxm")
 BASE = {"engine": "trtllm", "version": "1", "points": 0, "median_error": 0.0, "p90_error": 0.0}

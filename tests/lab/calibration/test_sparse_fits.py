@@ -6,8 +6,8 @@ from kernel_csv import write_lists
 
 from disagg_sim.facts.efficiency import AttentionPartFit
 from disagg_sim.facts.load import load_system
+from lab.calibration.kernels.modules import fit_sparse_attention, predict_sparse_attention
 from lab.calibration.kernels.registry import OPERATORS
-from lab.calibration.kernels.sparse import fit_sparse_attention, predict_sparse_attention
 from lab.calibration.kernels.tables import read_tables
 
 H200 = load_system("h200_sxm")
