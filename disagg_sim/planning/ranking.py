@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.facts.load import load_efficiency
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.layouts import why_unserved
@@ -34,6 +35,8 @@ SIMPLER = 1.10
 
 #: Share of the rate less than which no design is said to serve less: it would read 0.0 %. [1]
 TOLD_LESS = 5e-4
+#: Times over each other less 1 up to which those of two systems that share kernels are one forecast (chosen). [1]
+ALIKE = 0.01
 UNKNOWN, MORE_UNKNOWN = "nobody is known to have run it", "more of its layouts were never run"
 #: Prices of GPUs: those of the market.
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
@@ -206,8 +209,21 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
 
 def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
     """Write the first thing in the order of designs by which another one is behind the best, and what speaks for it."""
-    why = _behind(best, other, prices)
+    why = _behind(best, other, prices) + _not_told_apart(best, other)
     return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
+
+
+def _not_told_apart(best: Design, other: Design) -> str:
+    """Say that the times of two designs agree because those of their systems rest on the kernels of one; else ""."""
+    pools = [(one.setup.system.name, two.setup.system.name) for one, two in zip(best.pools, other.pools, strict=False)]
+    names = {name for pair in pools if pair[0] != pair[1] for name in pair}
+    origins = {fits.measured_on for name in names if (fits := load_efficiency(name)) is not None}
+    if len(origins) != 1 or best.mode != other.mode:
+        return ""
+    times = ((best.ttft, other.ttft), (best.tpot, other.tpot))
+    if not all(abs(one[name] / two[name] - 1.0) <= ALIKE for one, two in times for name in one):
+        return ""
+    return f"; not told apart: times of {' and '.join(sorted(names - origins))} are those of {origins.pop()}"
 
 
 def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
