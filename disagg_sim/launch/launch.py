@@ -162,6 +162,14 @@ def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
         yield f"\n# --- {name}\n{text.rstrip()}" if directory is None else str(directory / name)
 
 
+#: Steps of co-located SGLang, without and with a drafter.
+_MIXED_CHUNKS = (
+    "SGLang puts prompts into the steps of decodes, as planned (--enable-mixed-chunk, off by default): no served run "
+    "has judged the forecast of such steps",
+    "SGLang starts no mixed chunks with a drafter: prompts have passes of their own, decodes wait",
+)
+
+
 def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, launcher: str) -> Iterator[str]:
     title = ENGINES[engine].title
     for each, own in zip(workers, weights, strict=True):
@@ -171,8 +179,8 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
         yield from (some.note for some in (own, own.drafter) if some is not None and some.note)
         if each.role == "encode":
             yield "encode pools: options of SGLang's documentation; no run has checked them, or timed an encoder"
-        if each.role == "colocated" and each.token_budget is not None and engine == "sglang" and each.setup.speculation:
-            yield "SGLang starts no mixed chunks with a drafter: prompts have passes of their own, decodes wait"
+        if each.role == "colocated" and each.token_budget is not None and engine == "sglang":
+            yield _MIXED_CHUNKS[each.setup.speculation is not None]
         planned = each.setup.engine
         if planned and planned != engine:
             yield f"planned with the times of {planned}, started with {title}: expect other latencies"

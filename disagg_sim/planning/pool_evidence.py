@@ -16,6 +16,9 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import LAUNCHABLE, NOT_LAUNCHABLE, checked_kind, evidence
 from disagg_sim.simulation.instance_variants import ffn_of, split_of
 
+#: Of co-located pools of engines whose served runs stopped decode for prefill (``EngineSpec.mixed_steps``).
+UNMIXED = "; no run of this engine judged prompts in the steps of decodes, which it puts there only if told"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEvidence:
@@ -49,9 +52,10 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     kind = checked_kind(at, pool.mapping, prefill=pool.role == "prefill")
     pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})
     step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
+    unmixed = pool.role == "colocated" and at.overheads is not None and not at.overheads.mixed_steps
     return PoolEvidence(
         role=pool.role,
-        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]),
+        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]) + UNMIXED * unmixed,
         points=kind.points if kind else 0,
         error=kind.error if kind else None,
         sequences=pool.sequences / pool.mapping.gpus if tpot else 0.0,

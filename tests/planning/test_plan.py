@@ -21,6 +21,7 @@ from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.ranking import passed_over, ranked, standing, standing_of_pool
 from disagg_sim.report.plan import design_json
+from disagg_sim.report.plan_facts import checked_rows
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict, why_rows
 
 LENGTHS = ds.lengths(4096, 512)
@@ -356,6 +357,18 @@ def test_a_runner_up_says_why_it_is_not_first(twenty):
     last = best.pools[-1]
     slow = replace(last.choice, step=1.01 * last.choice.step)
     assert passed_over(best, replace(best, pools=(*best.pools[:-1], replace(last, choice=slow)))) == "slower"
+
+
+@pytest.mark.parametrize(("engine", "unjudged"), [("sglang", True), ("vllm", False)])
+def test_an_engine_that_mixes_steps_only_if_told_was_never_judged_so(engine, unjudged):
+    """Runs of SGLang stop decode for prefill; a plan of one pool puts prompts into the steps of decodes."""
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=10, options=PlanOptions(engine=engine))
+    (pool,) = found.best.pools
+    assert pool.role == "colocated"
+    ((_, said, _),) = checked_rows(assurance(found))
+    assert ("no run of this engine judged" in said) == unjudged
+    noted = any("no served run has judged" in line for line in ds.launch(found.best, engine=engine).notes)
+    assert noted == unjudged
 
 
 def test_systems_that_share_their_kernels_are_not_told_apart():
