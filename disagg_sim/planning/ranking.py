@@ -209,11 +209,11 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
 
 def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
     """Write the first thing in the order of designs by which another one is behind the best, and what speaks for it."""
-    why = _behind(best, other, prices) + _not_told_apart(best, other)
+    why = _behind(best, other, prices) + _of_one_forecast(best, other)
     return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
 
 
-def _not_told_apart(best: Design, other: Design) -> str:
+def _of_one_forecast(best: Design, other: Design) -> str:
     """Say that the times of two designs agree because those of their systems rest on the kernels of one; else ""."""
     pools = [(one.setup.system.name, two.setup.system.name) for one, two in zip(best.pools, other.pools, strict=False)]
     names = {name for pair in pools if pair[0] != pair[1] for name in pair}
