@@ -52,9 +52,9 @@ REPLAYED = {
 }
 #: Mooncake's conversations, the runs of servers that took them, and the context of these. [token]
 CONVERSATIONS, CONTEXT = DATA / "traces" / "mooncake" / "conversation_trace.jsonl.gz", 131_072
+TOOK = DATA / "measured_3" / "dynamo_1p1d" / "qwen3_32b_1p1d_runs.csv"
 #: The ``prefill_stretch`` of vLLM with which the run on H200 lasts as long as it did; plans have the fitted one. [1]
 ASKED = 1.15
-TOOK = DATA / "measured_3" / "dynamo_1p1d" / "qwen3_32b_1p1d_runs.csv"
 #: Closed loops of recorded coding agents, by name on the page; and runs of recorded agents of which means are known.
 LOOPS, AGENTS = (
     DATA / "measured_3" / name for name in ("raw_requests/requests.parquet", "agentx/tau_bench_prefix_cache_h200.csv")
