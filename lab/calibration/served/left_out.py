@@ -30,6 +30,8 @@ from lab.calibration.served.rows import ServingRow
 ENGINES = ("sglang", "trtllm", "vllm")
 #: Fewest points of a line. [1]
 LEAST = 10
+#: Name of all engines.
+ALL = "all"
 QUANTITIES = ("tpot", "ttft", "throughput")
 #: By how much each number is moved for its slope [s], [1], and the least time that is told [s].
 MOVES = {
@@ -87,7 +89,11 @@ class Nearby:
 
 
 def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
-    """Judge each ``model`` or ``system``, or each ``engine``, by profiles that were fitted without it."""
+    """Judge each ``model`` or ``system``, or each ``engine``, by profiles that were fitted without it.
+
+    Families of models come last, over all engines, each point by the fit without its own.
+    """
+    pooled: list[list[pd.DataFrame]] = []
     for engine in ENGINES:
         mine = [row for row in rows if row.engine == engine and row.form in SERVED_FORMS]
         seen = {getattr(row, by) for row in fit_rows(mine, engine)}
@@ -107,7 +113,11 @@ def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
             else:
                 continue
             tables = (near(judged, near.engine), whole.iloc[near.lines_of(judged)], forecast(judged, fitted))
-            yield from _lines(engine, str(value), [_below(each) for each in tables])
+            pooled.append([_below(each) for each in tables])
+            yield from _lines(engine, str(value), pooled[-1])
+    every = [pd.concat(each) for each in zip(*pooled, strict=True)]
+    for family in sorted({*every[0]["family"]}) if len(pooled) > 1 else ():
+        yield from _lines(ALL, family, [each[each["family"] == family] for each in every])
 
 
 def without_fit(engine: str) -> EngineSpec:

@@ -150,7 +150,8 @@ def test_what_is_left_out_of_a_fit_is_all_that_is_judged(monkeypatch):
     monkeypatch.setattr(left_out, "LEAST", 2)
     both = [row_of(2, isl, n) for isl in (500.0, 900.0) for n in (1.0, 32.0)]
     both += [replace(row, model="llama_3_1_8b", row=f"small {row.row}") for row in both]
-    found = list(left_out.left_out(measured_as(both, TRUE, 2.0), "model"))
+    *found, tpot, ttft = left_out.left_out(measured_as(both, TRUE, 2.0), "model")
+    assert [(each.engine, each.value, each.points) for each in (tpot, ttft)] == [("all", "dense", 8)] * 2
     whole, *without = shown
     assert whole == {"llama_3_1_70b", "llama_3_1_8b"}
     assert [whole - models for models in without] == [{each.value} for each in found[::2]]
