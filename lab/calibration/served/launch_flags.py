@@ -21,8 +21,9 @@ from lab.calibration.served.rows import MULTIPLIED, Measurement, ServingRow, Wor
 
 #: Columns that tell a table of launch flags.
 MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
-#: Columns that only the long table of launch flags has: ranks of vLLM, copies of experts in prefill, the front end.
-FURTHER = ["row_id", "dp", "prefill_eplb_slots", "frontend_type"]
+#: Columns that only the long table of launch flags has: ranks of vLLM, copies of experts in prefill, the front end, and
+#: how decode exchanges tokens with experts.
+FURTHER = ["row_id", "dp", "prefill_eplb_slots", "frontend_type", "decode_moe_a2a"]
 #: The match that counts; for how often a scheduler polls or sends, also the only set of flags of its day.
 EXACT, BY_DATE, SCRIPT = "exact", "by date", "script"
 #: Engines whose decode workers behind Dynamo give the first token half of the steps late that lie between two sends:
@@ -80,6 +81,8 @@ def _as_launched(row: ServingRow, line: Any, further: Any) -> ServingRow:
         recipe=recipe_of(weights, "fp8", row.model) if cache.startswith("fp8") else row.recipe,
         version=row.version or version_in(text(line, "image_script")),
     )
+    if split and row.engine == "sglang" and further is not None and not text(further, "decode_moe_a2a"):
+        row = replace(row, workers=_gathering(row.workers))
     row = replace(row, chunk_tokens=_budget(row, line) or row.chunk_tokens)
     row = replace(row, reason="") if row.reason == MULTIPLIED else row
     return _waiting_for_slots(row, line) if split else row
@@ -103,6 +106,17 @@ def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str, rank
         slots = int(told[1]) if told else stated.mapping.redundant_slots
         mapping = replace(mapping, redundant_slots=slots)
     return replace(stated, mapping=mapping)
+
+
+def _gathering(stated: WorkerGroup | None) -> WorkerGroup | None:
+    """Workers whose attention ranks gather the tokens of all, as SGLang's do without a backend of all-to-all.
+
+    They count as workers with experts under TP, which gather so and read as many bytes.
+    """
+    if stated is None or stated.mapping.dp_attn == 1 or stated.mapping.ep == 1:
+        return stated
+    mapping = stated.mapping
+    return replace(stated, mapping=replace(mapping, ep=1, tp_ffn=mapping.ep * mapping.tp_ffn, redundant_slots=0))
 
 
 def _budget(row: ServingRow, line: Any) -> int:

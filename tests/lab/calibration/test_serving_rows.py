@@ -130,6 +130,18 @@ def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path)
     assert [each.split(":")[1] for each in faults] == [" not a table"]
 
 
+@pytest.mark.parametrize(
+    ("backend", "mapping"), [("deepep", Sharding(dp_attn=8, ep=8)), ("", Sharding(dp_attn=8, tp_ffn=8))]
+)
+def test_decode_ranks_of_sglang_gather_without_a_backend_of_all_to_all(tmp_path, backend, mapping):
+    """They count as with experts under TP."""
+    line, further = LAUNCHED | {"f_decode_dp_attention": True}, tmp_path / "joined_flags.parquet"
+    write_parquet(pd.DataFrame([dict.fromkeys(FURTHER) | {"row_id": "r1", "decode_moe_a2a": backend}]), further, {})
+    rows = write(tmp_path / "x.csv", R1 | {"framework": "dynamo-sglang"})
+    (row,), _ = read_files([rows, write(tmp_path / "joined.csv", line), further])
+    assert row.workers.mapping == mapping
+
+
 @pytest.mark.parametrize("match", ["by date", "ambiguous 2", ""])
 def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     row = launched(tmp_path, R1, LAUNCHED | {"match": match})
