@@ -21,6 +21,8 @@ from disagg_sim.units import GB, GIB
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
 #: Transfer of embeddings from SGLang's encoders to prefill.
 ENCODER_TRANSFER = "zmq_to_scheduler"
+#: Most tokens of a rank in a decode step with DeepEP, unless told (sglang pull request 28985). [token]
+DISPATCHED = 128
 #: Directory of the SSD tier on each node.
 CACHE_DIRECTORY = "/kv_cache"
 
@@ -135,7 +137,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if mapping.pcp > 1:
         flags |= {"--attn-cp-size": int(mapping.pcp), "--enable-prefill-cp": True}
     flags |= _above_one("--ep-size", mapping.ep)
-    if ranks > 1 and mapping.ep == stage:
+    if _deepep(workers):
         mode = "low_latency" if workers.role == "decode" else "normal"
         flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
     if mapping.redundant_slots:
@@ -162,6 +164,11 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags["--hicache-write-policy"] = "write_through"
         flags |= {"--hicache-storage-backend": "file"} if tier_bytes(workers, "ssd") else {}
     return _known("sglang", workers, flags | _sglang_drafts(workers, weights))
+
+
+def _deepep(workers: Workers) -> bool:
+    """Whether SGLang exchanges the tokens of experts by DeepEP."""
+    return workers.mapping.dp_attn > 1 and workers.mapping.ep == workers.mapping.stage_gpus
 
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -239,8 +246,14 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
     """List environment variables of all workers of an engine."""
     tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
     heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
-    found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
-    on_drives = engine == "sglang" and any(tier_bytes(each, "ssd") for each in every)
+    if engine != "sglang":
+        return {}
+    found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if heads_cut else {}
+    dispatching = [each for each in every if each.role == "decode" and _deepep(each)]
+    tokens = max(((each.sequences or 0) * (1 + drafts_of(each)) for each in dispatching), default=0)
+    if tokens > DISPATCHED:
+        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(tokens)
+    on_drives = any(tier_bytes(each, "ssd") for each in every)
     return found | ({"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": CACHE_DIRECTORY} if on_drives else {})
 
 

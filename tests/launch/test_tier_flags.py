@@ -93,3 +93,13 @@ def test_plans_and_rows_tell_the_pools_that_prefill():
     row = ds.colocated(at, ds.Sharding(), lengths, options=options).iloc[[0]]
     (told,) = workers_of(row.assign(traffic="8192/512/cached0.8_dram"))
     assert told.tiers == ("dram",)
+
+
+def test_sglang_dispatches_as_many_tokens_as_a_decode_step_has():
+    """DeepEP's kernels of low latency take 128 tokens of a rank; 1,600 sequences on 8 ranks are 200 each."""
+    decode = replace(workers("decode"), mapping=ds.Sharding(dp_attn=8, ep=8), batch=1600)
+    name = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+    assert environment_of("sglang", [workers("prefill"), decode]) == {name: "200"}
+    assert not environment_of("sglang", [workers("prefill"), replace(decode, batch=1024)])
+    assert not environment_of("sglang", [replace(decode, role="prefill")])
+    assert not environment_of("vllm", [decode])
