@@ -168,7 +168,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 def _deepep(workers: Workers) -> bool:
     """Whether SGLang exchanges the tokens of experts by DeepEP."""
-    return workers.mapping.dp_attn > 1 and workers.mapping.ep == workers.mapping.stage_gpus
+    return bool(workers.mapping.dp_attn > 1 and workers.mapping.ep == workers.mapping.stage_gpus)
 
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
