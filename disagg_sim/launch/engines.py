@@ -21,8 +21,11 @@ from disagg_sim.units import GB, GIB
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
 #: Transfer of embeddings from SGLang's encoders to prefill.
 ENCODER_TRANSFER = "zmq_to_scheduler"
-#: Most tokens of a rank in a decode step with DeepEP, unless told (sglang pull request 28985). [token]
-DISPATCHED = 128
+#: Most tokens of a rank in a decode step with DeepEP: unless told (sglang pull request 28985), and at all (SGLang
+#: 0.5.21). [token]
+DISPATCHED, MOST_DISPATCHED = 128, 1024
+#: Entries of NVSHMEM's queues by default; DeepEP needs two a token, and two more. [1]
+QUEUE_DEPTH = 1024
 #: Directory of the SSD tier on each node.
 CACHE_DIRECTORY = "/kv_cache"
 
@@ -60,7 +63,7 @@ def _graphs(workers: Workers, default: int = 0) -> int | None:
 
     Larger steps are launched kernel by kernel.
     """
-    step = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
+    step = step_tokens(workers)
     told = 0 if workers.setup.overheads is None else workers.setup.overheads.captured
     return None if step <= default or 0 < told <= default else min(told or step, step)
 
@@ -115,11 +118,16 @@ def drafts_of(workers: Workers) -> int:
 
 
 def _vllm_exchange(workers: Workers) -> str:
-    """Choose the all-to-all kernels of experts: FlashInfer within a rack-scale NVLink domain, otherwise DeepEP."""
+    """Choose the exchange of experts: FlashInfer within a rack-scale NVLink domain, otherwise DeepEP by the phase.
+
+    Its kernels of high throughput run without CUDA graphs, so co-located instances gather and scatter.
+    """
     domain = workers.setup.system.nvlink_domain
     if domain > NODE_GPUS and workers.mapping.stage_gpus <= domain:
         return "flashinfer_nvlink_one_sided"
-    return "deepep_low_latency" if workers.role == "decode" else "deepep_high_throughput"
+    return {"decode": "deepep_low_latency", "prefill": "deepep_high_throughput"}.get(
+        workers.role, "allgather_reducescatter"
+    )
 
 
 def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -138,7 +146,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--attn-cp-size": int(mapping.pcp), "--enable-prefill-cp": True}
     flags |= _above_one("--ep-size", mapping.ep)
     if _deepep(workers):
-        mode = "low_latency" if workers.role == "decode" else "normal"
+        mode = {"decode": "low_latency", "prefill": "normal"}.get(workers.role, "auto")
         flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
     if mapping.redundant_slots:
         flags |= {"--enable-eplb": True, "--ep-num-redundant-experts": int(mapping.redundant_slots)}
@@ -150,7 +158,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if workers.tokens is not None:
         prompts = workers.tokens - (workers.sequences or 0) * (workers.role == "colocated")
         flags |= {"--chunked-prefill-size": max(prompts, 1) * ranks, "--max-prefill-tokens": max(prompts, 1)}
-        if workers.role == "colocated":
+        if workers.role == "colocated" and not drafts_of(workers):
             flags["--enable-mixed-chunk"] = True
     flags |= hold_settings("sglang", workers.hold_steps)
     if at.engine == "sglang" and at.overheads is not None:
@@ -167,8 +175,14 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 def _deepep(workers: Workers) -> bool:
-    """Whether SGLang exchanges the tokens of experts by DeepEP."""
-    return bool(workers.mapping.dp_attn > 1 and workers.mapping.ep == workers.mapping.stage_gpus)
+    """Whether SGLang exchanges the tokens of experts by DeepEP, whose buffers have a largest size."""
+    wide = workers.mapping.dp_attn > 1 and workers.mapping.ep == workers.mapping.stage_gpus
+    return bool(wide and step_tokens(workers) <= MOST_DISPATCHED)
+
+
+def step_tokens(workers: Workers) -> int:
+    """Most tokens of a rank in a decode step, drafts included; 0 of prefill. [token]"""
+    return 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
 
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -249,10 +263,11 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
     if engine != "sglang":
         return {}
     found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if heads_cut else {}
-    dispatching = [each for each in every if each.role == "decode" and _deepep(each)]
-    tokens = max(((each.sequences or 0) * (1 + drafts_of(each)) for each in dispatching), default=0)
+    tokens = max((step_tokens(each) for each in every if _deepep(each)), default=0)
     if tokens > DISPATCHED:
         found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(tokens)
+    if 2 * (tokens + 1) > QUEUE_DEPTH:
+        found["NVSHMEM_QP_DEPTH"] = str(2 * (tokens + 1))
     on_drives = any(tier_bytes(each, "ssd") for each in every)
     return found | ({"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": CACHE_DIRECTORY} if on_drives else {})
 

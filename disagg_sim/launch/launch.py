@@ -17,10 +17,13 @@ from disagg_sim.launch.engines import (
     CACHE_DIRECTORY,
     ENGINES,
     HEAD_PORT,
+    MOST_DISPATCHED,
     NIXL_PORT,
     ROUTER_PORT,
     SERVE_PORT,
+    drafts_of,
     lacking,
+    step_tokens,
     tier_bytes,
 )
 from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
@@ -180,7 +183,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
         if each.role == "encode":
             yield "encode pools: options of SGLang's documentation; no run has checked them, or timed an encoder"
         if each.role == "colocated" and each.token_budget is not None and engine == "sglang":
-            yield _MIXED_CHUNKS[each.setup.speculation is not None]
+            yield _MIXED_CHUNKS[drafts_of(each) > 0]
         planned = each.setup.engine
         if planned and planned != engine:
             yield f"planned with the times of {planned}, started with {title}: expect other latencies"
@@ -214,6 +217,11 @@ def _exchange(workers: Workers, engine: str) -> Iterator[str]:
         yield (
             f"{ENGINES[engine].title} has no {' and no '.join(lacks)} on {workers.setup.system.name}: experts are sent "
             "tokens in its default way, so expect other latencies"
+        )
+    elif engine == "sglang" and step_tokens(workers) > MOST_DISPATCHED:
+        yield (
+            f"DeepEP takes {MOST_DISPATCHED:,} tokens of a rank at most: experts get those of all ranks, so expect "
+            "other latencies"
         )
     elif engine != "trtllm":
         yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"

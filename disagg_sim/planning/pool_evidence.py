@@ -18,6 +18,8 @@ from disagg_sim.simulation.instance_variants import ffn_of, split_of
 
 #: Of co-located pools of engines whose served runs stopped decode for prefill (``EngineSpec.mixed_steps``).
 UNMIXED = "; no run of this engine judged prompts in the steps of decodes, which it puts there only if told"
+#: The same of steps with drafts.
+APART = "; this engine puts no prompts into steps with drafts: decodes wait for passes, which the plan does not count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,10 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})
     step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
     unmixed = pool.role == "colocated" and at.overheads is not None and not at.overheads.mixed_steps
+    unjudged = (APART if pool.mapping.draft_tokens else UNMIXED) if unmixed else ""
     return PoolEvidence(
         role=pool.role,
-        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]) + UNMIXED * unmixed,
+        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]) + unjudged,
         points=kind.points if kind else 0,
         error=kind.error if kind else None,
         sequences=pool.sequences / pool.mapping.gpus if tpot else 0.0,

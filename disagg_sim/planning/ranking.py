@@ -184,6 +184,8 @@ def least_cost(designs: Sequence[Design]) -> float:
 def is_simpler(heads: Iterable[Design]) -> bool:
     """Say whether the co-located one of the best designs of both modes is the simpler: one attention rank, one system.
 
+    Systems that are timed by the kernels of one count as one.
+
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
     >>> is_simpler([found.best, found.other])
@@ -191,7 +193,14 @@ def is_simpler(heads: Iterable[Design]) -> bool:
     """
     lasts = [each.pools[-1] for each in heads]
     alone = all(pool.mapping.dp_attn == 1 for pool in lasts if pool.role == "colocated")
-    return alone and len({pool.setup.system.name for pool in lasts}) == 1
+    return alone and len({_timed_on(pool.setup.system.name) for pool in lasts}) == 1
+
+
+@lru_cache(maxsize=64)
+def _timed_on(system: str) -> str:
+    """The system whose kernels time a system."""
+    fits = load_efficiency(system)
+    return system if fits is None else fits.measured_on
 
 
 def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> ServingMode:
@@ -209,7 +218,8 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
 
 def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PRICES) -> str:
     """Write the first thing in the order of designs by which another one is behind the best, and what speaks for it."""
-    why = _behind(best, other, prices) + _of_one_forecast(best, other)
+    why, alike = _behind(best, other, prices), _of_one_forecast(best, other)
+    why = alike if alike and why == "slower" else "; ".join(filter(None, (why, alike)))
     return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
 
 
@@ -217,13 +227,13 @@ def _of_one_forecast(best: Design, other: Design) -> str:
     """Say that the times of two designs agree because those of their systems rest on the kernels of one; else ""."""
     pools = [(one.setup.system.name, two.setup.system.name) for one, two in zip(best.pools, other.pools, strict=False)]
     names = {name for pair in pools if pair[0] != pair[1] for name in pair}
-    origins = {fits.measured_on for name in names if (fits := load_efficiency(name)) is not None}
+    origins = {_timed_on(name) for name in names}
     if len(origins) != 1 or best.mode != other.mode:
         return ""
     times = ((best.ttft, other.ttft), (best.tpot, other.tpot))
     if not all(abs(one[name] / two[name] - 1.0) <= ALIKE for one, two in times for name in one):
         return ""
-    return f"; not told apart: times of {' and '.join(sorted(names - origins))} are those of {origins.pop()}"
+    return f"not told apart: times of {' and '.join(sorted(names - origins))} are those of {origins.pop()}"
 
 
 def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:

@@ -155,6 +155,8 @@ def _why_first(plan: Plan, best: Design) -> str:
     """Write why one of two equal modes is first."""
     if best.mode == ServingMode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
+    if plan.gain < 1.0 + SAME and plan.other is not None and plan.other.pools[-1].mapping.dp_attn == 1:
+        return "the best co-located design is on another system"
     if plan.gain < 1.0 + SAME:
         return "ranks of co-located attention DP wait for each other, which no measurement has judged"
     if plan.gain < LEAST_GAIN:

@@ -39,8 +39,8 @@ def pool_faults(
     """
     asked = {*pools} or {*TWO}
     if ("encode" in asked) != (images is not None):
-        need = "are missing: encode needs them" if images is None else "need the pools encode,prefill,decode"
-        yield f"images: {need}"
+        told = "need encode among the pools, as encode,prefill,decode"
+        yield f"images: {'are missing: encode needs them' if images is None else told}"
     if asked == {*TWO}:
         return
     if len({"attention", "ffn"} & asked) == 1:

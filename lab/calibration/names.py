@@ -70,7 +70,7 @@ def recipe_of(weights: str, cache: str, model: str) -> str:
     MXFP4 experts in an FP8 model with an FP8 cache.
     """
     kind = canonical_name(weights)
-    if "mxfp4" in kind and "fp8" in kind:
+    if "mxfp4" in kind and "fp8" in kind and not model.startswith("gpt_oss"):
         return "mxfp4_fp8_block"
     if model.startswith("gpt_oss") or "mxfp4" in kind:
         return "mxfp4_fp8kv" if cache == "fp8" else "mxfp4"

@@ -96,10 +96,23 @@ def test_plans_and_rows_tell_the_pools_that_prefill():
 
 
 def test_sglang_dispatches_as_many_tokens_as_a_decode_step_has():
-    """DeepEP's kernels of low latency take 128 tokens of a rank; 1,600 sequences on 8 ranks are 200 each."""
-    decode = replace(workers("decode"), mapping=ds.Sharding(dp_attn=8, ep=8), batch=1600)
-    name = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-    assert environment_of("sglang", [workers("prefill"), decode]) == {name: "200"}
-    assert not environment_of("sglang", [workers("prefill"), replace(decode, batch=1024)])
-    assert not environment_of("sglang", [replace(decode, role="prefill")])
-    assert not environment_of("vllm", [decode])
+    """DeepEP takes 128 tokens of a rank unless told; 1,600 sequences on 8 ranks are 200 each, 8,000 are 1,000."""
+    wide = replace(workers("decode"), mapping=ds.Sharding(dp_attn=8, ep=8))
+    few, some, many, more = (replace(wide, batch=batch) for batch in (1024, 1600, 8000, 8200))
+    told, depth = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "NVSHMEM_QP_DEPTH"
+    assert environment_of("sglang", [workers("prefill"), some]) == {told: "200"}
+    assert environment_of("sglang", [many]) == {told: "1000", depth: "2002"}  # two entries a token, and two
+    for each in (few, more, replace(some, role="prefill")):
+        assert not environment_of("sglang", [each])
+    assert not environment_of("vllm", [some])
+    assert "--moe-a2a-backend" not in flags("sglang", more)  # beyond 1,024 tokens of a rank it fails
+    assert any("DeepEP takes 1,024 tokens" in note for note in ds.launch([more], engine="sglang").notes)
+
+
+def test_exchange_of_a_co_located_instance_runs_in_cuda_graphs():
+    """DeepEP's kernels of high throughput do not: they are for prefill."""
+    modes = [flags("sglang", workers(role))["--deepep-mode"] for role in ("prefill", "decode", "colocated")]
+    assert modes == ["normal", "low_latency", "auto"]
+    wide = [replace(workers(role), mapping=ds.Sharding(dp_attn=8, ep=8)) for role in ("prefill", "decode", "colocated")]
+    found = [flags("vllm", each)["--all2all-backend"] for each in wide]
+    assert found == ["deepep_high_throughput", "deepep_low_latency", "allgather_reducescatter"]

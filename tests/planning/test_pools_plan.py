@@ -223,7 +223,7 @@ def test_ranks_that_no_memory_holds_say_so():
     [
         (("--pools", "prefil,attention,ffn"), "did you mean 'prefill'"),
         (("--pools", "prefill"), "prefill serve no request"),
-        (("--images", "2x1120x1120"), "images: need the pools encode,prefill,decode"),
+        (("--images", "2x1120x1120"), "images: need encode among the pools, as encode,prefill,decode"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
         (

@@ -45,6 +45,8 @@ RUN_COLUMNS = (
     *("run_id", "model", "checkpoint", "kv_dtype", "system", "mode", "engine", "concurrency", "runtime_s"),
     *("max_num_seqs", "max_num_batched_tokens", "prefix_cache", "prefix_hit_share", "turns", "failed"),
 )
+#: Beginnings of the columns of a layout, by mode.
+SIDES = {"disaggregated": ("prefill_", "decode_")}
 #: Share of failed requests above which a run is not judged. [1]
 MOST_FAILED = 0.05
 #: Engine arguments that a run needs.
@@ -137,9 +139,15 @@ def judge_loops(path: Path) -> tuple[list[RequestRun], list[str]]:
     """
     requests, stated = read_measured(path, LOOP_COLUMNS, "requests"), path.with_name("runs.csv")
     read_measured(stated, RUN_COLUMNS, "runs")
+    requests = require_numbers(path, requests, LOOP_COLUMNS[1:])
+    lines = require_numbers(stated, read_table(stated), ("concurrency", "turns", "failed"), whole=True)
+    for mode, mine in lines.groupby("mode"):
+        degrees = [f"{side}{degree}" for side in SIDES.get(str(mode), ("",)) for degree in ("tp", "dp", "ep")]
+        read_measured(stated, degrees, "runs")
+        require_numbers(stated, mine, degrees, least=1, whole=True)
     runs: list[RequestRun] = []
     others: list[str] = []
-    for line in read_table(stated).itertuples():
+    for line in lines.itertuples():
         mine = requests[requests["run_id"] == line.run_id].sort_values("order")
         if reason := _unplayable(line, len(mine)):
             others.append(f"{line.run_id}: {reason}")

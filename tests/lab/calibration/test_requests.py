@@ -107,6 +107,14 @@ def test_a_closed_loop_is_played_with_the_layout_the_limits_and_the_share_that_i
         assert found.simulated[name] == pytest.approx(seen, rel=1e-6)
     assert found.run_s[1] == pytest.approx(made["finish_s"].max())
     assert [reason.partition(":")[0] for reason in reasons] == list(others)
+    for wrong, said in (
+        ({"tp": None}, "tp is"),
+        ({"concurrency": None}, "concurrency is"),
+        ({"failed": "many"}, "failed"),
+    ):
+        pd.DataFrame([line | {"run_id": "mine", "runtime_s": 1.0} | wrong]).to_csv(tmp_path / "runs.csv", index=False)
+        with pytest.raises(TableError, match=f"runs.csv: row 1: {said}"):
+            judge_loops(tmp_path / "requests.parquet")
 
 
 def test_agents_on_gb300_under_sglang_are_met_in_the_median_and_not_in_the_tail():

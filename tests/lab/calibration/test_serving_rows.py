@@ -332,6 +332,7 @@ def test_names_of_boards_and_recipes():
     assert system_named("GB200", "GB200 192GB (NVL72)") == ("gb200_nvl72", "")
     assert recipe_of("fp4", "bf16", "llama_3_1_70b") == "nvfp4_bf16kv"
     assert recipe_of("fp4", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
+    assert recipe_of("MXFP4 (fp8 kv)", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
     assert recipe_of("mxfp4", "bf16", "deepseek_r1") == "mxfp4"
     assert recipe_of("fp8_block", "bf16", "llama_3_1_8b") == "fp8_block_bf16kv"
     assert recipe_of("", "bf16", "llama_2_7b") == "bf16"
