@@ -12,7 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from disagg_sim.errors import DisaggSimError, InputError, PolicyError, SpecError, UnknownNameError, nearest, quoted
+from disagg_sim.errors import (
+    REMOVED,
+    DisaggSimError,
+    InputError,
+    PolicyError,
+    SpecError,
+    UnknownNameError,
+    nearest,
+    quoted,
+)
 from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import plain_number
 from disagg_sim.facts.yaml_files import shown
@@ -90,7 +99,7 @@ def read_options(options: Mapping[str, Option], given: Mapping[str, Any]) -> dic
         known = options.get(name)
         if known is None:
             near = nearest(name, options) or f"; allowed: {', '.join(options)}"
-            faults.append(((), f"unknown key {quoted(name)}{near}"))
+            faults.append(((), f"{name} {REMOVED[name]}" if name in REMOVED else f"unknown key {quoted(name)}{near}"))
             continue
         read = value if isinstance(known.default, bool | str) else plain_number(value)
         if fault := known.fault(read):

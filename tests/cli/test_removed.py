@@ -1,5 +1,7 @@
 """Options and keys of earlier releases: one line says what to do instead."""
 
+from pathlib import Path
+
 import pytest
 
 from disagg_sim.cli.main import run
@@ -27,3 +29,10 @@ def test_a_removed_key_is_told(tmp_path, capsys):
     file.write_text("models: [llama_3_1_8b]\npopularity_drift_s: 600\n")
     assert run(["specs", "check", str(file)]) == 2
     assert f"popularity_drift_s {REMOVED['popularity_drift_s']}" in capsys.readouterr().err
+
+
+def test_a_removed_option_of_a_policy_is_told(tmp_path, capsys):
+    file, shipped = tmp_path / "mine.yaml", Path(__file__).parents[2] / "scenarios" / "azure_conv_on_h100.yaml"
+    file.write_text(shipped.read_text().replace("[vllm, ", "[{kind: dopd, label: own, correct: false}, "))
+    assert run(["specs", "check", str(file)]) == 2
+    assert f"correct {REMOVED['correct']}" in capsys.readouterr().err
