@@ -71,7 +71,8 @@ def simulate(
                 print_table(drawn, header=ENERGY_HEADER, numeric=range(3, len(ENERGY_HEADER)))
         require_no_faults(result)
         if not as_json:
-            typer.echo(f"{plan.scenario.name}: {len(result.summary)} runs; read {out / 'summary.csv'}")
+            runs = f"{plan.scenario.name}: {len(result.summary)} runs"
+            typer.echo(f"{runs}; read {out / 'summary.csv'}, or look: disagg-sim report {out}")
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None

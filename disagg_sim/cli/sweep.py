@@ -79,7 +79,7 @@ def compute(plan: SweepPlan, out: Path, workers: Workers, *, overwrite: bool, er
     total = result.total
     return (
         f"{plan.spec.name}: {len(result.cases)} cases, {total.computed:,} design points, {total.feasible:,} feasible, "
-        f"{len(result.frontier)} on the frontiers; read {out / 'summary.md'}"
+        f"{len(result.frontier)} on the frontiers; read {out / 'summary.md'}, or look: disagg-sim report {out}"
     )
 
 
