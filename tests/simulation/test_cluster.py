@@ -247,6 +247,22 @@ def test_a_policy_forms_batches_and_waits_for_its_timeout():
     assert r.first_token_s == pytest.approx([0.53, 0.53, 0.53 + 1.0 + 0.02])
 
 
+def test_a_policy_hears_what_instances_remember_and_nothing_without_caches():
+    """The second prompt begins with the 16 tokens of the first; it comes a second after it."""
+    prefix = PrefixBlocks(offsets=np.array([0, 1, 3]), ids=np.array([1, 1, 2]), block_tokens=16)
+    told = Trace(arrival=np.arange(2.0), input_tokens=np.array([16, 32]), output_tokens=np.array([1, 1]), prefix=prefix)
+    heard = []
+
+    def first(view, members, request):
+        heard.append((view.remembers, view.cached_tokens(request, 0), view.cached_everywhere(request).tolist()))
+        return fewest_requests(view, members, request)
+
+    policy = Scripted(routing=Handover(first, least_decode))
+    served(told, policy, SPLIT, table=SIMPLE)
+    served(told, policy, SPLIT, table=SIMPLE, options=RunOptions(prefix_cache_tokens=1600))
+    assert heard == [(False, 0, [0, 0])] * 2 + [(True, 0, [0, 0]), (True, 16, [16, 0])]
+
+
 def test_a_remembered_prefix_needs_no_prefill():
     """Blocks of 16: the second prompt shares 64 of 100 tokens and computes 36; the third, all but its last token."""
     ids = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 8, 9]]
