@@ -61,11 +61,6 @@ class PolicyError(DisaggSimError):
 
 
 _STILL = "was removed: forecasts and simulations take copies of experts that have just been placed; leave it out"
-#: Options of policies that have one value now.
-_FIXED = (
-    *("low_load", "busy_interval", "patience", "fit_shortest", "fit_longest", "fit_error", "correct", "timeout_share"),
-    *("profile_tokens", "most_changes", "sensitivity", "context_tokens", "predictor"),
-)
 #: Keys, options and commands of earlier releases, with what to use instead.
 REMOVED = {
     "popularity_drift_s": _STILL,
@@ -75,7 +70,6 @@ REMOVED = {
     "--bucket": "was removed: give --out on a disk that all workers share, or an object store that is mounted as one",
     "--no-figures": "was removed: no pictures are written beside tables; disagg-sim report DIR shows them",
     "store compact": "was removed: every command reads many small files, so nothing needs it",
-    **dict.fromkeys(_FIXED, "was removed: its default is what the policy does; leave it out"),
 }
 
 

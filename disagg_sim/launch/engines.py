@@ -26,6 +26,8 @@ ENCODER_TRANSFER = "zmq_to_scheduler"
 DISPATCHED, MOST_DISPATCHED = 128, 1024
 #: Entries of NVSHMEM's queues by default; DeepEP needs two a token, and two more. [1]
 QUEUE_DEPTH = 1024
+#: The exchange of vLLM that needs no library beside it.
+GATHERED = "allgather_reducescatter"
 #: Directory of the SSD tier on each node.
 CACHE_DIRECTORY = "/kv_cache"
 
@@ -40,7 +42,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if mapping.ep > 1:
         flags["--enable-expert-parallel"] = True
         if mapping.dp_attn > 1:
-            flags["--all2all-backend"] = _vllm_exchange(workers)
+            flags["--all2all-backend"] = vllm_exchange(workers)
     if mapping.redundant_slots:
         copies = {"num_redundant_experts": int(mapping.redundant_slots)}
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
@@ -117,7 +119,7 @@ def drafts_of(workers: Workers) -> int:
     return 1 if workers.role == "prefill" and workers.setup.speculation is not None else drafts
 
 
-def _vllm_exchange(workers: Workers) -> str:
+def vllm_exchange(workers: Workers) -> str:
     """Choose the exchange of experts: FlashInfer within a rack-scale NVLink domain, otherwise DeepEP by the phase.
 
     Its kernels of high throughput run without CUDA graphs, so co-located instances gather and scatter.
@@ -125,9 +127,7 @@ def _vllm_exchange(workers: Workers) -> str:
     domain = workers.setup.system.nvlink_domain
     if domain > NODE_GPUS and workers.mapping.stage_gpus <= domain:
         return "flashinfer_nvlink_one_sided"
-    return {"decode": "deepep_low_latency", "prefill": "deepep_high_throughput"}.get(
-        workers.role, "allgather_reducescatter"
-    )
+    return {"decode": "deepep_low_latency", "prefill": "deepep_high_throughput"}.get(workers.role, GATHERED)
 
 
 def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from disagg_sim.launch.engines import (
     BOOTSTRAP_PORT,
     CACHE_DIRECTORY,
     ENGINES,
+    GATHERED,
     HEAD_PORT,
     MOST_DISPATCHED,
     NIXL_PORT,
@@ -25,6 +26,7 @@ from disagg_sim.launch.engines import (
     lacking,
     step_tokens,
     tier_bytes,
+    vllm_exchange,
 )
 from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
@@ -223,7 +225,7 @@ def _exchange(workers: Workers, engine: str) -> Iterator[str]:
             f"DeepEP takes {MOST_DISPATCHED:,} tokens of a rank at most: experts get those of all ranks, so expect "
             "other latencies"
         )
-    elif engine != "trtllm":
+    elif engine == "sglang" or (engine == "vllm" and vllm_exchange(workers) != GATHERED):
         yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"
 
 

@@ -17,7 +17,7 @@ from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.planning.ranking import NEAR, passed_over
+from disagg_sim.planning.ranking import NEAR, passed_over, was_run
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
@@ -155,7 +155,10 @@ def _why_first(plan: Plan, best: Design) -> str:
     """Write why one of two equal modes is first."""
     if best.mode == ServingMode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
-    if plan.gain < 1.0 + SAME and plan.other is not None and plan.other.pools[-1].mapping.dp_attn == 1:
+    other = best if plan.other is None else plan.other
+    if plan.gain < 1.0 + SAME and was_run(best) and not was_run(other):
+        return "layouts of the other were never run"
+    if plan.gain < 1.0 + SAME and other.pools[-1].mapping.dp_attn == 1:
         return "the best co-located design is on another system"
     if plan.gain < 1.0 + SAME:
         return "ranks of co-located attention DP wait for each other, which no measurement has judged"

@@ -12,16 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from disagg_sim.errors import (
-    REMOVED,
-    DisaggSimError,
-    InputError,
-    PolicyError,
-    SpecError,
-    UnknownNameError,
-    nearest,
-    quoted,
-)
+from disagg_sim.errors import DisaggSimError, InputError, PolicyError, SpecError, UnknownNameError, nearest, quoted
 from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import plain_number
 from disagg_sim.facts.yaml_files import shown
@@ -91,6 +82,14 @@ def _refuse_all(faults: Iterable[tuple[Place, str]]) -> NoReturn:
     raise SeveralFaultsError((("failures", *place), told) for place, told in faults)
 
 
+#: Options of shipped policies of earlier releases, and what is said of them.
+_FIXED = (
+    *("low_load", "busy_interval", "patience", "fit_shortest", "fit_longest", "fit_error", "correct", "timeout_share"),
+    *("profile_tokens", "most_changes", "sensitivity", "context_tokens", "predictor"),
+)
+FIXED = "was removed: its default is what the policy does; leave it out"
+
+
 def read_options(options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a policy or a run, each a value of the kind of its default and in its range."""
     faults: list[tuple[tuple[str, ...], str]] = []
@@ -99,7 +98,7 @@ def read_options(options: Mapping[str, Option], given: Mapping[str, Any]) -> dic
         known = options.get(name)
         if known is None:
             near = nearest(name, options) or f"; allowed: {', '.join(options)}"
-            faults.append(((), f"{name} {REMOVED[name]}" if name in REMOVED else f"unknown key {quoted(name)}{near}"))
+            faults.append(((), f"{name} {FIXED}" if name in _FIXED else f"unknown key {quoted(name)}{near}"))
             continue
         read = value if isinstance(known.default, bool | str) else plain_number(value)
         if fault := known.fault(read):

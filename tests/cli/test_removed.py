@@ -6,6 +6,7 @@ import pytest
 
 from disagg_sim.cli.main import run
 from disagg_sim.errors import REMOVED
+from disagg_sim.scenario.options import FIXED
 
 PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64", "--osl", "8", "--rate", "1"]
 
@@ -35,4 +36,4 @@ def test_a_removed_option_of_a_policy_is_told(tmp_path, capsys):
     file, shipped = tmp_path / "mine.yaml", Path(__file__).parents[2] / "scenarios" / "azure_conv_on_h100.yaml"
     file.write_text(shipped.read_text().replace("[vllm, ", "[{kind: dopd, label: own, correct: false}, "))
     assert run(["specs", "check", str(file)]) == 2
-    assert f"correct {REMOVED['correct']}" in capsys.readouterr().err
+    assert f"correct {FIXED}" in capsys.readouterr().err

@@ -142,11 +142,7 @@ function planPools(plan) {
               el(
                 "small",
                 {},
-                `layout ${judged.layout.split("; ")[0]}${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}${judged.layout
-                  .split("; ")
-                  .slice(1)
-                  .map((more) => `; ${more}`)
-                  .join("")}`,
+                `layout ${judged.layout.replace(/;|$/, `${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}$&`)}`,
               ),
             )
           : "–",
