@@ -2,10 +2,12 @@
 
 import csv
 import pickle
+import sys
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
+from shared_data import shared_file
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.attention import GqaAttention
@@ -24,6 +26,7 @@ from disagg_sim.facts.load import (
     load_system,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, kind_of, spec_files
+from docs.shipped_models import shipped
 
 SYSTEMS = [
     *("a100_sxm_40gb", "a100_sxm_80gb", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "gh200", "h100_nvl"),
@@ -273,3 +276,21 @@ def test_a_version_of_an_engine_differs_by_its_kernel_of_experts_alone():
     assert replace(before, **same) == now
     assert {key: before.sources[key] for key in now.sources} == dict(now.sources)
     assert before.expert_kernel in {row.kernel for row in rows("h200_sxm") if getattr(row, "block_rows", 0)}
+
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the scripts of the docs are no part of the package
+
+MODELS = {model.name: model for model in shipped()}
+
+
+def test_the_table_has_every_model():
+    assert tuple(MODELS) == list_specs("model")
+    assert all(model.title == load_model(model.name).title for model in MODELS.values())
+
+
+def test_the_file_is_the_import_of_its_config():
+    for name, model in MODELS.items():
+        if not model.config:
+            continue
+        written = spec_files("model")[name].read_text(encoding="utf-8")
+        assert model.yaml(shared_file(f"hf_configs/{model.file}")) == written

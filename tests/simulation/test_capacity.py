@@ -2,16 +2,26 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import made_requests, made_run
+from sites import arrays_of
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.capacity import TOLERANCE, WIDEST, attains, p99_inside, serving_capacity
+from disagg_sim.simulation.kernel.addresses import addresses_of
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
+from disagg_sim.simulation.kernel.layout import InstanceRecord, Mode, dtype_of
+from disagg_sim.simulation.kernel.ranking import Rankings
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue
 
 ONE = summary(made_run(made_requests([0.0], [1.0], [2.0], [11])), Slo(ttft=1.0, tpot=0.1))
 
@@ -98,3 +108,114 @@ def test_the_99th_percentiles_must_both_be_inside_and_nothing_lost():
 def test_a_share_is_a_share():
     with pytest.raises(InputError, match=r"share 1\.5 is out of range"):
         attains(1.5)
+
+
+AMONG = np.array([1, 3, 4])
+
+
+def view(**columns):
+    """Instances with these columns, idle but for them."""
+    inst = np.zeros(5, dtype_of(InstanceRecord))
+    served = {name: np.array(columns.pop(name, [7] * 5)) for name in ("prefill_rate", "seats")}
+    for name, values in columns.items():
+        inst[name] = values
+    arrays = arrays_of(inst)
+    rankings = Rankings(addresses_of(arrays))
+
+    def least(load, among, served, own=0, arrays=arrays):  # which lie where home says
+        return rankings.least(load, among, served, own, 0.0)
+
+    return SimpleNamespace(refresh=lambda: None, least=least, input_tokens=(1,), **served)  # they are the present ones
+
+
+@pytest.mark.parametrize(
+    ("choice", "columns", "wanted"),
+    [
+        (fewest_requests, {"queued_requests": [0, 2, 0, 0, 1], "running_requests": [0, 0, 0, 3, 1]}, 1),
+        (fewest_requests, {"running_requests": [0, 5, 0, 5, 4]}, 4),
+        (shortest_queue, {"queued_requests": [0, 2, 0, 1, 1], "running_requests": [0, 0, 0, 3, 1]}, 1),
+        (least_prefill, {"queued_prompt_tokens": [0, 9, 0, 8, 8]}, 3),
+        (least_decode, {"running_tokens": [0, 100, 0, 90, 95], "coming_tokens": [0, 0, 0, 20, 0]}, 4),
+    ],
+)
+def test_the_least_loaded_of_some_wins_and_the_first_of_equals(choice, columns, wanted):
+    assert choice(view(**columns), AMONG) == wanted
+
+
+def test_caches_that_wait_for_memory_count_as_much_as_the_mean_of_those_that_run():
+    """Instance 1: 100 tokens of 2 requests and 3 in wait, 250 in all; instance 3: 240 of them; 4: more."""
+    columns = {
+        "running_tokens": [0, 100, 0, 240, 300],
+        "running_requests": [0, 2, 0, 4, 3],
+        "queued_requests": [0, 3, 0, 0, 0],
+    }
+    assert least_decode(view(**columns), AMONG) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "queued", "served"),
+    [
+        (fewest_requests, "running_requests", "seats"),
+        (shortest_queue, "queued_requests", "prefill_rate"),
+        (least_prefill, "queued_prompt_tokens", "prefill_rate"),
+        (least_decode, "running_tokens", "seats"),
+    ],
+)
+def test_an_instance_that_serves_eight_times_as_much_gets_eight_times_as_much(choice, queued, served):
+    """Nine requests of one token: instance 3, eight times the others, takes the first eight of them but for one."""
+    columns = {queued: [0] * 5, served: [1, 1, 1, 8, 1], "running_requests": [0] * 5}
+    given = []
+    for _ in range(10):
+        given.append(choice(view(**columns), AMONG, 0))
+        columns[queued][given[-1]] += 1
+    assert given == [3] * 7 + [1, 3, 4]
+
+
+def test_round_robin_goes_round():
+    turn = InTurn()
+    assert [turn(view(), AMONG) for _ in range(4)] == [1, 3, 4, 1]
+
+
+MEAN_SERVICE = 0.1  # [s]
+
+TOKENS = 10_000  # mean length of a prompt on the fleet, so that whole tokens do not show [token]
+
+BATCHES = 40
+
+
+def waits_on_fleet(gaps, services):
+    """Prompts whose length is their service time, one a pass."""
+    table = StepTable.affine(per_token=MEAN_SERVICE / TOKENS)
+    fleet = Fleet([InstanceSpec(table=table, blocks=2**40, mode=Mode.ONE_PROMPT, token_budget=2**40)])
+    prompts = np.maximum(np.round(services / MEAN_SERVICE * TOKENS), 1).astype(int).tolist()
+    arrivals = np.cumsum(gaps).tolist()
+    for k, (time, prompt) in enumerate(zip(arrivals, prompts, strict=True)):
+        while fleet.run_until(time)[0] != -1:
+            pass
+        fleet.submit(0, k, (0, prompt, 1), time)
+    fleet.run_until(1e12)
+    return fleet.segments.start_s - fleet.segments.submit_s
+
+
+def gamma(rng, mean, squared_variation, n):
+    """Gamma variates of a mean and a squared coefficient of variation; the mean alone where that is 0."""
+    if squared_variation == 0:
+        return np.full(n, mean)
+    return rng.gamma(1 / squared_variation, mean * squared_variation, n)
+
+
+def mean_and_error(waits):
+    """Mean of the second half on, and its standard error by batch means (waits of neighbours go together)."""
+    batches = waits[waits.size % BATCHES :].reshape(BATCHES, -1).mean(axis=1)[2:]
+    return batches.mean(), batches.std(ddof=1) / np.sqrt(batches.size)
+
+
+@pytest.mark.parametrize("squared_variation", [1.0, 0.0, 2.5], ids=["M/M/1", "M/D/1", "M/G/1"])
+def test_poisson_arrivals_wait_as_pollaczek_and_khinchine_say(squared_variation):
+    rho, n = 0.7, 100_000
+    rng = np.random.default_rng(11)
+    gaps = rng.exponential(MEAN_SERVICE / rho, n)
+    mean, error = mean_and_error(waits_on_fleet(gaps, gamma(rng, MEAN_SERVICE, squared_variation, n)))
+    expected = rho / (1 - rho) * (1 + squared_variation) / 2 * MEAN_SERVICE
+    assert error < 0.1 * expected
+    assert abs(mean - expected) < 3.5 * error

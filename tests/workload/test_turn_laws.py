@@ -7,12 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import disagg_sim as ds
 from disagg_sim.errors import InputError, TraceError
+from disagg_sim.facts.load import load_traffic
+from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
+from disagg_sim.workload.lengths import observed_lengths
+from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import Sessions
 from disagg_sim.workload.scaling import at_rate
-from disagg_sim.workload.statistics import trace_statistics
+from disagg_sim.workload.statistics import prefix_hit_rate, trace_statistics
+from disagg_sim.workload.synthetic import BLOCK_TOKENS, session_trace
 from disagg_sim.workload.trace import Trace, mix
+from disagg_sim.workload.turns import TurnCaches, found_by_tier, joint_lengths, turn_lengths, turns_of, turns_text
 
 HEADER = "arrival_s,input_tokens,output_tokens,session,think_s\n"
 
@@ -133,3 +140,130 @@ def test_a_part_begins_a_session_with_its_first_turn_inside():
 def test_think_times_below_0_are_refused():
     with pytest.raises(InputError, match="0 s or more"):
         Sessions(session=[0, 0], think_s=[0.0, -1.0])
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return session_trace(load_traffic("coding_agent"), rate=0.1, sessions=1500, seed=3)
+
+
+def test_means_are_those_of_the_recorded_sessions(drawn):
+    """11.6 turns, prompts of 33,952 and answers of 1,351 tokens, 18.4 s between turns; 92.7 % of the prompts were read
+    from the provider's cache, which an infinite cache of the drawn blocks must find from their lengths alone."""
+    later = drawn.sessions.previous() >= 0
+    assert len(drawn) / 1500 == pytest.approx(11.6, rel=0.02)
+    assert drawn.input_tokens.mean() == pytest.approx(33_952, rel=0.04)
+    assert drawn.output_tokens.mean() == pytest.approx(1351, rel=0.03)
+    assert drawn.sessions.think_s[later].mean() == pytest.approx(18.4, rel=0.03)
+    assert prefix_hit_rate(drawn.prefix) == pytest.approx(0.927, abs=0.01)
+
+
+def test_a_prompt_begins_with_the_prompt_before_and_all_with_the_shared_start(drawn):
+    ids, offsets, previous = drawn.prefix.ids, drawn.prefix.offsets, drawn.sessions.previous()
+    shared = 15_825 // BLOCK_TOKENS
+    for row in range(0, len(drawn), 97):
+        own = ids[offsets[row] : offsets[row + 1]]
+        assert own.size == drawn.input_tokens[row] // BLOCK_TOKENS
+        assert own[:shared].tolist() == list(range(shared))
+        if (before := previous[row]) >= 0:
+            older = ids[offsets[before] : offsets[before + 1]]
+            assert own[: older.size].tolist() == older.tolist()
+            assert drawn.input_tokens[row] > drawn.input_tokens[before]
+        else:
+            assert np.sum(ids == own[-1]) >= 10  # its session alone has it, in all its turns
+
+
+def test_sessions_begin_at_the_rate(drawn):
+    begin = drawn.arrival[drawn.sessions.previous() < 0]
+    assert begin.size / begin[-1] == pytest.approx(0.1, rel=0.08)  # three standard deviations of 1,500 events
+
+
+SHARED = 15_825
+
+
+@pytest.fixture(scope="module")
+def agents():
+    return session_trace(load_traffic("coding_agent"), rate=0.2, sessions=150, seed=2)
+
+
+def shares(trace, **caches):
+    made = TurnCaches(sessions_per_s=0.2, **caches)
+    found, tiers = found_by_tier(trace, made, 0.2 * len(trace) / 150, SHARED)
+    return found.sum() / trace.input_tokens.sum(), dict(tiers)
+
+
+@pytest.mark.parametrize(("back", "rooms"), [(False, (2e5, 6e5)), (True, (2e5, 4e5))])
+def test_tiers_serve_differences_of_the_hit_curve(agents, back, rooms):
+    """Written back, rooms add up; written through, the larger holds the smaller: 200,000 and 600,000 either way."""
+    total, tiers = shares(agents, rooms=(("hbm", rooms[0]), ("dram", rooms[1])), back=back)
+    exact = hit_curve(agents)
+    assert total == pytest.approx(exact.share(6e5), abs=0.04)
+    assert total * tiers["hbm"] == pytest.approx(exact.share(2e5), abs=0.04)
+
+
+def test_a_tier_no_larger_than_the_one_above_adds_nothing_where_all_is_written_through(agents):
+    _, tiers = shares(agents, rooms=(("hbm", 4e5), ("dram", 3e5)))
+    assert tiers == {"hbm": 1.0}
+    assert shares(agents, rooms=()) == (0.0, {})
+
+
+def test_a_pooled_tier_does_not_mind_where_turns_go(agents):
+    rooms, eight = (("remote", np.inf),), {"caches": 8, "sticky": False}
+    apart, pooled = (shares(agents, rooms=rooms, **eight, pooled=pooled)[0] for pooled in ((), ("remote",)))
+    blind = hit_curve(agents, routed(agents, 8, sticky=False)).share(np.inf)
+    assert apart == pytest.approx(blind, abs=0.03)
+    assert pooled == pytest.approx(shares(agents, rooms=rooms)[0])
+
+
+def test_more_sessions_a_second_need_as_much_more_room():
+    """Without the start that all share, rooms count by the prompts that come in a second."""
+    small, large = (
+        turn_lengths("coding_agent", TurnCaches(sessions_per_s=rate, rooms=(("hbm", SHARED + room),)))
+        for rate, room in ((0.5, 4e5), (5.0, 4e6))
+    )
+    assert large.mean_new == pytest.approx(small.mean_new, rel=1e-6)
+
+
+def test_long_answers_lengthen_the_gaps():
+    quick, slow = (
+        turn_lengths("coding_agent", TurnCaches(sessions_per_s=0.5, rooms=(("hbm", 1e6),), tpot_s=tpot))
+        for tpot in (0.0, 0.05)
+    )
+    assert slow.mean_new > 1.2 * quick.mean_new
+
+
+def test_few_prompts_stand_for_all(agents):
+    """Rate and first token over every class of turns, against a distribution of all of them."""
+    found, _ = found_by_tier(agents, TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 4e5),)), agents.rate, SHARED)
+    few = joint_lengths(agents.input_tokens, agents.output_tokens, found)
+    every = observed_lengths(agents.input_tokens, agents.output_tokens, found)
+    assert few.prompt_nodes().isl.size == 4 < every.prompt_nodes().isl.size
+    assert (few.mean_isl, few.mean_new, few.context) == pytest.approx((every.mean_isl, every.mean_new, every.context))
+    at, mapping = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Sharding(tp_attn=8, tp_ffn=8)
+    fast, exact = (ds.prefill_grid(at, mapping, law, batch=[1, 4]) for law in (few, every))
+    assert fast.request_rate == pytest.approx(exact.request_rate, rel=0.03)
+    assert fast.latency == pytest.approx(exact.latency, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "caches",
+    [
+        TurnCaches(sessions_per_s=0.2),
+        TurnCaches(sessions_per_s=2, rooms=(("hbm", 1e5), ("remote", np.inf)), pooled=("remote",), back=True),
+        TurnCaches(sessions_per_s=1e-3, rooms=(("dram", 3e6),), caches=8, sticky=False, tpot_s=0.025),
+    ],
+)
+def test_a_name_is_read_back(caches):
+    name = f"coding_agent{turns_text(caches)}"
+    assert turns_of(name) == ("coding_agent", caches)
+    assert lengths_named(name) == turn_lengths("coding_agent", caches)
+    assert turns_of("coding_agent") is None
+
+
+def test_rooms_of_a_rate_far_above_the_sample_need_no_trace_of_it():
+    crowded = TurnCaches(sessions_per_s=2000.0, rooms=(("hbm", 1e6), ("dram", 1e10)))
+    law = turn_lengths("coding_agent", crowded)
+    assert dict(law.cached.reuse.tiers)["dram"] > 0.2
+    assert turn_lengths("coding_agent", replace(crowded, rooms=(("hbm", 1e10),))).mean_new == pytest.approx(
+        law.mean_new
+    )
