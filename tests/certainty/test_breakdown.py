@@ -169,6 +169,14 @@ def test_every_part_leads_to_a_line_and_an_equation(case):
         assert (root / file).read_text().splitlines()[int(line) - 1].strip().startswith(f"{key}:")
 
 
+def test_what_an_engine_adds_to_exchanges_stands_behind_those_of_decode_alone():
+    parts = taken_apart("latent", 0)[1].operators
+    named = parts["source"].str.contains("exchange_stretch")
+    of_decode = (parts["kind"] == "all_to_all") & (parts["latency"] == "ttl")
+    assert of_decode.any()
+    assert (named == of_decode).all()
+
+
 def test_fits_of_another_system_are_named_with_its_file():
     fits = taken_apart("inherited", 1)[1].fits
     taken = fits[fits["inherited_from"] != ""]

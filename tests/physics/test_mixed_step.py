@@ -52,6 +52,14 @@ def test_a_grid_gives_what_single_calls_give():
             assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
 
 
+def test_a_stage_takes_as_long_as_its_fullest_micro_batch():
+    """Three sequences on two stages are two and one: both stages wait for the two, as of four."""
+    at, two = cached_setting("llama_3_1_70b", "gb200_nvl72", "measured"), Sharding(pp=2)
+    three, four = (step_of(at, two, batch, 512) for batch in (3, 4))
+    assert three.time == pytest.approx(four.time, rel=1e-3)
+    assert step_of(at, two, 2, 512).time < 0.999 * three.time
+
+
 def colocated_memory(at, mapping, batch, prompts, *, mixed):
     """Bytes with ``prompts`` in prefill, of which 512 tokens are live on a rank."""
     return float(

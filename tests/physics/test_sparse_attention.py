@@ -40,13 +40,13 @@ HCA, WINDOW = (HcaAttention(**V4, window=128, ratio=ratio) for ratio in (128, 0)
 KINDS = {"dsa": DSA, "shared": SHARED, "msa": MSA, "csa": CSA, "hca": HCA, "window": WINDOW}
 
 
-def works(spec, precision=FP8, *, context=0.0, new=0.0, past=0.0):
+def works(spec, precision=FP8, *, context=0.0, new=0.0, past=0.0, queries=1.0):
     """FLOP and bytes of index and of scores and values, of one sequence on one GPU."""
     block = layer_of(LayerKind(spec, NoFfn())).attention
     if new:
         operators = block.prefill(precision, 1.0, Tokens(prompts=1.0, new=new, past=past), "auto")[0]
     else:
-        operators = block.decode(precision, 1.0, Tokens(decodes=1.0, context=context), "auto")[0]
+        operators = block.decode(precision, 1.0, Tokens(decodes=1.0, context=context, queries=queries), "auto")[0]
     return {"index" if op.name == "index" else "main": op.work for op in operators}
 
 
@@ -70,6 +70,14 @@ def test_a_token_of_deepseek_v3_2_at_65536():
     assert found["index"].hbm_bytes == 132 * 65_536 == pytest.approx(8.65e6, rel=1e-3)
     assert found["main"].flops == 2 * 128 * 1088 * 2048 == pytest.approx(0.570e9, rel=1e-3)
     assert found["main"].hbm_bytes == 656 * 2048 == pytest.approx(1.34e6, rel=3e-3)
+
+
+@pytest.mark.parametrize(("context", "rows"), [(65_536.0, 3 * 2048), (2100.0, 2102)])
+def test_queries_of_drafts_choose_apart_and_read_no_more_than_there_is(context, rows):
+    """Three queries read 2048 latents each, or all 2,100 and those of the two drafts before the last."""
+    found = works(DSA, context=context, queries=3.0)
+    assert found["main"].flops == 3 * 2 * 128 * 1088 * 2048
+    assert found["main"].hbm_bytes == 656 * rows
 
 
 def test_a_chunk_of_4096_after_61440():

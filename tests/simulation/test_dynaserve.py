@@ -1,14 +1,18 @@
 """DynaServe: the predictor against hand-worked passes and against the kernel, the bisection, and legs of requests."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sites import ONE, SIMPLE, deployment, served
+from sites import ONE, SIMPLE, deployment, served, site
 
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
+from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
@@ -217,6 +221,15 @@ def test_beside_many_decodes_a_piece_may_be_smaller_than_the_least():
     fleet.submit(0, 40, (0, 1000, 2), 0.0)
     fleet.run_until(0.11)
     assert fleet.views.prefill_tokens[0] == 100
+
+
+def test_a_step_of_drafts_may_take_as_long_as_the_tokens_that_it_emits():
+    at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
+    for drafts, tokens in ((0, 1.0), (1, 1.0 + at.speculation.acceptance[0])):
+        pair = (Replicas(mapping=Sharding(draft_tokens=drafts), instances=2),)
+        here = site(Engine(0), ServedDeployment(name="pair", gpus=2, pairs=pair), table=SIMPLE)
+        steps = policy_named("dynaserve").build(replace(here, setup=at)).steps
+        assert steps.usual.decode.step_limit_s == pytest.approx(0.1 * tokens)
 
 
 def test_an_odd_instance_has_no_partner():
