@@ -9,25 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
-import yaml
-from inputs import (
-    ARGUMENTS,
-    CONFIG,
-    EXCLUDE,
-    GEMM,
-    PASSES,
-    POWER,
-    PREDICTED,
-    REQUESTS,
-    SCENARIO,
-    SERVED,
-    SERVERS,
-    STUDY,
-    SWEEP,
-    SYNTHETIC,
-    TRACES,
-)
-from spoiling import spoilt_bytes, spoilt_document, spoilt_table, spoilt_yaml
+from inputs import FILES, TRACES
+from spoiling import spoilt_bytes, spoilt_content
 
 from disagg_sim.facts.hub.imported import import_model
 from disagg_sim.facts.load import check_file, load_engine
@@ -73,38 +56,13 @@ _PLAN = {"schema": "disagg-sim/plan/2", "status": "OK", "best": None, "runners_u
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its good content, how it is spoilt beside as bytes, and its reader."""
+    """A format: its good content, its reader, what lies beside, and how it is spoilt, if not by its name."""
 
     name: str  # of the file
     content: bytes
-    spoil: Callable[[bytes, Random], bytes]
     read: Callable[[Path], Any]
     beside: tuple[tuple[str, bytes], ...] = ()  # good files in the same directory
-
-
-def _yaml(content: bytes, rng: Random) -> bytes:
-    return spoilt_yaml(yaml.safe_load(content), rng)
-
-
-def _json(content: bytes, rng: Random) -> bytes:
-    deep = rng.random() < 0.05
-    return b'{"a":' * 20_000 if deep else json.dumps(spoilt_document(json.loads(content), rng), default=str).encode()
-
-
-def _csv(content: bytes, rng: Random) -> bytes:
-    """Cells, and at times numbers that nothing can be computed with."""
-    data = spoilt_table(content.decode(), rng)
-    if rng.random() < 0.2:
-        number = rng.choice((b"9" * 400, b"1e-320", b"1e308", b"-0.0", b"1e400"))
-        data = data.replace(rng.choice((b"0", b"1", b"2", b"5")), number, rng.choice((1, 3)))
-    return data
-
-
-def _lines(content: bytes, rng: Random) -> bytes:
-    rows = content.splitlines()
-    at = rng.randrange(len(rows))
-    rows[at] = json.dumps(spoilt_document(json.loads(rows[at]), rng), default=str).encode()
-    return b"\n".join(rows)
+    spoil: Callable[[bytes, Random], bytes] | None = None
 
 
 def _parquet(content: bytes, rng: Random) -> bytes:
@@ -129,12 +87,6 @@ def _parquet(content: bytes, rng: Random) -> bytes:
         return path.read_bytes()
 
 
-def _words(content: bytes, rng: Random) -> bytes:
-    words = content.split(b" ")
-    words[rng.randrange(len(words))] = rng.choice((b"(" * 500, b"-" * 5000 + b"1", b"9" * 5000, b"b''", b"class", b""))
-    return b" ".join(words)
-
-
 def _made(frame: pd.DataFrame) -> bytes:
     with TemporaryDirectory() as folder:
         write_parquet(frame, path := Path(folder, "a.parquet"), {})
@@ -146,44 +98,45 @@ def _windows(path: Path) -> int:
 
 
 def _formats() -> list[Format]:
-    dump = {name: yaml.safe_dump(each, sort_keys=False).encode() for name, each in _DOCUMENTS.items()}
-    trace = ("trace.csv", TRACES["csv"].encode())
-    found = [Format("s.yaml", dump[name], _yaml, lambda path: load_sweep(str(path))) for name in ("sweep", "study")]
+    trace = ("trace.csv", FILES["trace.csv"])
+    found = [Format("s.yaml", FILES[name], lambda path: load_sweep(str(path))) for name in ("s.yaml", "study.yaml")]
     found += [
-        Format("s.yaml", dump[name], _yaml, lambda path: check_scenario(str(path)), (trace,))
-        for name in ("scenario", "synthetic")
+        Format("s.yaml", FILES[name], lambda path: check_scenario(str(path)), (trace,))
+        for name in ("sc.yaml", "sy.yaml")
     ]
     for kind, place in DIRECTORIES.items():
         if kind not in ("sweep", "scenario") and (files := spec_files(kind)):
             source = files[sorted(files)[0]]
-            found.append(Format(f"{place}/{source.name}", source.read_bytes(), _yaml, check_file))
-    for kind, text in TRACES.items():
-        spoil = _lines if kind == "mooncake" else _csv
-        found.append(Format(f"{kind}.csv", text.encode(), spoil, lambda path: load_trace(path, rate=2.0)))
-    text, block = {"x.meta.json": json.dumps(ARGUMENTS).encode()}, _made(_TRACE)
+            found.append(Format(f"{place}/{source.name}", source.read_bytes(), check_file))
+    for kind in TRACES:
+        name = {"csv": "trace.csv", "mooncake": "mooncake.jsonl"}.get(kind, f"{kind}.csv")
+        found.append(Format(name, FILES[name], lambda path: load_trace(path, rate=2.0)))
+    text = (("run.meta.json", FILES["run.meta.json"]),)
+    own = {
+        "config.json": import_model,
+        "gemm.csv": read_tables,
+        "exclude.csv": read_exclusions,
+        "power.csv": lambda path: read_power_table(path, "h100_sxm"),
+        "served.csv": read_rows,
+        "tool.csv": read_predictions,
+        "passes.csv": judge_passes,
+        "servers.csv": lambda path: judge_memory(path, load_engine("vllm")),
+    }
     return [
         *found,
-        Format("w.csv", _TRACE.to_csv(index=False).encode(), _csv, _windows),
-        Format("w.jsonl", _LINES.encode(), _lines, _windows),
-        Format("w.parquet", block, _parquet, _windows),
-        Format("block.parquet", _made(_POINTS), _parquet, read_block),
-        Format("frontier.csv", _POINTS.to_csv(index=False).encode(), _csv, read_frontier),
-        Format("manifest.json", json.dumps(_MANIFEST).encode(), _json, lambda path: read_manifest(path.parent)),
-        Format("store.json", json.dumps(_INDEX).encode(), _json, lambda path: read_index(path.parent)),
-        Format("plan.json", json.dumps(_PLAN).encode(), _json, lambda path: plan_content(path.parent)),
-        Format("config.json", json.dumps(CONFIG).encode(), _json, import_model),
-        Format("gemm.csv", GEMM.encode(), _csv, read_tables),
-        Format("exclude.csv", EXCLUDE.encode(), _csv, read_exclusions),
-        Format("power.csv", POWER.encode(), _csv, lambda path: read_power_table(path, "h100_sxm")),
-        Format("served.csv", SERVED.encode(), _csv, read_rows),
-        Format("tool.csv", PREDICTED.encode(), _csv, read_predictions),
-        Format("passes.csv", PASSES.encode(), _csv, judge_passes),
-        Format("servers.csv", SERVERS.encode(), _csv, lambda path: judge_memory(path, load_engine("vllm"))),
-        Format("x.csv", REQUESTS.encode(), _csv, lambda path: judge_requests(path, "h100_sxm"), (*text.items(),)),
+        *(Format(name, FILES[name], read) for name, read in own.items()),
+        Format("run.csv", FILES["run.csv"], lambda path: judge_requests(path, "h100_sxm"), text),
+        Format("w.csv", _TRACE.to_csv(index=False).encode(), _windows),
+        Format("w.jsonl", _LINES.encode(), _windows),
+        Format("w.parquet", _made(_TRACE), _windows, spoil=_parquet),
+        Format("block.parquet", _made(_POINTS), read_block, spoil=_parquet),
+        Format("frontier.csv", _POINTS.to_csv(index=False).encode(), read_frontier),
+        Format("manifest.json", json.dumps(_MANIFEST).encode(), lambda path: read_manifest(path.parent)),
+        Format("store.json", json.dumps(_INDEX).encode(), lambda path: read_index(path.parent)),
+        Format("plan.json", json.dumps(_PLAN).encode(), lambda path: plan_content(path.parent)),
     ]
 
 
-_DOCUMENTS = {"sweep": SWEEP, "study": STUDY, "scenario": SCENARIO, "synthetic": SYNTHETIC}
 FORMATS = _formats()
 
 
@@ -191,5 +144,5 @@ def spoilt_file(form: Format, rng: Random) -> bytes:
     """A file of a format spoilt in its own way, as bytes, or both."""
     content = form.content
     if rng.random() < 0.75:
-        content = form.spoil(content, rng)
+        content = form.spoil(content, rng) if form.spoil else spoilt_content(form.name, content, rng)
     return spoilt_bytes(content, rng) if rng.random() < 0.35 else content

@@ -1,4 +1,4 @@
-"""The valid inputs that are spoilt, one function a kind: files of a directory and the command that reads them."""
+"""The valid inputs that are spoilt: files of a directory and the command that reads them."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 from every_command import LEAVES
-from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_document, spoilt_table, spoilt_yaml
+from spoiling import CANARY, spoilt_arguments, spoilt_bytes, spoilt_content, spoilt_table, spoilt_yaml
 
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 from disagg_sim.simulation.policies.registry import policies
@@ -84,14 +84,6 @@ TRACES = {
     "lengths": "num_prefill_tokens,num_decode_tokens\n" + "".join(f"{a},{b}\n" for _, a, b in _TIMES),
 }
 
-TRACE_OPTIONS: tuple[tuple[str, ...], ...] = (
-    ("--json",),
-    ("--as-is",),
-    ("--time-unit", "ms"),
-    ("--column", "arrival=Timestamp"),
-    ("--rate", "2"),
-)
-
 GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us\n" + "".join(
     f"h100_sxm,trtllm,1.0,cublas,fp8,{m},{n},4096,{5 + 2e-6 * m * n * 4096 / 800:.6g}\n"
     for m in (1, 16, 64, 256, 1024, 8192)
@@ -147,9 +139,22 @@ ARGUMENTS = {
 }
 
 
-#: Every table by its name.
-TABLES = {"trace": TRACES["csv"], "gemm": GEMM, "power": POWER, "served": SERVED, "passes": PASSES, "run": REQUESTS}
-TABLES |= {"servers": SERVERS, "tool": PREDICTED}
+def _dump(document: Any) -> bytes:
+    return yaml.safe_dump(document, sort_keys=False).encode()
+
+
+#: What every plan is asked for.
+PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms@p99")
+TABLES = {"gemm": GEMM, "exclude": EXCLUDE, "power": POWER, "served": SERVED, "passes": PASSES, "run": REQUESTS}
+TABLES |= {"servers": SERVERS, "tool": PREDICTED, "trace": TRACES["csv"]}
+TABLES |= {name: text for name, text in TRACES.items() if name not in ("csv", "mooncake")}
+#: Good files that commands read, by their names.
+FILES = {"s.yaml": _dump(SWEEP), "study.yaml": _dump(STUDY), "sc.yaml": _dump(SCENARIO), "sy.yaml": _dump(SYNTHETIC)}
+FILES |= {f"{name}.csv": text.encode() for name, text in TABLES.items()}
+FILES |= {"mooncake.jsonl": TRACES["mooncake"].encode(), "config.json": json.dumps(CONFIG).encode()}
+FILES |= {"run.meta.json": json.dumps(ARGUMENTS).encode()}
+#: File -> others that are read with it, and are not named beside it.
+BESIDE = {"sc.yaml": ["trace.csv"], "run.csv": ["run.meta.json"]}
 
 
 @dataclass(frozen=True)
@@ -162,55 +167,6 @@ class Spoilt:
     specs: bool = False  # the directory is searched for spec files
     stores: tuple[str, ...] = ()  # finished results to be copied here first
     then: list[list[str]] = field(default_factory=list)  # commands that follow
-
-
-def _dump(document: Any) -> bytes:
-    return yaml.safe_dump(document, sort_keys=False).encode()
-
-
-def _jobs(rng: Random) -> str:
-    """Worker processes: they take seconds to start, and nearly all work is the same without."""
-    return rng.choice(("1",) * 9 + ("2",))
-
-
-def sweep_counted(rng: Random) -> Spoilt:
-    """A sweep, counted."""
-    return Spoilt(
-        "sweep --dry-run", {"s.yaml": spoilt_yaml(rng.choice((SWEEP, STUDY)), rng)}, ["sweep", "s.yaml", "--dry-run"]
-    )
-
-
-def sweep_run(rng: Random) -> Spoilt:
-    """A sweep, computed."""
-    return Spoilt(
-        "sweep", {"s.yaml": spoilt_yaml(SWEEP, rng)}, ["sweep", "s.yaml", "--out", "out", "--jobs", _jobs(rng)]
-    )
-
-
-def scenario(rng: Random) -> Spoilt:
-    """A scenario, or its trace."""
-    document, trace = rng.choice((SCENARIO, SCENARIO, SYNTHETIC)), TRACES["csv"].encode()
-    spoil_trace = document is SCENARIO and rng.random() < 0.3
-    return Spoilt(
-        "simulate",
-        {
-            "s.yaml": _dump(document) if spoil_trace else spoilt_yaml(document, rng),
-            "trace.csv": spoilt_table(TRACES["csv"], rng) if spoil_trace else trace,
-        },
-        ["simulate", "s.yaml", "--out", "out", "--jobs", _jobs(rng)],
-    )
-
-
-def trace(rng: Random) -> Spoilt:
-    """A trace of each form."""
-    kind = rng.choice(sorted(TRACES))
-    text = TRACES[kind]
-    lines = kind == "mooncake"
-    data = _spoilt_lines(text, rng) if lines else spoilt_table(text, rng)
-    if rng.random() < 0.25:
-        return Spoilt("plan", {"t.csv": data}, ["plan", *PLAN, "--trace", "t.csv"])
-    arguments = ["trace", "stats", "t.csv", *rng.choice(((), ("--kind", kind), *TRACE_OPTIONS))]
-    return Spoilt("trace stats", {"t.csv": data}, arguments)
 
 
 def policy(rng: Random) -> Spoilt:
@@ -228,17 +184,6 @@ def _spoilt_word(text: bytes, rng: Random) -> bytes:
     words = sorted(set(re.findall(rb"\w+|[^\w\s]", text)))
     new = rng.choice((*words, b'"mine"', b"(" * 500, b"-" * 5000 + b"1", b"9" * 5000, b"b''", b"*needs", b"lambda: 0"))
     return text.replace(rng.choice(words or [b""]), new, rng.choice((1, -1)))
-
-
-def _spoilt_lines(text: str, rng: Random) -> bytes:
-    """JSON lines with one value or key replaced."""
-    lines = text.splitlines()
-    at = rng.randrange(len(lines))
-    old = rng.choice(('"timestamp"', '"input_length"', '"hash_ids"', ": ", ", ", "{", "}", "0", "1", "2", "[", "]"))
-    new = rng.choice(("1e400", "NaN", "-1", "null", '""', "[[[", "{}", "true", "1e18", "9" * 30, "\x00", '"x"'))
-    lines[at] = lines[at].replace(old, new, 1)
-    data = "\n".join(lines).encode()
-    return spoilt_bytes(data, rng) if rng.random() < 0.3 else data
 
 
 def spec(rng: Random) -> Spoilt:
@@ -275,53 +220,6 @@ def spec(rng: Random) -> Spoilt:
     )
 
 
-def config(rng: Random) -> Spoilt:
-    """A model's config.json, imported and planned with."""
-    content = json.dumps(spoilt_document(CONFIG, rng), default=str).encode()
-    if rng.random() < 0.3:
-        content = spoilt_bytes(content, rng)
-    asked = ["--isl", "512", "--osl", "64", "--rate", "20", "--hold-prompts", "none"]
-    plan = ["plan", "--model", "config.json", *PLAN[2:], *asked]
-    return Spoilt("config.json", {"config.json": content}, ["model", "import", "config.json"], then=[plan])
-
-
-def kernels(rng: Random) -> Spoilt:
-    """Kernel tables and masks of bad rows."""
-    spoil_mask = rng.random() < 0.5
-    files = {
-        "gemm.csv": GEMM.encode() if spoil_mask else spoilt_table(GEMM, rng),
-        "exclude.csv": spoilt_table(EXCLUDE, rng) if spoil_mask else EXCLUDE.encode(),
-        "power.csv": spoilt_table(POWER, rng),
-    }
-    fit = ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml", "--exclude", "exclude.csv"]
-    judge = ["validate", "kernels", "gemm.csv", "--exclude", "exclude.csv", "--out", "out"]
-    spread = ["calibrate", "uncertainty", "gemm.csv", "--exclude", "exclude.csv", "--out", "u.yaml"]
-    power = ["calibrate", "power", "power.csv", "--system", "h100_sxm", "--out", "p.yaml"]
-    return Spoilt("calibrate, validate kernels", files, rng.choice((fit, fit, fit, judge, spread, power)))
-
-
-def served(rng: Random) -> Spoilt:
-    """Served measurements."""
-    judge = ["validate", "serving", "served.csv", "--out", "out"]
-    fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
-    rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
-    optimum = ["validate", "optimum", "served.csv", "--out", "out"]
-    count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
-    passes = ["validate", "passes", "passes.csv", "--out", "out"]
-    requests = ["validate", "requests", "run.csv", "--system", "h100_sxm", "--out", "out"]
-    held = ["validate", "memory", "servers.csv", "--configs", ".", "--out", "out"]
-    arguments = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
-    spoilt_ones = {"run.meta.json": arguments}
-    tables = {f"{name}.csv": TABLES[name] for name in ("served", "tool", "passes", "run", "servers")}
-    spoilt_ones |= {name: spoilt_table(table, rng) for name, table in tables.items()}
-    files = {name: table.encode() for name, table in tables.items()} | {"run.meta.json": json.dumps(ARGUMENTS).encode()}
-    chosen = rng.choice((judge, fit, rank, optimum, count, passes, requests, requests, held))
-    read = [name for name in files if name.partition(".")[0] in " ".join(chosen)]
-    for name in rng.sample(read, 1) if rng.random() < 0.7 else files:
-        files[name] = spoilt_ones[name] if rng.random() < 0.7 else files[name]
-    return Spoilt("served runs", files, chosen)
-
-
 def store(rng: Random) -> Spoilt:
     """Finished results, one of their files spoilt, taken up again, judged and compared."""
     again = ["sweep", "s.yaml", "--out", "results", "--jobs", "1"]
@@ -335,14 +233,14 @@ def store(rng: Random) -> Spoilt:
         ["launch", "results", "--best", "--engine", "vllm"],
         ["report", "results", "--points", "100", "--jobs", "1"],
     )
-    return Spoilt("results", {"s.yaml": _dump(SWEEP)}, rng.choice(commands), stores=("results", "baseline"))
+    return Spoilt("results", {"s.yaml": FILES["s.yaml"]}, rng.choice(commands), stores=("results", "baseline"))
 
 
 def runs(rng: Random) -> Spoilt:
     """Finished simulations, one of their files spoilt, taken up again or shown."""
     again = ["simulate", "sc.yaml", "--out", "runs", "--jobs", "1"]
     command = rng.choice((again, ["report", "runs"]))
-    return Spoilt("runs", {"sc.yaml": _dump(SCENARIO), "trace.csv": TRACES["csv"].encode()}, command, stores=("runs",))
+    return Spoilt("runs", {name: FILES[name] for name in ("sc.yaml", "trace.csv")}, command, stores=("runs",))
 
 
 def spoil_store(root: Path, rng: Random) -> None:
@@ -363,20 +261,38 @@ def spoil_store(root: Path, rng: Random) -> None:
         path.write_bytes(spoilt_bytes(path.read_bytes(), rng))
 
 
-#: What every plan is asked for.
-PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms@p99")
 #: Every option of every command.
 OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.params for name in each.opts}))
 
 
-#: One line or more of every command.
+#: One line or more of every command; those of sweeps, scenarios and traces first.
 LINES = (
     ["sweep", "s.yaml", "--dry-run"],
+    ["sweep", "study.yaml", "--dry-run"],
     ["sweep", "s.yaml", "--out", "out", "--jobs", "1"],
     ["simulate", "sc.yaml", "--out", "out", "--jobs", "1"],
+    ["simulate", "sy.yaml", "--out", "out", "--jobs", "2"],
     ["trace", "stats", "trace.csv"],
+    ["trace", "stats", "azure.csv", "--kind", "azure", "--json"],
+    ["trace", "stats", "burstgpt.csv", "--column", "arrival=Timestamp"],
+    ["trace", "stats", "mooncake.jsonl", "--as-is", "--time-unit", "ms"],
+    ["trace", "stats", "lengths.csv", "--rate", "2"],
     ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
     ["plan", *PLAN, "--trace", "trace.csv", "--json"],
+    [
+        "plan",
+        "--model",
+        "config.json",
+        *PLAN[2:],
+        "--isl",
+        "512",
+        "--osl",
+        "64",
+        "--rate",
+        "20",
+        "--hold-prompts",
+        "none",
+    ],
     ["evaluate", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20", "--pool", "colocated:instances=2"],
     ["specs", "list"],
     ["specs", "list", "model"],
@@ -387,14 +303,14 @@ LINES = (
     ["compare", "results", "baseline"],
     ["reproduce", "nothing", "--out", "out"],
     ["measure", "--out", "m", "--system", "h100_sxm", "--device", "x"],
-    ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
+    ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml", "--exclude", "exclude.csv"],
     ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
     ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
     ["calibrate", "layouts", "served.csv", "--out", "m.yaml"],
     ["calibrate", "power", "power.csv", "--system", "h100_sxm", "--out", "p.yaml"],
-    ["validate", "kernels", "gemm.csv", "--out", "out"],
-    ["validate", "serving", "served.csv"],
-    ["validate", "ranking", "served.csv", "--out", "out"],
+    ["validate", "kernels", "gemm.csv", "--exclude", "exclude.csv", "--out", "out"],
+    ["validate", "serving", "served.csv", "--out", "out"],
+    ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"],
     ["validate", "optimum", "served.csv", "--out", "out"],
     ["validate", "passes", "passes.csv"],
     ["validate", "requests", "run.csv", "--system", "h100_sxm"],
@@ -409,27 +325,29 @@ LINES = (
     ["--version"],
     [],
 )
+#: Lines that read files.
+READING = [line for line in LINES if {*line} & FILES.keys()]
+
+
+def file(rng: Random) -> Spoilt:
+    """A line of a command, and one of the files that it reads; half of them of sweeps, scenarios and traces."""
+    words = rng.choice(rng.choice((READING, READING[:10])))
+    read = [name for word in words if word in FILES for name in (word, *BESIDE.get(word, ()))]
+    name = rng.choice(read)
+    spoiled = spoilt_content(name, FILES[name], rng) if rng.random() < 0.9 else FILES[name]
+    return Spoilt(f"file {name}", FILES | {name: spoiled}, words, stores=("results",) * ("results" in words))
 
 
 def command_line(rng: Random, line: list[str] | None = None) -> Spoilt:
     """Options and arguments of every command, or one line as it is, with good files."""
-    files = {"s.yaml": _dump(SWEEP), "sc.yaml": _dump(SCENARIO), "here/file": b""}
-    files |= {f"{name}.csv": text.encode() for name, text in TABLES.items()}
-    files |= {"run.meta.json": json.dumps(ARGUMENTS).encode(), "config.json": json.dumps(CONFIG).encode()}
     words = line or spoilt_arguments(rng.choice(LINES), OPTIONS, rng)
-    return Spoilt("command line", files, words, stores=("results", "baseline"))
+    return Spoilt("command line", FILES | {"here/file": b""}, words, stores=("results", "baseline"))
 
 
 #: Kinds of input with their share of all.
 KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
-    (sweep_counted, 17),
-    (sweep_run, 8),
-    (scenario, 12),
-    (trace, 14),
+    (file, 72),
     (spec, 16),
-    (config, 6),
-    (kernels, 8),
-    (served, 7),
     (store, 8),
     (runs, 4),
     (policy, 6),

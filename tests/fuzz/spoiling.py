@@ -2,7 +2,9 @@
 
 import copy
 import datetime
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -195,6 +197,27 @@ def spoilt_table(text: str, rng: Random) -> bytes:
         rows = [each or [""] for each in rows]
     data = "\n".join(",".join(row) for row in rows).encode("utf-8", "surrogatepass") + b"\n"
     return spoilt_bytes(data, rng) if rng.random() < 0.2 else data
+
+
+def spoilt_content(name: str, content: bytes, rng: Random) -> bytes:
+    """A file spoilt in the way of its format, which the end of its name says."""
+    match Path(name).suffix:
+        case ".yaml":
+            return spoilt_yaml(yaml.safe_load(content), rng)
+        case ".json":
+            deep = rng.random() < 0.05
+            document = spoilt_document(json.loads(content), rng)
+            return b'{"a":' * 20_000 if deep else json.dumps(document, default=str).encode()
+        case ".jsonl":
+            rows = content.splitlines()
+            at = rng.randrange(len(rows))
+            rows[at] = json.dumps(spoilt_document(json.loads(rows[at]), rng), default=str).encode()
+            return b"\n".join(rows)
+    data = spoilt_table(content.decode(), rng)
+    if rng.random() < 0.2:  # numbers that nothing can be computed with
+        number = rng.choice((b"9" * 400, b"1e-320", b"1e308", b"-0.0", b"1e400"))
+        data = data.replace(rng.choice((b"0", b"1", b"2", b"5")), number, rng.choice((1, 3)))
+    return data
 
 
 def spoilt_arguments(arguments: list[str], options: tuple[str, ...], rng: Random) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from inputs import SCENARIO, SWEEP, SYNTHETIC, TRACES, Spoilt, _dump, spoil_store, spoilt
+from inputs import FILES, Spoilt, spoil_store, spoilt
 from spoiling import CANARY
 
 from disagg_sim.cli.main import run
@@ -148,10 +148,8 @@ def laid_out(said: Spoilt, where: Path, stores: Path, rng: Random) -> None:
 
 def make_stores(root: Path) -> None:
     """One finished sweep and one finished scenario; another one, so that no input waits for machine code."""
-    (root / "s.yaml").write_bytes(_dump(SWEEP))
-    (root / "sc.yaml").write_bytes(_dump(SCENARIO))
-    (root / "sy.yaml").write_bytes(_dump(SYNTHETIC))
-    (root / "trace.csv").write_text(TRACES["csv"])
+    for name in ("s.yaml", "sc.yaml", "sy.yaml", "trace.csv"):
+        (root / name).write_bytes(FILES[name])
     os.chdir(root)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         assert run(["sweep", "s.yaml", "--out", "results", "--jobs", "1"]) == 0
