@@ -1,11 +1,10 @@
-"""Plans of plan_pools, simulated at a share of their own rate: ``python -m tests.simulation.plans`` prints the report.
+"""Plans of plan_pools, simulated at a share of their own rate.
 
 The lengths are those that were planned for, the SLO is what was planned: TPOT at the TTL limit, TTFT at twice the FTL
 limit, since a request that just missed a pass waits for it before its own. Evenly spaced arrivals show what batches,
 transfers, memory and routing cost; Poisson arrivals add the queue that no plan knows of.
 """
 
-import argparse
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -84,38 +83,6 @@ def simulated(case: Planned, load: float, *, poisson: bool, most: int = 20_000) 
     return ds.simulate(case.plan.deployment, trace, slo=slo).summary()
 
 
-def holds(row: Summary) -> bool:
-    """Whether at least 99 % of all requests were in time."""
-    return row.slo_attainment >= 0.99
-
-
 def holding(found: Iterable[Planned], load: float, *, poisson: bool) -> int:
-    """How many plans hold at a share of their rate."""
-    return sum(holds(simulated(case, load, poisson=poisson)) for case in found)
-
-
-def report(loads: tuple[float, ...]) -> None:
-    """Print, for each load and kind of arrivals, how many plans hold, and every one that does not."""
-    found = list(plans())
-    mixed = sum(case.plan.mixes for case in found)
-    print(f"{len(found)} plans, {mixed} of them with mixed pools; limits: TTFT 2 x FTL limit, TPOT the TTL limit")
-    for load in loads:
-        for poisson in (False, True):
-            rows = [(case, simulated(case, load, poisson=poisson)) for case in found]
-            late = sorted((row.slo_attainment, case.name) for case, row in rows if not holds(row))
-            kind = "Poisson" if poisson else "even"
-            print(f"\n{load:g} of the rate, {kind} arrivals: {len(rows) - len(late)} of {len(rows)} reach 99 %")
-            for case, row in rows:
-                if not holds(row):
-                    ttft, tpot = row.ttft_p99_s / case.ftl_limit, row.tpot_p99_s / case.ttl_limit
-                    lost = row.requests - row.completed
-                    print(
-                        f"  {row.slo_attainment:6.1%}  {case.name}: TTFT p99 {ttft:.2f} FTL limits, "
-                        f"TPOT p99 {tpot:.2f} TTL limits, {lost} lost"
-                    )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--load", type=float, nargs="+", default=[0.8, 0.95])
-    report(tuple(parser.parse_args().load))
+    """How many plans serve 99 % of all requests in time at a share of their rate."""
+    return sum(simulated(case, load, poisson=poisson).slo_attainment >= 0.99 for case in found)
