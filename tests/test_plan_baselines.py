@@ -38,6 +38,7 @@ CHANGED = ("changes", "changes_nic", "split", "tight_ttft", "nic", "prices", "tw
 LONG = {
     *("rate_high", "loose", "confidence_high", "infeasible_prefill", "rate", "short", "one_token_prompts"),
     *("joule_gpus", "users_spares", "simulated_grown", "split", "users_of_few_tokens", "confidence", "nic", "prices"),
+    "encode_cached",
 }
 #: Those that take some seconds, and the quicker question that moves with what they alone would show.
 RARE = {

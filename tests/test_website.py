@@ -43,16 +43,15 @@ def test_every_page_is_once_in_the_navigation():
     assert set(shown) == lost, f"nav of mkdocs.yml: missing {lost - set(shown)}, no such page {set(shown) - lost}"
 
 
-def test_a_nested_list_is_indented_by_four_and_stands_apart_from_its_paragraph():
-    text = "Two:\n1. one\n   * a\n     goes on\n2. two\n\nThen\n* x\n\nso\n\n    F = 2*m*n*k\n"
-    assert pages.page("plan.md", text, pages.sources(), {}) == (
-        "Two:\n\n1. one\n    * a\n        goes on\n2. two\n\nThen\n\n* x\n\nso\n\n    F = 2*m*n*k\n"
-    )
+LIST = "Two:\n1. one\n   * a\n     goes on\n2. two\n\nThen\n* x\n\nso\n\n    F = 2*m*n*k\n"
+APART = "Two:\n\n1. one\n    * a\n        goes on\n2. two\n\nThen\n\n* x\n\nso\n\n    F = 2*m*n*k\n"
+CODE = "```yaml\na:\n- [x](y.md)\n```\n"
+MARKED = "It is <!-- number: four -->4<!-- /number --> GB.\n<!-- not run: slow -->\n"
 
 
-def test_code_is_left_alone():
-    text = "```yaml\na:\n- [x](y.md)\n```\n"
-    assert pages.page("plan.md", text, pages.sources(), {}) == text
+@pytest.mark.parametrize(("text", "shown"), [(LIST, APART), (CODE, CODE), (MARKED, "It is 4 GB.\n")])
+def test_nested_lists_stand_apart_code_stays_and_marks_do_not_show(text, shown):
+    assert pages.page("plan.md", text, pages.sources(), {}) == shown
 
 
 def test_links_lead_to_the_same_page_on_the_site():
@@ -68,11 +67,6 @@ def test_links_lead_to_the_same_page_on_the_site():
     ]
     assert copies == {"img/frontier.svg": ROOT / "docs" / "img" / "frontier.svg", "LICENSE": ROOT / "LICENSE"}
     assert pages.page("studies/arrow.md", "[a](../../README.md#b)", found, {}) == "[a](../index.md#b)\n"
-
-
-def test_marks_of_computed_numbers_do_not_show():
-    text = "It is <!-- number: four -->4<!-- /number --> GB.\n<!-- not run: slow -->\n"
-    assert pages.page("plan.md", text, pages.sources(), {}) == "It is 4 GB.\n"
 
 
 def test_tables_of_the_site_stand_where_a_page_asks_for_them():

@@ -1,4 +1,4 @@
-"""``disagg-sim specs``: what it prints, and one line with exit code 2 for what a user can mend."""
+"""``disagg-sim specs`` and ``trace``: what they print, and one line with exit code 2 for what a user can mend."""
 
 import json
 from unittest.mock import patch
@@ -134,14 +134,6 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join((*KINDS, "policy"))),
-        (
-            ["show", "precision", "fp9"],
-            "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
-            "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
-            "mxfp4_fp8kv, nvfp4_bf16kv, "
-            "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention, nvfp4_fp8kv_bf16_projections",
-        ),
-        (["show", "profile", "xyz"], "unknown profile 'xyz'; known: ideal, measured, optimistic"),
         (["show", "model", "none.yaml"], "none.yaml: no such file"),
         (
             ["show", "policy", "vlm"],
@@ -152,11 +144,6 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
 def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):
     assert run(["specs", *arguments]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-
-
-def test_list_of_one_kind(capsys):
-    lines = output(capsys, "list", "precision").splitlines()
-    assert [line.split()[1] for line in lines[1:]] == [*list_specs("precision")]
 
 
 ROWS = "arrival_s,input_tokens,output_tokens\n0,10,2\n90,30,4\n60,20,3\n95,0,1\n"
@@ -180,14 +167,6 @@ def test_stats_as_json_have_null_for_what_is_not_there(trace, capsys):
     assert json.loads(capsys.readouterr().out)["rate_per_s"] is None
 
 
-def test_a_table_of_lengths_takes_a_rate(trace, capsys):
-    trace.write_text("num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n")
-    assert run(["trace", "stats", str(trace)]) == 2
-    assert "--rate" in capsys.readouterr().err
-    assert run(["trace", "stats", str(trace), "--rate", "2"]) == 0
-    assert "Poisson arrivals at 2 requests/s" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -205,15 +184,3 @@ def test_a_fault_is_one_line_and_exit_code_2(trace, capsys, arguments, said):
     assert error.startswith("error: ")
     assert said in error
     assert len(error.splitlines()) == 1
-
-
-def test_other_headers_and_units_have_options(tmp_path, capsys):
-    path = tmp_path / "other.csv"
-    path.write_text("ts,prompt,answer\n1700000000000,10,2\n1700000060000,20,4\n")
-    headers = [f"--column={each}" for each in ("arrival=ts", "input_tokens=prompt", "output_tokens=answer")]
-    assert run(["trace", "stats", str(path), *headers]) == 2
-    assert "--time-unit ms" in capsys.readouterr().err
-    assert run(["trace", "stats", str(path), *headers, "--time-unit", "ms"]) == 0
-    shown = capsys.readouterr().out
-    assert "first arrival to last                  60 s" in shown
-    assert "ts 1700000000000 ms (2023-11-14T22:13:20 UTC) in the file" in shown

@@ -1,4 +1,4 @@
-"""Spec files that would take the memory, the stack or the screen: each is refused in one short line."""
+"""Spec files with a fault, or that would take the memory, the stack or the screen: each is refused in one line."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Where specs are looked for, and which spellings mean the same."""
+"""Where specs are looked for, which spellings mean the same, and what systems inherit."""
 
 import os
 
