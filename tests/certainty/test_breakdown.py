@@ -1,4 +1,4 @@
-"""Designs taken apart: parts add up, and each leads to its equation and to the line of its fit."""
+"""Designs and whole instances of plans taken apart: parts add up, and each leads to its equation and to its fit."""
 
 import io
 import re

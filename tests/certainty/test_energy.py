@@ -1,4 +1,4 @@
-"""Energy of passes, requests and tokens."""
+"""Energy of passes, requests, tokens and further pools, and prices of tokens in and out."""
 
 from dataclasses import replace
 
@@ -7,15 +7,17 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, operators_of, spent_on, with_energy
+from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, energy_parts, operators_of, spent_on, with_energy
 from disagg_sim.certainty.passes import passes_of
+from disagg_sim.certainty.pool_parts import split_spent
 from disagg_sim.certainty.rows import Origin, design_of, designs_of
 from disagg_sim.certainty.token_prices import PRICE_COLUMNS, token_prices, with_token_prices
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine, load_power, load_system
 from disagg_sim.physics import power
-from disagg_sim.physics.power import facility_watts, wall_watts
+from disagg_sim.physics.power import facility_watts, power_at, wall_watts
 from disagg_sim.planning.energy import planned_prices
+from disagg_sim.techniques.split.physics import Split
 
 LENGTHS = ds.lengths(2048, 256)
 
@@ -260,3 +262,20 @@ def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_t
     )
     spent = prefill.gpus * 3.6 / 3600 / 4 * (1 - alone / whole)
     assert planned_prices(design, PRICE, 1.0).cached == pytest.approx(1e6 * spent / (32768 - new))
+
+
+POOL_LENGTHS = ds.lengths(4096, 512)
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_halves_spend_on_their_work_what_a_whole_instance_does(batch):
+    """One GPU each, one micro-batch: above waiting, the work of a step of a dense model is that of one GPU.
+
+    The two activations of a layer are read and written in two kernels in place of one.
+    """
+    at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    halves = split_spent(at, at, Split(ds.Sharding(), ds.Sharding(), 1), POOL_LENGTHS, float(batch))
+    parts = energy_parts(ds.decode_grid(at, ds.Sharding(), POOL_LENGTHS, batch=[batch]))
+    idle = power_at(at).idle
+    apart = sum(float(each.joules - idle * each.seconds) for each in halves)
+    assert apart == pytest.approx(parts["joules"].sum() - idle * parts["seconds"].sum(), rel=0.005)

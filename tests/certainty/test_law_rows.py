@@ -1,4 +1,4 @@
-"""Rows under a distribution of lengths are timed again as the search timed them: means over its prompts."""
+"""Rows under a distribution of lengths, and many rows at once, are timed again as the search timed them."""
 
 from dataclasses import replace
 from functools import cache

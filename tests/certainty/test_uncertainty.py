@@ -1,4 +1,4 @@
-"""Error bars: invariants of the bands, and figures that can be worked out by hand."""
+"""Error bars, elasticities and points that are scored again: invariants, and figures that can be worked out by hand."""
 
 from dataclasses import replace
 from types import SimpleNamespace

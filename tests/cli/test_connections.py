@@ -1,4 +1,4 @@
-"""docs/security.md: which commands open a connection, and what their results say of the machine."""
+"""docs/security.md: which commands open a connection, what results say of the machine, and what extras bring."""
 
 import getpass
 import json

@@ -1,4 +1,4 @@
-"""``disagg-sim explain``: one row of results, down to its fits."""
+"""``disagg-sim explain``: one row of results, or a design by hand, down to its fits."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What an engine cannot start is said, a line a reason, and not written."""
+"""What an engine cannot start is said, a line a reason, and not written; the others hold what was planned."""
 
 import pytest
 from hypothesis import given

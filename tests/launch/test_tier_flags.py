@@ -1,4 +1,4 @@
-"""Engines are told which tiers keep prompts, each in its own unit; what they cannot do is a line."""
+"""Engines are told which tiers keep prompts and how long prompts wait; what they cannot do is a line."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.launch.engines import ENGINES, environment_of
 from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.workers import Weights, Workers, workers_of
+from disagg_sim.report.words import prefill_text, records
 
 AT = ds.setup("deepseek_r1", "h200_sxm", "fp8")  # 250 GB of DRAM and 3,840 GB of SSD a GPU
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
@@ -116,3 +117,37 @@ def test_exchange_of_a_co_located_instance_runs_in_cuda_graphs():
     wide = [replace(workers(role), mapping=ds.Sharding(dp_attn=8, ep=8)) for role in ("prefill", "decode", "colocated")]
     found = [flags("vllm", each)["--all2all-backend"] for each in wide]
     assert found == ["deepep_high_throughput", "deepep_low_latency", "allgather_reducescatter"]
+
+
+EIGHT_RANKS = ds.Sharding(dp_attn=8, ep=8)
+
+
+def row(hold_steps):
+    at, options = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Colocation(batch=(64,), hold_steps=hold_steps)
+    return ds.colocated(at, EIGHT_RANKS, ds.lengths(8192, 1024), ftl_limit=20.0, options=options)
+
+
+def test_a_wait_in_flags():
+    """128 steps of decode, and the pass that ends the wait."""
+    (workers,) = workers_of(row((128,)))
+    sglang, trtllm = (ENGINES[name].settings(workers, R1) for name in ("sglang", "trtllm"))
+    assert sglang["--enable-prefill-delayer"] is True
+    assert sglang["--prefill-delayer-max-delay-passes"] == 129
+    assert trtllm["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 129, "batching_wait_iters": 0}
+
+
+def test_no_wait_no_flag():
+    (workers,) = workers_of(row(()))
+    assert "--enable-prefill-delayer" not in ENGINES["sglang"].settings(workers, R1)
+    assert "attention_dp_config" not in ENGINES["trtllm"].settings(workers, R1)
+
+
+def test_vllm_cannot_wait():
+    (said,) = expressible(row((128,)), "vllm")
+    assert said.endswith("of vLLM: prefill delay of 128 steps at most, until every rank can take a prompt")
+    assert expressible(row((128,)), "sglang") == expressible(row((128,)), "trtllm") == ()
+
+
+def test_words():
+    (point,) = records(row((128,)))
+    assert prefill_text(point) == "up to 8 a pass, prefill delay up to 128 steps"

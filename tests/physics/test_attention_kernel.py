@@ -1,4 +1,4 @@
-"""Attention kernels: cases derived by hand, limits, and what may never happen."""
+"""Attention kernels: cases derived by hand, counts of a toy that computes, limits, and what may never happen."""
 
 import ast
 import dataclasses

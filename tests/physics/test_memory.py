@@ -1,4 +1,4 @@
-"""Terms of the memory of a GPU, each by hand."""
+"""Terms of the memory of a GPU, each by hand, and that of servers at their start."""
 
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole passes against hand sums: what is exchanged, who computes which tokens, what a first chunk pays."""
+"""Whole passes against hand sums, passes over a past, and tables of passes."""
 
 from dataclasses import dataclass, field
 

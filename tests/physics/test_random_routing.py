@@ -1,4 +1,4 @@
-"""Fullest expert rank under random picks, against the draw itself."""
+"""Fullest expert rank under random picks, against the draw itself, and kernels of experts."""
 
 from dataclasses import replace
 from itertools import combinations, permutations

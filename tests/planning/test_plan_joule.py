@@ -1,4 +1,6 @@
-"""Plans of fewest joules per output token."""
+"""What the GPUs of a plan draw, and plans of fewest joules per output token."""
+
+from __future__ import annotations
 
 import math
 from dataclasses import replace
@@ -10,9 +12,10 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_power
+from disagg_sim.physics import power
 from disagg_sim.planning.counts import least
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.energy import drawn
+from disagg_sim.planning.energy import added_up, drawn
 
 LENGTHS, RATE = ds.lengths(4096, 512), 20.0
 
@@ -93,3 +96,43 @@ def test_a_system_of_unknown_power_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr("disagg_sim.physics.power.load_power", lambda _: None)
     with pytest.raises(InputError, match="the power of 'h100_sxm' is not known: hw_specs/power/ has no file of it"):
         planned()
+
+
+SHORT = ds.lengths(2048, 256)
+
+
+@pytest.fixture(scope="module")
+def sixty():
+    return ds.plan("llama_3_1_8b", "h200_sxm", SHORT, tpot="20 ms", rate=40)
+
+
+@pytest.fixture
+def designs(sixty):
+    assert sixty.best is not None
+    assert sixty.other is not None
+    return sixty.best, sixty.other
+
+
+def test_gpus_whose_kernels_draw_nothing_draw_idle_power(designs, monkeypatch):
+    spec = load_power("h200_sxm")
+    nothing = {"base": 0.0, "compute": 0.0, "memory": 0.0}
+    quiet = replace(spec, laws=tuple(replace(law, **nothing) for law in spec.laws))
+    monkeypatch.setattr(power, "load_power", lambda _: quiet)
+    for design in designs:
+        assert drawn(design).watts == pytest.approx(design.gpus * 700 * spec.idle)
+
+
+def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():
+    """Eight ranks compute a prompt each at once: no GPU draws more than its TDP, however many ranks there are."""
+    ranks = {"colocated": ds.Replicas(mapping=ds.Sharding(dp_attn=8, ep=8), instances=4)}
+    design = ds.evaluate("deepseek_r1", "h200_sxm", ranks, ds.lengths(1024, 1024), rate=20).design
+    assert drawn(design).watts < design.gpus * design.pools[0].setup.system.tdp
+
+
+def test_pools_on_several_nodes_need_the_network_between_them():
+    """Two pools of a node each are 16 GPUs of one deployment, which draws for its network as one pool of 16 does."""
+    at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    idle = power.power_at(at).idle
+    one, two = added_up([(at, 16, 16 * idle)]), added_up([(at, 8, 8 * idle)] * 2)
+    assert two == one
+    assert two.facility > 2 * added_up([(at, 8, 8 * idle)]).facility

@@ -1,4 +1,4 @@
-"""Plans whose hit rate follows from what the planned GPUs remember."""
+"""Plans whose hit rate follows from what the planned GPUs remember, and what decode holds of a prompt."""
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +8,7 @@ from disagg_sim.cli.main import app
 from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.planning.prove import prove
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.turns import _alike, plan_turns
 from disagg_sim.techniques.prefix.search import GpuCaches
@@ -73,3 +74,16 @@ def test_turns_settle_where_they_find_as_much_in_the_same_tiers(hbm, settled):
 
     assert _alike(law(hbm), law(0.5)) is settled
     assert not _alike(ds.lengths(4096, 256), law(0.5))
+
+
+ASKED = {"ttft": "1 s", "tpot": "30 ms", "rate": 20}
+
+
+def test_what_decode_holds_is_not_handed_over_in_simulation():
+    runs = {}
+    for held in (0.0, 0.9):
+        reuse = Reuse(share=ConstantShare(share=0.9), in_decode=held)
+        plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256, cached=reuse), **ASKED)
+        design = next(each for each in (plan.best, plan.other) if len(each.pools) == 2)
+        runs[held] = prove(plan, design, adapt=False).planned
+    assert runs[0.9].hand_over < runs[0.0].hand_over

@@ -1,4 +1,4 @@
-"""What a notebook shows: tables of HTML with units, escaped; readable tables of points."""
+"""What a notebook shows: tables of HTML with units, escaped; readable tables of points; the summary."""
 
 import re
 from dataclasses import replace

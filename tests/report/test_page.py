@@ -1,4 +1,4 @@
-"""The page of results as a file: what it holds, that it loads nothing, and that names stay text."""
+"""The page of results as a file: what it holds and loads, its first screen, and that names stay text."""
 
 import base64
 import gzip

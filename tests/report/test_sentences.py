@@ -1,4 +1,4 @@
-"""Sentences of a plan from values put in by hand: changes, limits, what was set aside, proofs."""
+"""Sentences of a plan from values put in by hand, and schemas of the JSON of commands."""
 
 import json
 from dataclasses import replace

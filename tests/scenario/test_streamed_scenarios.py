@@ -1,4 +1,4 @@
-"""A scenario whose requests leave in pieces has the tables of one that keeps everything."""
+"""A scenario whose requests leave in pieces has the tables of one that keeps everything; traces of scenarios."""
 
 import gc
 from pathlib import Path

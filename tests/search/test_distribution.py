@@ -1,4 +1,4 @@
-"""Grids under a joint law of lengths: limits, convexity, quadrature, sampling, and the P50 approximation."""
+"""Grids under joint laws of lengths: limits, convexity, quadrature, sampling, the P50 approximation."""
 
 import math
 

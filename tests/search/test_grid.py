@@ -1,4 +1,4 @@
-"""Grids: the batch axis, points that do not fit, and what may only grow the feasible set."""
+"""Grids: the batch axis, points that do not fit, what may only grow the feasible set; Pareto fronts and areas."""
 
 import math
 from dataclasses import replace

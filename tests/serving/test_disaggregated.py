@@ -1,4 +1,4 @@
-"""The frontier's matching against exhaustive search, hand-made numbers and the laws it must obey."""
+"""The frontier's matching against exhaustive search, hand-made numbers and its laws; gains of modes."""
 
 import math
 

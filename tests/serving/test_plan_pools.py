@@ -1,4 +1,4 @@
-"""Pools beyond prefill and decode: limits in which they are two pools, and what they cost."""
+"""Pools of a program, and pools beyond prefill and decode: limits in which they are two pools, and costs."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""Admission control: what is turned away, and what that does for those that stay."""
+"""What is admitted: control and memory of instances, priorities, and what is refused before anything runs."""
 
 import math
 from dataclasses import replace
@@ -8,15 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Sharding, Slo
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.setup import setup
+from disagg_sim.search.deployment import Deployment, Instance, Pool
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.admission import Busy, PredictedTtft
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import served as deployment_of
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import AdmissionRule
+from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.physical_site import least_latencies, require_possible
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.trace import Trace
 from tests.simulation.sites import SIMPLE, deployment, served
 
 ONE = deployment(colocated=1)
@@ -127,3 +136,117 @@ def test_only_room_for_the_outputs_rules_out_preemption(admission):
     counts_outputs = admission == AdmissionRule.OUTPUT_FITS
     assert fleet.views.preemptions[0] == (0 if counts_outputs else 1)
     assert (fleet.segments.start_s[1] == 0.0) != counts_outputs
+
+
+WHAT = setup("llama_3_1_8b", "h100_sxm", "fp8")
+
+TRACE = Trace(arrival=[0.0, 1.0], input_tokens=[512, 2048], output_tokens=[2, 100], name="two")
+
+
+def of(tp: int, instances: int) -> tuple[Replicas, ...]:
+    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
+
+
+EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1, 9))
+
+
+def test_colocated_instances_pair_up_where_no_pairs_are_given():
+    assert EIGHT.part("pairs") == EIGHT.colocated
+    assert EIGHT.gpus_of("prefill") == 4
+
+
+def test_the_least_latencies_are_those_of_the_grids_at_batch_one():
+    least = least_latencies(WHAT, of(2, 1), TRACE)
+    mapping = of(2, 1)[0].mapping
+    prefill = prefill_grid(WHAT, mapping, lengths(512, 2), batch=[1])
+    host = WHAT.overheads.request_host
+    assert least.ttft == pytest.approx(host + prefill.latency.min(), rel=1e-12)
+    # the grid's step is at the mean context ISL + OSL/2
+    decode = decode_grid(WHAT, mapping, lengths(511, 2), batch=[1])
+    assert least.tpot == pytest.approx(decode.latency.min(), rel=1e-12)
+
+
+def test_chunks_that_follow_each_other_through_the_stages_of_a_pipeline_are_sooner_than_a_whole_prompt():
+    """16 chunks over 8 stages take at least 16 + 7 of the 16 x 8 parts of a whole pass."""
+    long = Trace(arrival=[0.0], input_tokens=[8192], output_tokens=[2], name="long")
+    whole, cut = (
+        least_latencies(WHAT, [Replicas(mapping=Sharding(pp=8, chunk_tokens=chunk), instances=1)], long).ttft
+        for chunk in (0, 512)
+    )
+    assert 23 / 128 < cut / whole < 0.5
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [(Slo(ttft=1e-4, tpot=1.0), "ttft_s 0.0001; the least TTFT"), (Slo(ttft=9.0, tpot=1e-4), "the least TPOT on")],
+)
+def test_limits_that_nothing_can_meet_name_the_least(slo, said):
+    with pytest.raises(InfeasibleError, match=said):
+        require_possible(WHAT, EIGHT, ("colocated",), TRACE, slo)
+
+
+def test_a_planned_deployment_keeps_its_mappings_batches_and_counts():
+    """Three prompts of 1,000.5 tokens on average are 3,002 tokens a pass."""
+    prefill = Instance(
+        phase="prefill",
+        mapping=Sharding(tp_attn=2, tp_ffn=2),
+        batch=3,
+        latency_s=1.0,
+        request_rate_per_s=1.0,
+        memory_bytes=1.0,
+        lengths=lengths([1000, 1001], [10, 10]),
+    )
+    decode = replace(prefill, phase="decode", batch=64)
+    found = deployment_of(Deployment(Pool(((prefill, 3),)), Pool(((decode, 1), (decode, 2)))))
+    assert found.gpus == 12
+    assert found.prefill == (Replicas(mapping=prefill.mapping, instances=3, batch=3, token_budget=3002),)
+    assert [(each.instances, each.batch, each.token_budget) for each in found.decode] == [(1, 64, None), (2, 64, None)]
+
+
+#: A step of 100 prompt tokens takes 110 ms.
+SPEC = InstanceSpec(
+    table=StepTable.affine(step=0.010, per_token=0.001, max_sequences=16),
+    blocks=1000,
+    token_budget=100,
+    max_sequences=16,
+    watermark=0.0,
+    scheduling=Scheduling.PRIORITY,
+)
+
+#: Requests from 100 on are preferred.
+PRIORITY = np.where(np.arange(200) >= 100, 1, 0)
+
+
+def by_priority(**changes):
+    return Fleet([replace(SPEC, **changes)], priority=PRIORITY)
+
+
+@pytest.mark.parametrize(("scheduling", "first_token"), [(Scheduling.PRIORITY, 0.22), (Scheduling.FCFS, 51 * 0.11)])
+def test_a_backlog_of_low_priority_costs_others_the_step_in_progress(scheduling, first_token):
+    """Fifty prompts of a step each wait. One that comes at 50 ms is next when the first has ended, at 110 ms."""
+    fleet = by_priority(scheduling=scheduling)
+    for request in range(50):
+        fleet.submit(0, request, (0, 100, 1), 0.0)
+    fleet.run_until(0.05)
+    urgent = fleet.submit(0, 100, (0, 100, 1), 0.05)
+    fleet.run_until(np.inf)
+    assert fleet.segments.first_token_s[urgent] == pytest.approx(first_token)
+
+
+def test_batches_of_a_policy_keep_their_order():
+    fleet = by_priority(mode=Mode.MANUAL)
+    for request in (0, 100):
+        fleet.submit(0, request, (0, 100, 1), 0.0)
+    fleet.run_until(np.inf)
+    assert fleet.segments.finish_s.tolist() == pytest.approx([0.11, 0.22])
+
+
+def test_a_request_that_begins_again_keeps_its_priority():
+    fleet = by_priority()
+    fleet.begin_again(np.array([100]), [200])
+    fleet.submit(0, 0, (0, 100, 1), 0.0)
+    fleet.run_until(0.05)
+    for request in (1, 200):
+        fleet.submit(0, request, (0, 100, 1), 0.05)
+    fleet.run_until(np.inf)
+    assert fleet.segments.finish_s.tolist() == pytest.approx([0.11, 0.33, 0.22])

@@ -1,4 +1,4 @@
-"""The search for the capacity, on answers whose capacity is known."""
+"""The search for the capacity on known answers, loads that policies compare, and queues of theory."""
 
 import math
 from dataclasses import replace

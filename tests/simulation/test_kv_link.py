@@ -1,4 +1,4 @@
-"""The network between instances: sharing, pushing."""
+"""The network between instances: sharing, pushing, and who waits for blocks."""
 
 from dataclasses import replace
 

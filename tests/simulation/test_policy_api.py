@@ -1,4 +1,4 @@
-"""Policies of the package ask for what they want, as a policy file of a user does: they read, and touch nothing."""
+"""Policies of the package ask for what they want, as a policy file of a user does; their options."""
 
 import ast
 import math

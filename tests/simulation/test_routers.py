@@ -1,4 +1,4 @@
-"""Routers that know what instances remember, by hand on two instances each."""
+"""Routers that know what instances remember, by hand on two instances each; rules of schedulers."""
 
 from dataclasses import replace
 from types import SimpleNamespace

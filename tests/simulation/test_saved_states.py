@@ -1,4 +1,4 @@
-"""States that a simulated prefix cache saves take memory, by hand."""
+"""States that a simulated prefix cache saves take memory, by hand; turns of sessions."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Preemption by swap: what gives way goes to the host's memory, and the steps that move it wait."""
+"""Memory of caches: preemption by swap, blocks beside the weights, and blocks that prompts share."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What policies see cannot be written: not an attribute, not an element, and a policy that tries is told."""
+"""What policies see cannot be written, and a policy that tries is told; plans that are replayed."""
 
 import re
 from dataclasses import replace

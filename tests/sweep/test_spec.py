@@ -1,4 +1,4 @@
-"""A sweep file: what it says, and one line for each of its faults."""
+"""A sweep file: what it says, one line for each of its faults, and which inputs it rests on."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Readers: forms of the files, and one line with file and line number for a faulty one."""
+"""Readers of files, whole or in windows: their forms, and one line with file and line for a faulty one."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The trace type: its invariants, its cuts, and traces joined and mixed."""
+"""The trace type: its invariants and cuts; traces joined, mixed and brought to another rate."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Sessions of trace files and traces: turns, think times, cuts and rates."""
+"""Sessions of files and synthetic ones: turns, think times, cuts, rates, and what caches find of them."""
 
 from dataclasses import replace
 
