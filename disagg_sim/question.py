@@ -95,10 +95,10 @@ def changed_flags(asked: Any, *names: str) -> list[str]:
     (['--best'], [])
     """
     named = (each for each in fields_of(type(asked)) if each.name in names)
-    told = asked.techniques.split(", ") if TECHNIQUES in names and asked.techniques else []
+    techniques = asked.techniques.split(", ") if TECHNIQUES in names and asked.techniques else []
     return [
         *(each.flag for each in named if getattr(asked, each.name) != each.default),
-        *(f"--{part.partition('=')[0].replace('_', '-')}" for part in told),
+        *(f"--{part.partition('=')[0].replace('_', '-')}" for part in techniques),
     ]
 
 

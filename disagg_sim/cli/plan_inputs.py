@@ -1,4 +1,4 @@
-"""Read what a question says of requests and of a plan's options: lengths, caches, prices."""
+"""Read the inputs of a plan from a question: lengths, caches, prices, options."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 
-#: Of the sum of the shares of tiers.
+#: Tolerance of the sum of the shares of tiers. [1]
 SHARES_ROUNDING = 1e-9
-
 
 #: Images of a request: ``2x1120x1120@0.5``.
 _IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
 
 
 class PlanInputs(NamedTuple):
-    """What a plan has to serve, and what it may use."""
+    """Requests, limits and options of a plan."""
 
     work: Lengths | Trace | TrafficCase
-    memory: GpuCaches | None  # what GPUs remember between requests; None: a stated share, or nothing to remember by
+    memory: GpuCaches | None  # prefix caches of the GPUs; None: a stated cached share, or no sessions and no block ids
     limits: dict[str, Any]  # of TTFT and TPOT
     options: PlanOptions
 
 
 def plan_inputs(asked: PlanQuestion) -> PlanInputs:
-    """Read what a question says of the requests and of the options of a plan."""
+    """Read the inputs of a plan from a question."""
     work = _work(asked)
     memory = memory_of(work, asked.traffic, asked.cached, asked.tiers)
     if asked.proof and memory is not None and asked.traffic:
@@ -93,7 +92,7 @@ def images_of(text: str) -> Images:
 
 
 def _work(asked: PlanQuestion) -> Lengths | Trace | TrafficCase:
-    """Lengths of the requests, of the one source that is given."""
+    """Read the lengths of the requests from their only source."""
     sources = {"--isl and --osl": asked.isl or asked.osl, "--traffic": asked.traffic, "--trace": asked.trace}
     given = [name for name, value in sources.items() if value]
     if len(given) != 1:
@@ -111,7 +110,7 @@ def _work(asked: PlanQuestion) -> Lengths | Trace | TrafficCase:
 
 
 def memory_of(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
-    """What GPUs remember between requests, from ``hbm=20 GB,dram``; None: a stated share, or nothing to remember by."""
+    """Read prefix caches, ``hbm=20 GB,dram``; None with a stated cached share, or without sessions and block ids."""
     if isinstance(work, Trace):
         known = work.prefix is not None
     else:

@@ -25,7 +25,7 @@ class Lines:
         self._interval = interval  # [s]
         self._total = self._done = 0
         self._begun = self._told = 0.0
-        self._first: tuple[int, float] | None = None  # what was done first, and when: workers took their time to start
+        self._first: tuple[int, float] | None = None  # points and time of the first report, as workers start late
 
     def note(self, text: str) -> None:
         """Print a message."""
@@ -36,7 +36,7 @@ class Lines:
         self.note(f"warning: {text}")
 
     def start(self, points: int) -> None:
-        """Start counting: remember the amount of work and the time."""
+        """Start counting."""
         self._total, self._done, self._first = points, 0, None
         self._begun = self._told = time.monotonic()
 
@@ -47,8 +47,8 @@ class Lines:
         self._first = self._first or (self._done, now)
         if now - self._told >= self._interval:
             self._told = now
-            said = f"{self._done:,} of {self._total:,} {self._noun} ({self._done / self._total:.0%})"
-            self.note(f"{said}, {self._done / (now - self._begun):,.0f}/s{self._left(now)}")
+            done = f"{self._done:,} of {self._total:,} {self._noun} ({self._done / self._total:.0%})"
+            self.note(f"{done}, {self._done / (now - self._begun):,.0f}/s{self._left(now)}")
 
     def _left(self, now: float) -> str:
         """Format the time left at the rate since the first report; empty before there is a rate."""

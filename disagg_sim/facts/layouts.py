@@ -1,7 +1,6 @@
-"""Layouts of instances: which of them each engine of today can start, and which kinds of them served runs have checked.
+"""Rules of the layouts that each engine supports, and the kinds of layouts that served runs have checked.
 
-Rules stand in ``hw_specs/layouts/``, one file an engine; the kinds that measured runs have checked in
-``hw_specs/evidence/``.
+Rules are in ``hw_specs/layouts/``, one file an engine; checked kinds are in ``hw_specs/evidence/``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from disagg_sim.techniques.speculation.facts import METHODS
 
 #: How a degree may divide the GPUs of a stage: into groups of any size, or into one group or single GPUs.
 GROUPS = ("any", "one_or_all")
-#: What a kind may be judged by: of the first two what more operating points have, else the third, else nothing.
+#: What the forecast of a kind is judged by: TPOT or throughput, whichever has more points, else TTFT, else nothing.
 JUDGED_BY = ("tpot", "throughput", "ttft", "nothing")
 
 _Kind = Annotated[str, OneOf(lambda: tuple(ATTENTION_KINDS))]
@@ -42,7 +41,7 @@ class SharingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRules:
-    """Where an engine lets instances draft: methods that it starts so."""
+    """Methods of speculation that an engine supports in some layouts."""
 
     over_stages: Several[_Method] = ()  # of a pipeline
     with_dp: Several[_Method] = ()  # together with attention DP
@@ -50,7 +49,7 @@ class DraftRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRules(Shown):
-    """What an engine can start; a mapping that breaks one of the rules is none of its own."""
+    """Rules of an engine's layouts; it cannot start a mapping that breaks one of them."""
 
     name: Annotated[str, NOT_IN_FILE]
     title: Line
@@ -93,7 +92,7 @@ class EvidenceSpec(Shown):
 
 
 def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
-    """Read checked kinds of layouts from their file; each stands there once.
+    """Read checked kinds of layouts from their file, which must not name one twice.
 
     Returns runs [1] and errors [1] of each kind.
     """

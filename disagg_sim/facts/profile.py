@@ -1,4 +1,4 @@
-"""Profiles: how far from the speed of light kernels are assumed to run, with every assumption."""
+"""Profiles: assumptions about kernels, links and memory, each with its source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class ProfileSpec(Shown):
     elementwise_latency: _Time  # all elementwise kernels of a layer [s]
     with_engine: bool  # add what the engine adds to its kernels; then ``host`` counts without an engine alone
     host: _Time  # per pass; micro-batches and chunks in flight hide each other's [s]
-    prefill_imbalance: _Imbalance  # load of the fullest expert rank over the mean; memory alone if at random [1]
+    prefill_imbalance: (
+        _Imbalance  # load of the fullest expert rank over the mean; under random routing for memory only [1]
+    )
     decode_imbalance: _Imbalance  # [1]
     p2p_latency_inside: _Time  # pipeline hand-over inside an NVLink domain [s]
     p2p_latency_across: _Time  # and across domains [s]
@@ -63,7 +65,7 @@ class ProfileSpec(Shown):
     sources: _Sources  # (key, where the figure comes from)
     random_routing: bool = False  # picks fall on expert ranks at random, in both phases; else as the imbalances say
     expert_skew: _Skew = 0.0  # coefficient of variation of the popularity of experts under random routing [1]
-    rank_skew: _Skew = 0.0  # the same as it fills expert ranks; experts that are hit count by ``expert_skew`` [1]
+    rank_skew: _Skew = 0.0  # the same for the load of expert ranks; ``expert_skew`` decides which experts are hit [1]
     kv_efficiency_inside: _Efficiency = 1.0  # share of NVLink that the transfer of a cache reaches, in simulations [1]
     kv_efficiency_across: _Efficiency = 1.0  # and of the NIC [1]
     kv_transfer_latency: _Time = 0.0  # of a transfer of a cache, before its descriptors [s]
@@ -83,7 +85,7 @@ def skewed_profile(name: str, skew: float) -> str:
 
 
 def profile_and_skew(name: str) -> tuple[str, float]:
-    """Part the name of a profile from the skew of the popularity of experts, as ``skewed_profile`` joins them.
+    """Split the name of a profile into its base and the skew of the experts: the inverse of ``skewed_profile``.
 
     >>> profile_and_skew("measured_skew0.5"), profile_and_skew("ideal")
     (('measured', 0.5), ('ideal', 0.0))
@@ -93,7 +95,7 @@ def profile_and_skew(name: str) -> tuple[str, float]:
 
 
 def with_skew(spec: ProfileSpec, skew: float) -> ProfileSpec:
-    """The profile with experts of unequal popularity, for random routing alone."""
+    """Make the profile with experts of unequal popularity; it needs random routing."""
     if not spec.random_routing:
         raise InputError(
             f"expert_skew {skew:g} needs a profile of random routing, such as 'measured'; {spec.name!r} is of another"

@@ -1,7 +1,6 @@
-"""Say what keeps an engine from starting a deployment: rules on each pool, and on pairs of pools.
+"""List why an engine cannot start a deployment: rules of roles, and of pairs of pools that transfer caches.
 
-The rules on one pool are those of ``search.layouts``; here are those on what a pool does, and on which pools can send
-each other caches.
+The rules of a single layout are in ``search.layouts``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from disagg_sim.search.layouts import broken_rules
 ORCHESTRATORS = {"dynamo": tuple(ENGINES), "llm_d": ("vllm",)}
 #: Kinds of attention whose caches are latents.
 LATENT = ("mla", "dsa")
-#: Formats of weights whose checkpoints may name one of the KV cache, as those of ModelOpt do (``kv_cache_quant_algo``).
+#: Formats of weights whose checkpoints may state the format of the KV cache (``kv_cache_quant_algo`` of ModelOpt).
 OWN_CACHES = ("fp8", "nvfp4")
 
 

@@ -65,13 +65,13 @@ def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str) -> dict[str, s
     """Write a LeaderWorkerSet for each pool of vLLM, and the values of the router that sends requests to them."""
     name = _name(pools, "vllm")
     files = {f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image)) for workers, own in pools}
-    apart = any(workers.role == "prefill" for workers, _ in pools)
-    return files | {"router.values.yaml": _dump(_router_values(name, apart=apart))}
+    disaggregated = any(workers.role == "prefill" for workers, _ in pools)
+    return files | {"router.values.yaml": _dump(_router_values(name, disaggregated=disaggregated))}
 
 
 def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, image: str) -> dict[str, Any]:
-    nodes, behind = workers.nodes(), workers.role == "decode"  # a sidecar stands before decode
-    port = MODEL_PORT if behind else ROUTER_PORT
+    nodes, has_sidecar = workers.nodes(), workers.role == "decode"
+    port = MODEL_PORT if has_sidecar else ROUTER_PORT
     flags = {"--port": str(port), **ENGINES["vllm"].settings(workers, weights)}
     if nodes > 1:
         flags |= {"--nnodes": nodes, "--node-rank": "$(LWS_WORKER_INDEX)", "--master-addr": "$(LWS_LEADER_ADDRESS)"}
@@ -80,7 +80,7 @@ def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, im
     if workers.role != "colocated":
         labels["llm-d.ai/role"] = workers.role
     leader = _pod(weights, image, flags, workers.gpus // nodes, port)
-    if behind:
+    if has_sidecar:
         leader["initContainers"] = [_sidecar(spec.image)]
     template = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
     if nodes == 1:
@@ -118,27 +118,27 @@ def _pod(weights: Weights, image: str, flags: dict[str, Any], gpus: int, port: i
 
 
 def _sidecar(image: str) -> dict[str, Any]:
-    """What asks a prefill pod for the prompt before a decode pod sees the request."""
+    """Make the sidecar of a decode pod, which first has a prefill pod compute the prompt."""
     flags = {"--port": ROUTER_PORT, "--model-server-port": MODEL_PORT, "--kv-connector": "nixlv2"}
     args = [f"{flag}={value}" for flag, value in {**flags, "--secure-proxy": "false"}.items()]
     port = {"name": "sidecar", "containerPort": ROUTER_PORT}
     return {"name": "routing-proxy", "image": image, "restartPolicy": "Always", "args": args, "ports": [port]}
 
 
-def _router_values(name: str, *, apart: bool) -> dict[str, Any]:
-    """Values of llm-d's router chart: which pods it finds, and that every prompt goes to a prefill pod."""
+def _router_values(name: str, *, disaggregated: bool) -> dict[str, Any]:
+    """Make the values of llm-d's router chart: which pods it finds, and that every prompt goes to a prefill pod."""
     router: dict[str, Any] = {"modelServers": {"matchLabels": {"llm-d.ai/guide": name}}}
-    if apart:
-        sides = ("prefill", "decode")
+    if disaggregated:
+        roles = ("prefill", "decode")
         plugins = [
             {"type": "always-disagg-pd-decider"},
             {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "always-disagg-pd-decider"}}},
-            *({"type": f"{side}-filter"} for side in sides),
+            *({"type": f"{role}-filter"} for role in roles),
             *({"type": each} for each in ("inflight-load-producer", *_SCORERS.values(), "max-score-picker")),
         ]
         profiles = [
-            {"name": side, "plugins": [{"pluginRef": each} for each in (f"{side}-filter", scorer, "max-score-picker")]}
-            for side, scorer in _SCORERS.items()
+            {"name": role, "plugins": [{"pluginRef": each} for each in (f"{role}-filter", scorer, "max-score-picker")]}
+            for role, scorer in _SCORERS.items()
         ]
         config = {"apiVersion": "llm-d.ai/v1", "kind": "EndpointPickerConfig", "plugins": plugins}
         text = yaml.safe_dump(config | {"schedulingProfiles": profiles}, sort_keys=False)
@@ -146,7 +146,7 @@ def _router_values(name: str, *, apart: bool) -> dict[str, Any]:
     return {"router": router}
 
 
-#: By what the router picks a pod: queued prompt tokens, requests that run.
+#: How the router picks a pod: by queued prompt tokens, by running requests.
 _SCORERS = {"prefill": "token-load-scorer", "decode": "active-request-scorer"}
 
 
@@ -164,7 +164,7 @@ def _name(pools: Pools, engine: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists under their key are set in, and texts of several lines stand as they are."""
+    """Indents lists below their key, and writes texts of several lines as blocks."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - the base class's
         super().increase_indent(flow, False)

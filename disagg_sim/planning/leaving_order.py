@@ -6,13 +6,13 @@ the first stage idled before it (``simulation.kernel.steps``):
 
 .. math:: Y_n = \max(O_n,\ Y_{n-1} - I_n)
 
-So the largest O of all passes that the first stage computed without idling counts, and those of earlier busy periods
-less the time since. Busy periods begin at a rate :math:`\lambda_0` of idle time, and with G(y) the probability that no
-pass of one has O above y, what is left of all earlier ones is at most y with probability
+So what counts is the largest O in the current busy period of the first stage, and those of earlier busy periods less
+the time since. Busy periods begin at a rate :math:`\lambda_0` of idle time. With G(y) the probability that no pass of a
+busy period has O above y, the rest of all earlier ones is at most y with probability
 
 .. math:: Z(y) = \exp\left(-\lambda_0 \int_y^\infty (1 - G(t))\, dt\right)
 
-Prompts that are computed one by one, of which a share C waits, begin more within a busy period at a rate
+If prompts are computed one by one and a share C of them waits, further ones begin within a busy period at a rate
 :math:`\lambda_b`. With the stage times s, F(y) the probability of O up to y, and ``E[...; O <= y]`` the mean over
 those,
 
@@ -20,9 +20,9 @@ those,
           H(y) = \frac{1 - C}{C} \cdot \frac{F(y) - G(y)}{1 - F(y)}
 
 H is the probability that no pass before a waiting request in its busy period has O above y, of all 1/(1 - C) requests
-of a busy period but the first. Passes that take all who wait are a Markov chain (``planning.passes``), of which only
-those up to y are followed. How long a request waits is taken as independent of O of the passes before, and the host
-time of a pass is neglected.
+of a busy period but the first. Passes that take all waiting prompts are a Markov chain (``planning.passes``), here
+restricted to O up to y. The wait of a request is taken as independent of O of earlier passes, and the host time of a
+pass is neglected.
 
 Source: G is that of a branching process, after L. Takacs, "Introduction to the Theory of Queues", 1962, section 1.4.
 """
@@ -37,9 +37,9 @@ from disagg_sim.arrays import Floats
 from disagg_sim.planning.passes import Passes, shared
 from disagg_sim.planning.queueing import ROUNDING, share_that_waits
 
-#: Shares of the requests by what is left of the passes before them, middles of equal ones. [1]
+#: Shares of the requests at which the rest of earlier passes is computed: middles of equal ones. [1]
 SHARES = (np.arange(6) + 0.5) / 6
-#: Most values of the later time that are told apart, and the share of the passes that has a longer one. [1]
+#: Most values of the later time that are distinguished, and the share of the passes beyond the longest. [1]
 MOST_LEVELS, RAREST = 16, 1e-3
 #: Steps of Newton's method, which rises to G. [1]
 STEPS = 12
@@ -48,10 +48,10 @@ TINY = 1e-12
 
 
 class Blocking(NamedTuple):
-    """Time after the first stage for which passes before keep the last one, at equally probable values. [s]"""
+    """Time after the first stage until earlier passes leave the last one, at equally probable values. [s]"""
 
     idle: Floats  # (shares,) where a request finds the first stage idle
-    queued: Floats  # (sizes, shares) where it meets a pass there, by the prompts of that
+    queued: Floats  # (sizes, shares) where it meets a pass there, by the size of that pass
 
 
 class StageTimes(NamedTuple):
@@ -61,17 +61,17 @@ class StageTimes(NamedTuple):
     later: Floats  # from then on until the first tokens [s]
 
     def repeated(self, times: int) -> StageTimes:
-        """The same with so many rows in place of each."""
+        """Repeat each row."""
         return StageTimes(*(np.repeat(each, times, axis=0) for each in self))
 
     def added(self, weights: Floats, batch: Floats, sizes: Floats) -> StageTimes:
-        """Times of passes of some sizes over those of one prompt, of prompts of mean length. [s]"""
+        """Find how much longer passes of some sizes take than of one prompt, at the mean length. [s]"""
         means = (weights @ each for each in self)
         return StageTimes(*(np.interp(sizes, batch, each) - each[0] for each in means))
 
 
 def blocking_one_by_one(stages: StageTimes, weights: Floats, rate: float, servers: int, used: float) -> Blocking:
-    """Find what is left of the passes before where each takes one prompt and the shortest queue is joined.
+    """Find how long earlier passes block the last stage if each takes one prompt, of the shortest queue.
 
     Takes ``weights`` of the lengths [1], ``rate`` of an instance [request/s], ``servers`` [1], and the share of their
     time that is ``used``, below 1 [1].
@@ -102,7 +102,9 @@ def blocking_one_by_one(stages: StageTimes, weights: Floats, rate: float, server
 def blocking_passes(
     stages: StageTimes, weights: Floats, batch: Floats, rate: float, servers: int, found: Passes
 ) -> Blocking:
-    """Find what is left of the passes before where each takes all who wait: one prompt of each length, others of mean.
+    """Find how long earlier passes block the last stage if each takes all waiting prompts.
+
+    The first prompt of a pass has any length, the others the mean.
 
     Takes ``weights`` of the lengths [1], the sizes ``batch`` of the columns [request], ``rate`` of an instance
     [request/s], ``servers`` [1], and the passes of a server.
@@ -136,15 +138,15 @@ def _levels(later: Floats, weights: Floats) -> Floats:
 
 
 def behind(own: Floats, later: Floats, blocking: Floats) -> Floats:
-    """Latencies of passes that leave when those before them have left.
+    """Find the latencies of passes that leave after earlier ones.
 
-    Takes their ``own`` latency and ``later`` time, and the time for which others are ``blocked`` [s].
+    Takes their ``own`` latency, their ``later`` time, and the time that earlier passes block the last stage [s].
     """
     return np.asarray(own + np.maximum(blocking - later, 0.0))
 
 
 def _blocking(levels: Floats, none: Floats, before: Floats, rate: float) -> Blocking:
-    """What is left of passes in this busy period and in those that began at a rate of idle time [1/s].
+    """Find the blocking by passes of this busy period and of earlier ones, which begin at a rate of idle time [1/s].
 
     Takes ``levels`` [s], the probabilities that ``none`` of a busy period is above each, and that none ``before`` a
     request is, (levels, sizes).

@@ -1,4 +1,4 @@
-r"""Find how requests come to one of several co-located instances that a router keeps equally full.
+r"""Find how requests arrive at one of several co-located instances behind a least-load router.
 
 A request goes to the instance with the fewest in flight, those that decode included. So of c instances with n each on
 average, a share :math:`f = n - K` has K + 1, the others :math:`K = \lfloor n \rfloor`. Where one of the latter ends a
@@ -60,7 +60,7 @@ def evened(instances: int) -> float:
 
 
 def sent(found: Occupancy, instances: int, together: float, slower: float) -> tuple[float, float]:
-    """Find what an instance with a prompt under way is given, over one without, and how evenly. [1]
+    """Find the arrivals at an instance in prefill over those at one without, and their variance over Poisson's. [1]
 
     Takes ``together`` (share of requests that end with one that they began with, where they have company [1]) and
     ``slower`` (T_mix over T_d [1]).
@@ -75,7 +75,7 @@ def sent(found: Occupancy, instances: int, together: float, slower: float) -> tu
 
 
 def raised(found: Occupancy, instances: int) -> float:
-    """Share u of the requests that come whatever an instance does. [1]
+    """Find the share u of the requests that arrive whether an instance is in prefill or not. [1]
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
     >>> raised(half, 1), round(raised(half, 8), 2), round(raised(half, 1000), 2)
@@ -89,7 +89,7 @@ def raised(found: Occupancy, instances: int) -> float:
 
 
 def in_company(found: Occupancy) -> float:
-    """Share of the requests that are at an instance with another. [1]
+    """Find the share of the requests that are not alone at their instance. [1]
 
     >>> in_company(Occupancy(np.array([0.9]), np.ones(1), 0.0)), in_company(Occupancy(np.array([1.5]), np.ones(1), 0.0))
     (0.0, 0.6666666666666666)
@@ -100,7 +100,7 @@ def in_company(found: Occupancy) -> float:
 
 
 def alike(requests: RequestLaw, tokens: float) -> float:
-    """Chance that the answers of two requests differ by fewer tokens. [1]
+    """Find the probability that the answers of two requests differ by fewer tokens. [1]
 
     >>> even = np.array([100.0, 200.0, 300.0, 400.0])
     >>> law = RequestLaw(isl=even, isl_weight=np.full(4, 0.25), osl=even, osl_weight=np.full(4, 0.25))

@@ -76,8 +76,8 @@ def model_lines(spec: ModelSpec) -> Iterator[Line]:
 
 def _described(part: Any) -> str:
     fields = {key: getattr(part, key) for key in part.__dataclass_fields__}
-    said = (key if value is True else f"{key} {value}" for key, value in fields.items() if value)
-    return f"{type(part).__name__}: {', '.join(said)}"
+    keys = (key if value is True else f"{key} {value}" for key, value in fields.items() if value)
+    return f"{type(part).__name__}: {', '.join(keys)}"
 
 
 def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
@@ -94,10 +94,9 @@ def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
 def _length(length: LengthSpec) -> str:
     if isinstance(length, ConstantLength):
         return f"{length.tokens} tokens"
-    it = length_distribution(length)
-    return (
-        f"{type(it).__name__}, median {it.quantile(0.5):.0f}, mean {it.mean:.0f}, 99 % {it.quantile(0.99):.0f} tokens"
-    )
+    law = length_distribution(length)
+    quantiles = f"median {law.quantile(0.5):.0f}, mean {law.mean:.0f}, 99 % {law.quantile(0.99):.0f}"
+    return f"{type(law).__name__}, {quantiles} tokens"
 
 
 def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
@@ -113,7 +112,7 @@ def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
 
 
 def resolved_lines(spec: Precision) -> Iterator[Line]:
-    """The format of every operator group of a recipe that has met its model."""
+    """Describe the format of every operator group of a recipe, resolved for a model."""
     forms = {f"attention_projection of {kind}": form for kind, form in spec.attention_projection.items()}
     forms |= {key: getattr(spec, key) for key in ("ffn", "expert", "cache", "embedding", "head", "router")}
     for key, form in forms.items():
@@ -154,13 +153,13 @@ def _profile_value(key: str, value: Any) -> str:
 
 
 def not_completed(rejected: int, failed: int, unfinished: int) -> str:
-    """Count the requests that have no latency, by what became of them; empty where all were completed."""
+    """Count the requests that were not completed, by outcome; empty if there are none."""
     counts = {"rejected": rejected, "failed": failed, "unfinished": unfinished}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def summary_lines(row: Summary) -> Iterator[Line]:
-    """What a reader looks at first: ended requests, the SLO, latencies, throughput, use of the GPUs."""
+    """Summarise a run: completed requests, the SLO, latencies, throughput, use of the GPUs."""
     lost = not_completed(row.rejected, row.failed, row.unfinished)
     yield "requests", f"{row.requests:,}, of which {row.completed:,} were completed{', ' * bool(lost)}{lost}"
     yield "SLO", f"TTFT {row.slo_ttft_s:g} s, TPOT {row.slo_tpot_s / MS:g} ms"
@@ -181,7 +180,7 @@ def summary_lines(row: Summary) -> Iterator[Line]:
 
 
 def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:
-    """Part, instances, mapping and GPUs of one of them."""
+    """List part, instances, mapping and GPUs of an instance."""
     if (pool := deployment.encode) is not None:
         images = f"{pool.step.images} x {pool.step.height} x {pool.step.width} pixels a request"
         yield "encode", f"{pool.instances:,}", images, "1"

@@ -1,4 +1,4 @@
-"""Say of every case of a sweep which mode is the better one at a speed, by how much, and how sure that is."""
+"""Find the better mode of each case of a sweep at a speed, its gain and its probability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.domain import ServingMode
 from disagg_sim.report.words import NOT_REACHED
 
-if TYPE_CHECKING:  # a plan needs its texts alone, and sweeps take a tenth of a second to load
+if TYPE_CHECKING:  # plans need only texts of this module, and sweeps are slow to import
     from disagg_sim.sweep.fidelity import CaseFidelity
     from disagg_sim.sweep.results import CaseResult
 
@@ -40,9 +40,9 @@ class ModeVerdict:
         ahead = "" if self.better == self.leads else " to be ahead"
         sure = "" if math.isnan(self.probability) else f", {_percent(self.probability)} sure{ahead}"
         band = "" if math.isnan(self.low) else f" ({_times(self.low)}–{_times(self.high)})"
-        told = f"{gain_text(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone reaches it{sure}"
+        gain = f"{gain_text(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone reaches it{sure}"
         short = "either will do" if self.gain < LEAST_GAIN else "not sure"
-        return f"**{self.better}** {told}" if self.better == self.leads else f"{short}: {self.leads} {told}"
+        return f"**{self.better}** {gain}" if self.better == self.leads else f"{short}: {self.leads} {gain}"
 
     @property
     def take(self) -> Mapping[str, Any] | None:
@@ -60,8 +60,8 @@ def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) ->
 
     def best(*, split: bool) -> Mapping[str, Any] | None:
         modes = [mode for mode in item.found if (mode.mode == ServingMode.DISAGGREGATED) == split]
-        there = [point for mode in modes if (point := mode.at(speed)) is not None]
-        return max(there, key=lambda point: point[column], default=None)
+        reached = [point for mode in modes if (point := mode.at(speed)) is not None]
+        return max(reached, key=lambda point: point[column], default=None)
 
     points = {SPLIT: best(split=True), SHARED: best(split=False)}
     ours, theirs = ((0.0 if each is None else float(each[column])) for each in points.values())
@@ -86,17 +86,17 @@ def _ratio(above: float, below: float) -> float:
 
 
 def gain_text(gain: float) -> str:
-    """A gain, on the side of ``LEAST_GAIN`` on which it is."""
+    """Format a gain so that rounding does not carry it over ``LEAST_GAIN``."""
     return _times(min(gain, LEAST_GAIN - 0.01) if gain < LEAST_GAIN else gain)
 
 
 def _times(ratio: float) -> str:
-    """A ratio of throughputs, with the digits that error bars leave."""
+    """Format a ratio of throughputs, with no more digits than its error bars justify."""
     if math.isinf(ratio):
         return "∞"
     return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def _percent(share: float) -> str:
-    """A probability of finitely many samples: never 0 or 100 %, and not rounded up: 89.6 % is below 90."""
+    """Format a probability from samples: never 0 or 100 %, and rounded down, as 89.6 % is below 90."""
     return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"

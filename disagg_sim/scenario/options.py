@@ -1,4 +1,4 @@
-"""Find the policies that a scenario may name, in files of the user too; read options of policies, runs, failures.
+"""Find the policies that a scenario may name, shipped or in the user's files; read options of policies and runs.
 
 ``run: {failures: {events: [{at_s: 60, instance: 1}], restart_s: 300}}``
 """
@@ -82,7 +82,7 @@ def _refuse_all(faults: Iterable[tuple[Place, str]]) -> NoReturn:
     raise SeveralFaultsError((("failures", *place), told) for place, told in faults)
 
 
-#: Options of shipped policies of earlier releases, and what is said of them.
+#: Removed options of shipped policies, and the message about them.
 _FIXED = (
     *("low_load", "busy_interval", "patience", "fit_shortest", "fit_longest", "fit_error", "correct", "timeout_share"),
     *("profile_tokens", "most_changes", "sensitivity", "context_tokens", "predictor"),
@@ -115,7 +115,7 @@ MOST_BYTES = 10**6
 
 
 def _text_of(path: Path) -> bytes:
-    """The text of a policy file; ``SpecError`` unless it is an ordinary file, Python by its name, and not too large."""
+    """Read a policy file; ``SpecError`` unless it is an ordinary file that ends in .py and is not too large."""
     if path.suffix != ".py" or not path.is_file():
         raise SpecError(f"{shown(path)}: no such file, or not a Python file (.py)")
     try:
@@ -134,7 +134,7 @@ def load_policies(path: str) -> None:
 
 @cache
 def _imported(path: str) -> bytes:
-    """Import a policy file; its text then."""
+    """Import a policy file; return the imported text."""
     file, text = Path(path), _text_of(Path(path))
     name = f"disagg_sim_policies_{file.stem}"
     found = importlib.util.spec_from_file_location(name, file)
@@ -163,8 +163,8 @@ class KnownPolicies:
         self._unread: list[str] = []
 
     def take(self, path: str) -> None:
-        """Add the policies of a policy file; ``SpecError`` for its faults, which show only where it may run."""
-        self._unread.append(path)  # a file that has faults may hold any policy
+        """Add the policies of a policy file; ``SpecError`` for its faults, which are found only if it may run."""
+        self._unread.append(path)  # a file with faults may define any policy
         if self.run:
             load_policies(path)
             self._unread.pop()
@@ -176,7 +176,7 @@ class KnownPolicies:
         return {name: kind for name, kind in policies().items() if self.run or not is_own(kind.__module__)}
 
     def options(self, name: str) -> Mapping[str, Option] | None:
-        """Options of a policy; None for one that cannot be known; ``UnknownNameError`` where there is none."""
+        """Find the options of a policy; None if a file that was not run may define it, else ``UnknownNameError``."""
         kind = self._known.get(name)
         if kind is not None:
             return options_of(kind)
@@ -186,7 +186,7 @@ class KnownPolicies:
         raise UnknownNameError(f"unknown policy {quoted(name)}{nearest(name, self._known)}; known: {known}")
 
     def needs(self, name: str) -> tuple[str, ...]:
-        """Parts of a deployment that a policy takes; empty where that is not known."""
+        """List the parts of a deployment that a policy needs; empty if unknown."""
         kind = self._known.get(name)
         return () if kind is None else kind.needs
 

@@ -70,7 +70,7 @@ class Run:
         return tuple(self.key(table) for table in tables)
 
     def anywhere(self) -> Run:
-        """The same with absolute paths, for a process that runs in another directory."""
+        """Make paths absolute, for a process in another directory."""
         files = tuple(str(Path(path).absolute()) for path in self.scenario.policy_files)
         source = replace(self.source, path=str(Path(self.source.path).absolute())) if self.source.path else self.source
         return replace(self, scenario=replace(self.scenario, policy_files=files), source=source)
@@ -92,7 +92,7 @@ class ScenarioPlan:
 
 
 def plan_scenario(scenario: Scenario) -> ScenarioPlan:
-    """Plan every combination of the scenario, after a look at whether its SLO can be met at all."""
+    """Plan every combination of the scenario; refuse an SLO that no request can meet."""
     what, specs = scenario.setup, digest_of(_specs(scenario))
     notes = []
     for source in scenario.traces:
@@ -115,7 +115,7 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
 
 
 def _beyond(trace: Trace | TraceStream, deployment: ServedDeployment, usual: Setup) -> Iterator[str]:
-    """A line for each model with requests that its context does not take."""
+    """Yield a line for each model with requests beyond its context."""
     for share in shares_of(trace, deployment, PARTS, usual):
         own, model = share.trace.windows(), share.setup.model
         if beyond := sum(int((each.input_tokens + each.output_tokens > model.max_context).sum()) for each in own):
@@ -146,7 +146,7 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
 
 
 def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
-    """What a deployment says, its setups by their specs."""
+    """List the values of a deployment, its setups by their specs."""
     parts = [
         (part, bare(each.mapping), each.instances, each.limits, _specs_of(each.setup), own)
         for part in PARTS
@@ -161,7 +161,7 @@ def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
 
 
 def _specs_of(at: Setup | None) -> tuple[Any, ...]:
-    """All that decides what instances of a setup do; nothing where the scenario says it."""
+    """List the specs that determine how instances of a setup behave; empty without a setup of their own."""
     if at is None:
         return ()
     own = at.model, at.system, at.precision, at.profile, at.engine, at.overheads, at.speculation, at.techniques

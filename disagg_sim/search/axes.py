@@ -63,7 +63,7 @@ def draft_choices(at: Setup) -> tuple[int, ...]:
 
 
 def drafting(at: Setup, mapping: Sharding, drafts: int) -> tuple[Setup, Sharding]:
-    """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter."""
+    """Make setup and mapping of instances with so many draft tokens; with 0 they have no drafter."""
     if at.speculation is not None and not drafts:
         at = undrafted(at)
     return at, replace(mapping, draft_tokens=drafts)
@@ -91,9 +91,9 @@ def batch_sizes(largest: int) -> Ints:
 
 
 def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths, *, phase: str) -> Ints:
-    """Find the batch sizes from 1 to the memory limit of the most spacious mapping, rising, four a doubling. [request]
+    """Find the batch sizes from 1 to the largest that fits any mapping, rising, four a doubling. [request]
 
-    At least one, even when nothing fits, so that the shortfall can be told; ``phase`` says whose memory counts.
+    There is at least one, so that a shortfall of memory can be reported; ``phase`` selects the memory.
 
     Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200. Those
     of 224, the next batch, do not:
@@ -106,15 +106,15 @@ def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths,
     """
     check_word("phase", phase, PHASES)
     table = mappings_for(at, mappings)
-    held = lengths.resident if phase == "decode" else lengths.prompt
-    (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, held, phase, (0,) * len(table))
+    tokens = lengths.resident if phase == "decode" else lengths.prompt
+    (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, tokens, phase, (0,) * len(table))
     return sizes
 
 
 def batch_axes(at: Setup, table: Sharding, lengths: Lengths, kinds: Ints) -> list[Ints]:
-    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings. [request]
+    """Find the batch sizes of decode, or of co-located instances, of several kinds of mappings. [request]
 
-    Four GPUs have room for more than four times the requests of one, as they hold the weights once:
+    Four GPUs fit more than four times the requests of one, as they store the weights once:
 
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
@@ -127,18 +127,20 @@ def batch_axes(at: Setup, table: Sharding, lengths: Lengths, kinds: Ints) -> lis
 
 
 @lru_cache(maxsize=1024)
-def _batch_axes(at: Setup, table: Sharding, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
-    """The axis of each kind of rows; a plan and each of its searches ask for those of the same mappings."""
+def _batch_axes(
+    at: Setup, table: Sharding, tokens: CachedTokens, phase: str, kinds: tuple[int, ...]
+) -> tuple[Ints, ...]:
+    """Find the axis of each kind of rows; cached, as the searches of a plan share mappings."""
     if not kinds:
         return (batch_sizes(1),)
     sizes, mapping = batch_sizes(MAX_BATCH), table.for_grid()
     fewest, drafted = drafting(at, mapping, draft_choices(at)[0])
     batch = sizes[None, :].astype(float)
     if phase == "decode":
-        memory = decode_bytes(fewest, drafted, batch, cached=held)
+        memory = decode_bytes(fewest, drafted, batch, cached=tokens)
     else:
         chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
-        memory = prefill_bytes(at, mapping, batch, prompt=held, chunk_tokens=chunk)
+        memory = prefill_bytes(at, mapping, batch, prompt=tokens, chunk_tokens=chunk)
     fits, doubling = memory <= at.memory_limit, np.isin(sizes, 2 ** np.arange(MAX_BATCH.bit_length()))
 
     def axis(some: Any) -> Ints:
@@ -155,7 +157,7 @@ def _batch_axes(at: Setup, table: Sharding, held: CachedTokens, phase: str, kind
 
 
 def with_chunks(table: Sharding, isl: float, chunk_tokens: Any) -> Sharding:
-    """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size [token].
+    """List the rows of a prefill grid: all mappings unchunked, then pipelines with each chunk size [token].
 
     >>> rows = with_chunks(Sharding.stack([Sharding(), Sharding(pp=2)]), 2048, [512, 1024])
     >>> list(zip(rows.pp.tolist(), rows.chunk_tokens.tolist()))

@@ -1,8 +1,7 @@
-"""Cut grids into blocks of rows, lay small grids of several lengths out one after the other, name what binds a point.
+"""Cut grids into blocks of rows, stack small grids of several cases, and name the bound of a point.
 
-A block stays in cache. A small grid fills numpy's operations with few numbers, each of which takes longer to begin than
-to run, so several are scored at once. What rows of mappings depend on beside their degrees, such as the mean context of
-a case, is then a column.
+A block fits into the CPU's cache. Small grids are scored together, as numpy's overhead would dominate. Values of a
+case, such as its mean context, are then a column.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ def bound_codes(sums: AnySums) -> Any:
     return best
 
 
-#: Largest number that a search takes: more is a slip of the pen. [1]
+#: Largest number that a search accepts: a larger one is a typing error. [1]
 MOST_SIZE = 10**9
 
 
 def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
-    """Return the distinct numbers of an argument, rising.
+    """Return the distinct numbers of an argument in rising order.
 
     >>> given_sizes("batch", [64, 16, 64]).tolist()
     [16, 64]
@@ -84,22 +83,22 @@ def is_constant_uncached(lengths: Lengths) -> bool:
 
 
 def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) -> Iterator[list[int]]:
-    """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis."""
-    held: list[int] = []
+    """Group grids to be scored together: as many as fit into cache, with axes that begin the longest of the group."""
+    group: list[int] = []
     points = 0
     for place in sorted(range(len(axes)), key=lambda place: -axes[place].size):
         own = axes[place]
-        more = rows[place] * axes[held[0]].size if held else 0
+        more = rows[place] * axes[group[0]].size if group else 0
         small = more <= BLOCK_POINTS and points <= 2 * BLOCK_POINTS - more and own.size > 1
-        fits = all(joins[each] and rows[each] * axes[each].size <= BLOCK_POINTS for each in (*held[:1], place))
-        if not (held and small and fits and np.array_equal(axes[held[0]][: own.size], own)):
-            if held:
-                yield held
-            held, points = [], 0
-        held.append(place)
-        points += rows[place] * axes[held[0]].size
-    if held:
-        yield held
+        fits = all(joins[each] and rows[each] * axes[each].size <= BLOCK_POINTS for each in (*group[:1], place))
+        if not (group and small and fits and np.array_equal(axes[group[0]][: own.size], own)):
+            if group:
+                yield group
+            group, points = [], 0
+        group.append(place)
+        points += rows[place] * axes[group[0]].size
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +109,7 @@ class StackedCases:
     rows: tuple[int, ...]  # [1]
 
     def number(self, of: Callable[[Lengths], float], rows: Ints | None = None) -> Numeric:
-        """Find what each row has of its case: the number that all cases have, or a column of shape (rows, 1)."""
+        """Find the value of each row's case: a number if all cases agree, else a column of shape (rows, 1)."""
         values = [of(each) for each in self.cases]
         if len(set(values)) == 1:
             return values[0]
@@ -118,7 +117,7 @@ class StackedCases:
         return column if rows is None else column[rows]
 
     def cached(self, of: Callable[[Lengths], CachedTokens], rows: Ints | None = None) -> CachedTokens:
-        """What a request of each row holds; of several cases all of it computed."""
+        """Find the resident tokens of a request of each row."""
         if len(self.cases) == 1:
             return of(self.cases[0])
         return CachedTokens(
@@ -129,7 +128,7 @@ class StackedCases:
 
 
 class GridPoints(NamedTuple):
-    """What is found of the points of a phase; arrays of shape (rows, batches)."""
+    """Results of the points of a phase; arrays of shape (rows, batches)."""
 
     latency: Any  # FTL or TTL [s]
     busy: Any  # of a stage for a pass or a step [s]
@@ -141,5 +140,5 @@ class GridPoints(NamedTuple):
     load: Any = None  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
 
     def part(self, rows: slice, batches: int) -> GridPoints:
-        """Those of some rows, at the first batches."""
+        """Take some rows, at the first batches."""
         return GridPoints(*(each if each is None else np.ascontiguousarray(each[rows, :batches]) for each in self))

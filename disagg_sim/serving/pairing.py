@@ -1,4 +1,4 @@
-"""Balance prefill and decode instances, or those of more pools: integers for ratios of rates."""
+"""Find instance counts that balance the rates of prefill and decode, or of more pools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def best_counts(
     r"""Instance counts of the highest rate per cost within ``gpu_cap``, exactly, for many decode configurations.
 
     Maximises :math:`\min(n_p p, n_d r)/(n_p G_p w + n_d G_d)` over integers :math:`n_p, n_d \ge 1` with
-    :math:`n_p G_p + n_d G_d \le cap` (paper, appendix B, in its mended form; there w = 1). Numerator and
+    :math:`n_p G_p + n_d G_d \le cap` (paper, appendix B, corrected; there w = 1). Numerator and
     cost are both proportional to the counts, so the objective depends on the fraction :math:`n_p/n_d` alone:
     for any w > 0 it rises up to :math:`\rho = r/p` and falls beyond. So only the nearest fraction on either
     side of :math:`\rho` can win, in lowest terms, and w matters only where the two are compared. The walk
@@ -76,7 +76,7 @@ def best_counts(
     return np.where(take_high, high_p, low_p), np.where(take_high, high_d, low_d)
 
 
-#: Counts that are tried at once: they stay in memory. [1]
+#: Counts that are tried at once, to limit memory. [1]
 TRIED = 1_000_000
 
 
@@ -212,9 +212,9 @@ def paper_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int)
         open_ = open_[count * gpus_d[open_] + gpus_p <= gpu_cap]
         if open_.size == 0:
             break
-        wanted = count * r[open_] / p
-        trial = np.maximum(np.ceil((1 - PAPER_TOLERANCE) * wanted - 1e-9), 1.0)
-        balanced = np.abs(trial / wanted - 1) <= PAPER_TOLERANCE + TIE
+        exact = count * r[open_] / p
+        trial = np.maximum(np.ceil((1 - PAPER_TOLERANCE) * exact - 1e-9), 1.0)
+        balanced = np.abs(trial / exact - 1) <= PAPER_TOLERANCE + TIE
         fits = trial * gpus_p + count * gpus_d[open_] <= gpu_cap
         done = open_[balanced & fits]
         n_p[done], n_d[done] = trial[balanced & fits], count

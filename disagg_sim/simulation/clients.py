@@ -1,11 +1,10 @@
-"""Say which request comes when, at its time or when another has ended; hold those of a stream that are near.
+"""Decide when requests arrive: at a recorded time, or when another has ended; keep a window of a stream in memory.
 
-A session whose turn is rejected, or lost with its instance, ends there: its later turns never come, and count as the
-same.
+A session ends with a turn that is rejected, or lost with its instance: its later turns never arrive and get the same
+status.
 
-A window of a stream is written into its place in columns of the whole when the first of its requests is needed, and
-given back once they have left the run. So whoever looks a request up needs not know of windows. Columns of a long run
-lie in memory that is reserved and not filled.
+A window of a stream is written into columns of all requests when its first request is needed, and its memory is
+released when its requests have left the run, so that callers need not know of windows. The columns are reserved memory.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from disagg_sim.workload.stream import TraceStream
 
 
 class NextRequest(NamedTuple):
-    """A request that comes because another has ended."""
+    """A request that arrives because another has ended."""
 
     request: int
     wait_s: float  # from that end to its arrival [s]
 
 
 class Clients:
-    """Where the requests of a run come from: so many are always there, or all come at the times of the trace.
+    """Source of the requests of a run: a closed loop of ``concurrency`` requests, or the times of the trace.
 
-    With sessions it is their first turns that come so. A later turn comes a think time after the turn before has ended.
+    With sessions this applies to first turns; a later turn arrives a think time after the one before has ended.
     """
 
     def __init__(self, requests: int, concurrency: int = 0, sessions: Sessions | None = None) -> None:
@@ -44,13 +43,13 @@ class Clients:
             first, later = (np.flatnonzero(each).tolist() for each in (previous < 0, previous >= 0))
             self._after = dict(zip(previous[later].tolist(), later, strict=True))
             self._think = sessions.think_s.tolist()
-        #: Requests whose arrival the trace says, in the order of arrival; those that come at the start of the run.
+        #: Requests that arrive at recorded times, in order; requests that arrive at the start of the run.
         self.timed, self.at_once = (first[:0], first[:concurrency]) if concurrency else (first, first[:0])
         self.hears = concurrency > 0 or sessions is not None  # whether the end of a request may bring another
         self._rest = iter(first[concurrency:] if concurrency else ())
 
     def following(self, request: int) -> NextRequest | None:
-        """What comes because a request has ended, with its last token or without; asked once a request."""
+        """Find the request that arrives because another has ended, completed or not; call once a request."""
         turn = self._after.get(request)
         if turn is not None:
             return NextRequest(turn, self._think[turn])
@@ -58,7 +57,7 @@ class Clients:
         return None if begins is None else NextRequest(begins, 0.0)
 
     def dropped(self, request: int) -> Sequence[int]:
-        """Requests that will never come, since this one ended without its last token; asked before ``following``."""
+        """List the requests that never arrive because this one failed; call before ``following``."""
         turns, turn = [], self._after.pop(request, None)
         while turn is not None:
             turns.append(turn)
@@ -71,25 +70,25 @@ WIDTH = 8
 
 
 class SparseColumn:
-    """Numbers of all requests, of which some are held; 0 where they are not."""
+    """A column of all requests, of which a window is in memory; the others read as 0."""
 
     def __init__(self, count: int, kind: type[np.generic]) -> None:
-        self._begin, self._kind = 0, kind  # bytes before it are given back
+        self._begin, self._kind = 0, kind  # bytes before it are released
         self._memory: Any = None
-        if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere nothing is given back
+        if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere nothing is released
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
             self._memory = mmap.mmap(-1, WIDTH * count, flags=flags)
         self.values: NDArray[Any] = np.zeros(count, kind) if self._memory is None else np.frombuffer(self._memory, kind)
 
     def release(self, before: int) -> None:
-        """Give back the numbers of requests before one, in whole pages."""
+        """Release the memory of requests before one, in whole pages."""
         end = WIDTH * before // mmap.PAGESIZE * mmap.PAGESIZE
         if self._memory is not None and end > self._begin:
             self._memory.madvise(mmap.MADV_DONTNEED, self._begin, end - self._begin)
             self._begin = end
 
     def longer(self, count: int) -> SparseColumn:
-        """A column of so many numbers that begins with these."""
+        """Copy to a column of ``count`` numbers."""
         first, found = self._begin // WIDTH, SparseColumn(count, self._kind)
         found.values[first : self.values.size] = self.values[first:]
         found._begin = self._begin
@@ -113,11 +112,11 @@ class RequestWindow:
         self.reach(0)
 
     def __len__(self) -> int:
-        """All requests, held or not. [request]"""
+        """All requests, in memory or not. [request]"""
         return self._count
 
     def reach(self, request: int) -> int:
-        """Have a request at hand, if there is one: how many are from the first on, with those given back. [request]"""
+        """Read the stream up to a request, or to its end; return the number of requests read so far. [request]"""
         while self.high <= request and self.high < self._count:
             window = next(self._windows)
             rows = slice(self.high, self.high + len(window))
@@ -128,6 +127,6 @@ class RequestWindow:
         return self.high
 
     def release(self, before: int) -> None:
-        """Give back the requests before one."""
+        """Release the memory of requests before one."""
         for column in self._columns:
             column.release(before)

@@ -1,7 +1,7 @@
-"""State the network between instances, whose transfers share its bandwidth and may start early.
+"""Describe the network between instances.
 
-Physics page, section 8: a cache leaves over the GPUs that hold distinct parts of it, each with a link of
-its own, and arrives over those of the receiver.
+Physics page, section 8: the GPUs of the sender that hold distinct parts of a cache each send over their own link, and
+the GPUs of the receiver each receive over theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PUSHES = ("whole", "chunk", "layer")
 
 
 class Wire(NamedTuple):
-    """What a transfer takes between two GPUs."""
+    """Link of a GPU, as a transfer uses it."""
 
     bandwidth: float  # one way [B/s]
     latency_s: float  # before the first byte [s]
@@ -30,7 +30,7 @@ class Wire(NamedTuple):
 
 
 class Spine(NamedTuple):
-    """Uplinks that the transfers between leaf switches share, each leaf its own, each way."""
+    """Uplinks of a leaf switch, each way, which its transfers to other leaves share."""
 
     leaf_gpus: int  # GPUs whose NICs meet in one leaf [1]
     uplink: float  # of a leaf, one way [B/s]
@@ -65,7 +65,7 @@ class LinkSpec:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
     def spine(self, at: Setup, gpus: float) -> Spine | None:
-        """The uplinks that a simulated deployment of ``gpus`` shares; None where its NICs are all that counts."""
+        """Find the uplinks that a simulated deployment of ``gpus`` shares; None if only its NICs limit transfers."""
         system, profile = self._on(at.system), at.profile
         leaf, over = system.leaf_gpus, system.spine_oversubscription or 1.0
         if leaf is None or over == 1.0 or not leaf < gpus < math.inf or self.bandwidth:
@@ -78,12 +78,11 @@ class LinkSpec:
         return system if over is None else replace(system, spine_oversubscription=over)
 
     def wire(self, at: Setup, gpus: float, *, shared_spine: bool = False) -> Wire:
-        """The links of a deployment of ``gpus``, infinity where an NVLink domain cannot hold it.
+        """Find the link of a GPU in a deployment of ``gpus`` (infinity: larger than an NVLink domain).
 
-        One larger than ``leaf_gpus`` of the system has caches cross the spine, at its oversubscription, as if all did
-        at once; with ``shared_spine`` a GPU has its whole NIC, and the uplinks are shared (``spine``).
-
-        Where bandwidth or latency are given, the profile adds no costs.
+        Above ``leaf_gpus`` caches cross the spine at its oversubscription, as if all did at once; with ``shared_spine``
+        a GPU has its whole NIC, and ``spine`` limits the uplinks. A stated bandwidth or latency replaces the costs of
+        the profile.
         """
         system, profile = self._on(at.system), at.profile
         inside = gpus <= system.nvlink_domain
@@ -104,12 +103,12 @@ class LinkSpec:
         )
 
     def pieces(self, tokens: int, layers: int) -> int:
-        """Pieces in which the cache of ``tokens`` leaves when its receiver is known from the start. [1]"""
+        """Count the pieces in which the cache of ``tokens`` is sent if its receiver is known from the start. [1]"""
         if self.push == "whole":
             return 1
         return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
 
 
 def instance_bandwidth(at: Setup, mapping: Sharding, per_gpu: float) -> float:
-    """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
+    """Find the bandwidth of an instance, one way: of its GPUs with distinct parts of the cache. [B/s]"""
     return float(unique_gpus(at.model, mapping)) * per_gpu

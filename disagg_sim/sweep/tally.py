@@ -51,12 +51,12 @@ class Tally:
     removals: tuple[Removal, ...] = ()
 
     def to_json(self) -> str:
-        """As a text that Python's ``json`` reads back."""
+        """Write as JSON, with infinities as Python's ``json`` writes them."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Tally:
-        """Back from ``to_json``."""
+        """Read the text of ``to_json``."""
         values = json.loads(text)
         return cls(**{**values, "removals": tuple(Removal(**removal) for removal in values["removals"])})
 
@@ -72,24 +72,24 @@ def removal(
 
 
 def add_up(tallies: Iterable[Tally]) -> Tally:
-    """Sum of counts; of each reason the sum of counts and the closest shortfall."""
-    held = tuple(tallies)
+    """Add up counts; each reason keeps its closest shortfall."""
+    every = tuple(tallies)
     merged: dict[tuple[str, str], Removal] = {}
-    for item in (item for tally in held for item in tally.removals):
+    for item in (item for tally in every for item in tally.removals):
         if known := merged.get((item.phase, item.reason)):
             shortfall = min(item.shortfall, known.shortfall)
             item = replace(item, count=item.count + known.count, shortfall=shortfall)  # noqa: PLW2901
         merged[item.phase, item.reason] = item
     return Tally(
-        computed=sum(t.computed for t in held),
-        feasible=sum(t.feasible for t in held),
-        rows=sum(t.rows for t in held),
+        computed=sum(t.computed for t in every),
+        feasible=sum(t.feasible for t in every),
+        rows=sum(t.rows for t in every),
         removals=tuple(merged.values()),
     )
 
 
 def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
-    """One clause that names what binds, for a mode of a case whose frontier is empty."""
+    """Explain in one clause why a mode of a case has no frontier."""
     if plan.mode != ServingMode.DISAGGREGATED:
         return _of_instances(case, plan, points)
     for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
@@ -120,7 +120,7 @@ def detail(item: Removal, limits: PointLimits) -> str:
 
 
 def _of_instances(case: Case, plan: ModePlan, points: Tally) -> str:
-    """What binds co-located instances."""
+    """Explain why co-located instances have no frontier."""
     if not points.computed:
         return _no_mapping(case, case.system, plan)
     if not points.feasible:

@@ -27,7 +27,7 @@ POOLS_FILE = "pools.csv"  # frontiers over further pools
 
 @dataclass(slots=True)
 class Effort:
-    """What one run did: it depends on the machine, and on what was stored before."""
+    """Work of one run, which depends on the machine and on stored results."""
 
     blocks: int = 0  # computed by this run [1]
     points: int = 0  # design points of these [1]
@@ -67,12 +67,12 @@ def _infeasible_csv(result: SweepResult) -> str:
                 row = [name, "no result", mode.total.computed, math.inf, NOTHING, NOTHING, mode.verdict, mode.mode]
                 writer.writerow(row)
             for item in (*mode.prefill.removals, *mode.points.removals):
-                # of the blocks alone in which nothing passes, so not always that of the closest point
+                # counts only blocks without a feasible point, so it may not be of the closest point
                 partial = item.phase == SHARED and item.reason != OUT_OF_MEMORY
                 known = math.isfinite(item.shortfall) and (bool(mode.verdict) or not partial)
                 shortfall = f"{item.shortfall:.10g}" if known else math.inf
-                said, unit = (detail(item, limits), item.unit) if known else (NOTHING, NOTHING)
-                writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, said, mode.mode])
+                explained, unit = (detail(item, limits), item.unit) if known else (NOTHING, NOTHING)
+                writer.writerow([name, item.reason, item.count, shortfall, unit, item.phase, explained, mode.mode])
             for reason, count in mode.plan.refused:
                 writer.writerow([name, reason, count, math.inf, NOTHING, "mapping", NOTHING, mode.mode])
         for left, why in case.plan.left_out:
@@ -120,12 +120,12 @@ def _inputs_text(inputs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _options(spec: SweepSpec) -> dict[str, Any]:
-    """All that a sweep file and the options of the command line say."""
+    """List the options of a sweep file and of the command line."""
     return {key: _plain(value) for key, value in asdict(spec).items() if key not in ("name", "source")}
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it: fractions and infinities as text."""
+    """Convert to types of JSON: fractions and infinities to text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,19 +1,18 @@
 r"""Scale the request rate of a trace: divide its time stamps, or change the number of requests at unchanged time.
 
-Dividing the time stamps by r compresses bursts and the day with the requests: a policy that looks every 30 s then sees,
-between two looks, what happened in 30 r seconds of the trace. Sajal et al. measure what that distorts (TraceSplitter,
-EuroSys 2021; TraceUpscaler, EuroSys 2024). ``by="requests"`` leaves time as it is:
+Dividing the time stamps by r also compresses bursts and the day: a policy that acts every 30 s then acts once for 30 r
+seconds of the trace. Sajal et al. measure the distortion (TraceSplitter, EuroSys 2021; TraceUpscaler, EuroSys 2024).
+``by="requests"`` leaves time as it is:
 
 * r below 1 thins: a random choice of units, together r times as many requests to within half of the last unit.
 * r above 1 superposes: the trace itself, copies of it as other users of the same kind, and a thinned copy for the rest.
   Each copy is rotated by a time drawn from 0 to ``shift_s``, so that two copies of a request do not arrive together,
   while bursts longer than that, and the shape of the day, stay.
 
-Units are kept or left out whole: sessions, else conversations, where block ids tell them, else requests. One seed makes
-nested traces: all requests of a lower rate are there at every higher rate, so that a search over rates compares like
-with like.
+Units are kept or dropped whole: sessions, else conversations (found by block ids), else requests. One seed makes
+nested traces: every rate has all requests of the lower rates, so that a search over rates compares like with like.
 
-A trace may get classes of service, with limits of their own in a simulation, and models that its requests ask for.
+Requests of a trace may also get classes of service and models.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def units(trace: Trace) -> Ints:
 
 
 def _conversations(prefix: PrefixBlocks, most: int) -> Ints:
-    """Prompts grouped by as many leading blocks as leave at most ``most`` of them [request] in a group."""
+    """Group prompts by leading blocks: by as many as it takes until a group has at most ``most`` prompts."""
     lengths, starts = np.diff(prefix.offsets), prefix.offsets[:-1]
     unit = np.zeros(lengths.size, dtype=np.int64)
     depth = 0
@@ -113,7 +112,7 @@ def _conversations(prefix: PrefixBlocks, most: int) -> Ints:
 
 
 def _kept(unit: Ints, share: float, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Rows of the units that come first in a random order, as many as come nearest to a share [1] of the requests."""
+    """Choose units at random, as close as possible to a share [1] of the requests; return their rows."""
     sizes = np.bincount(unit)
     order = np.argsort(rng.random(sizes.size))
     have = np.concatenate([[0], np.cumsum(sizes[order])])
@@ -124,7 +123,7 @@ def _kept(unit: Ints, share: float, rng: np.random.Generator) -> NDArray[np.intp
 
 
 def _rotated(trace: Trace, unit: Ints, shift: float) -> Floats:
-    """Arrivals moved by ``shift``; a unit that would then begin behind the end begins at the start instead. [s]"""
+    """Shift arrivals by ``shift``; a unit that would begin after the end wraps around to the start. [s]"""
     if not (shift and trace.period):
         return trace.arrival
     begin = trace.arrival[np.unique(unit, return_index=True)[1]][unit]
@@ -164,13 +163,13 @@ def with_models(
 
 
 def _chances(trace: Trace, stream: str, seed: int) -> Floats:
-    """A number from 0 to 1 for each request, the same for all of a session."""
+    """Draw a number from 0 to 1 for each request, the same for all of a session."""
     chances = named_rng(seed, stream).random(len(trace))
     return chances[trace.sessions.first()] if trace.sessions is not None else chances
 
 
 def _drawn(noun: str, shares: Mapping[str, float], chances: Floats) -> NDArray[np.intp]:
-    """Place among the words with shares of each request."""
+    """Choose a name for each request by the shares; return its index."""
     if not shares:
         raise InputError(f"no {noun} is given; allowed: one or more, each with its share")
     weights = np.cumsum([above_zero(f"share of {noun} {name}", share) for name, share in shares.items()])

@@ -1,8 +1,8 @@
 """Compute the statistics of a trace: rate, burstiness, lengths, correlation, prefix reuse.
 
 Burstiness is the coefficient of variation of what arrives in a minute, minutes counted from time 0, standard
-deviations with the number of minutes as divisor. A service that stands still in some minutes is burstier over all
-minutes than over those with requests; published figures are of both kinds, so both are given.
+deviations with the number of minutes as divisor. It is computed with and without the minutes that have no request, as
+published figures are of both kinds.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from disagg_sim.physics.passes.layers import (
     attention_side,
     join_experts,
     stretched,
-    with_ends,
+    with_host_and_hops,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.roofline import AnySums, Sums, added
@@ -155,8 +155,8 @@ def chunked_passes(
         if slowest is None:
             most = most_chunks(new, plan.chunks) if np.ndim(new) else None
             return tabulate(cores, shards, levels, new, past, most)
-        some, length, held = slowest.scored
-        return tabulate(cores, shards, DistinctCounts(some, length, past if held is None else held), None)
+        some, length, cached = slowest.scored
+        return tabulate(cores, shards, DistinctCounts(some, length, past if cached is None else cached), None)
 
     uneven = bool(np.any(plan.last != plan.size))
     before = plan.chunks - 1
@@ -187,7 +187,7 @@ def chunked_passes(
     found = []
     for attention in cores:
         busy, path = _busy_and_path(at, mapping, parts, attention, drafted)
-        sums = with_ends(parts.sums.plus(attention.sums), hop, host_once)
+        sums = with_host_and_hops(parts.sums.plus(attention.sums), hop, host_once)
         found.append(PrefillPass(path + host + hop.time, busy + host, sums))
     return found
 
@@ -296,7 +296,7 @@ def chunk_cores(
 
 
 def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
-    """Attention of the chunks of some rows."""
+    """Time attention of the chunks of some rows."""
     here = chunks.of(rows)
     kinds, found = layers_of(at.model), {}
     for block in dict.fromkeys(layer.attention for layer, _ in kinds):
@@ -335,7 +335,7 @@ def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, 
 
 
 def _of_layers(kinds: list[tuple[Layer, int]], found: dict[AttentionBlock[Any], tuple[Any, ...]]) -> ChunkCores:
-    """Attention of all layers, from the times and sums of each kind of attention."""
+    """Collect attention of all layers from the times and sums of each kind of attention."""
     whole, full, last = ([found[layer.attention][place] for layer, _ in kinds] for place in range(3))
     sums = Sums()
     for layer, count in kinds:

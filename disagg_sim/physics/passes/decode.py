@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages, host_time, slowest_stage, step_time
-from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_ends
+from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_host_and_hops
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
@@ -44,8 +44,8 @@ def decode_step(
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
     micro-batches: either the slowest stage is always busy, or a token passes all stages one by one.
-    The fullest rank has ceil(ceil(B/m)/dp) sequences. Under an engine profile each micro-batch pays host time of its
-    own (``engine_time.step_time``). The mean context ISL + OSL/2 gives the exact mean TTL if t is affine in the
+    The fullest rank has ceil(ceil(B/m)/dp) sequences. With an engine each micro-batch has its own host time
+    (``engine_time.step_time``). The mean context ISL + OSL/2 gives the exact mean TTL if t is affine in the
     context. Source: physics page, section 7.
 
     With k draft tokens (``mapping.draft_tokens``) a step verifies 1 + k tokens of every sequence and drafts the next k,
@@ -103,9 +103,9 @@ def decode_step(
 
     def one_pass(of: Setup, new: Numeric, attention: Callable[..., Any], dcp: Numeric = 1.0) -> tuple[LayerTimes, Any]:
         """Time the layers for ``new`` tokens of each sequence; also return the other results of ``attention``."""
-        side, *beside = tabulate(attention, (mapping.tp_attn, dcp, new), rank, context)
+        side, *others = tabulate(attention, (mapping.tp_attn, dcp, new), rank, context)
         tokens, total = rank.times(new), DistinctCounts(micro * new, alike=alike)
-        return join_experts(of, mapping, side, phase="decode", rank=tokens, total=total), beside
+        return join_experts(of, mapping, side, phase="decode", rank=tokens, total=total), others
 
     def verified(tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric) -> tuple[AttentionSide]:
         tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
@@ -138,4 +138,4 @@ def decode_step(
     time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
     time = at.lengthened(time, batch)
     ttl = time if at.speculation is None else time / at.accepted_length(drafts)
-    return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)), time)
+    return DecodeStep(ttl, microbatches, with_host_and_hops(times.sums, hop, host_time(at, mapping, mean)), time)

@@ -1,12 +1,12 @@
-r"""Add the layers of a pass up to stages, and stages to a step, with what the engine that runs them adds.
+r"""Sum the layers of a pass to stages and stages to a step, and add the overheads of the engine.
 
 With an engine (``Setup.overheads``) every micro-batch costs host time on the stage that runs it,
 
 .. math:: t_{host} = h_0 + h_G \log_2 G + h_B\,\frac{B}{dp}
 
-for G GPUs of the instance and B sequences in decode; prefill takes s times the sum of its kernels, without scores and
-values of attention, which are one long kernel a layer; and steps that run outside CUDA graphs cannot be faster than
-the host launches their kernels, on the ranks of all stages in parallel.
+for G GPUs of the instance and B sequences in decode; kernels of prefill take s times as long, except scores and values
+of attention (one long kernel a layer); and steps outside CUDA graphs take at least the time to launch their kernels,
+on the ranks of all stages in parallel.
 Without one, the host time is that of the profile, once a pass. Source: physics page, sections 3 (PP) and 7 (engines).
 """
 
@@ -27,7 +27,7 @@ from disagg_sim.physics.work import Numeric
 
 
 class Stage(NamedTuple):
-    """What one pipeline stage holds."""
+    """Layers and ends of one pipeline stage."""
 
     layers: tuple[int, ...]  # of each kind of ``ModelSpec.kinds`` [1]
     first: int  # 1 if it holds the embedding
@@ -44,7 +44,7 @@ def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]
     """List the distinct stages of an even split of ``layers`` (the kind of each layer), in pipeline order.
 
     The first ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p), so the stage with the
-    head is never a longer one by choice. Stages that another one covers cannot be the slowest or
+    head has the fewest. Stages that another one covers cannot be the slowest or
     the fullest and are left out. Source: physics page, section 3 (PP).
     """
     base, extra = divmod(len(layers), pp)
@@ -70,12 +70,12 @@ class StageTable(NamedTuple):
 def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
     """Candidate stages for pipeline degrees ``pp`` of any shape."""
     degrees = np.asarray(pp)
-    return _table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
+    return _stage_table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
 
 
 @lru_cache(maxsize=256)
-def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
-    """Build the table of ``stage_table``; kept, as passes and memory of one grid ask for the same one."""
+def _stage_table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
+    """Build the table of ``stage_table``; cached, as passes and memory of a grid need the same one."""
     values, inverse = np.unique(np.array(pp), return_inverse=True)
     plans = [stages_of(layers, kinds, int(value)) for value in values]
     depth = max(len(plan) for plan in plans)
@@ -144,7 +144,7 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
 
 
 def without_host(at: Setup) -> Setup:
-    """The setup on a host that takes no time; kernels and the stretch of prefill stay."""
+    """Make the setup without host time; kernels and the stretch of prefill stay."""
     engine = at.overheads
     if engine is not None:
         engine = replace(engine, step_host=0.0, sequence_host=0.0, rank_host=0.0, kernel_launch=0.0, captured=0)
@@ -166,7 +166,7 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
 def launch_time(at: Setup, mapping: Sharding, *, captured: bool = True) -> Numeric:
     """Find the host time to launch the kernels of one stage, and of a draft model; 0 without an engine. [s]
 
-    Not ``captured`` are decode steps of more tokens than the engine captured a CUDA graph of.
+    ``captured=False`` is for decode steps above the largest CUDA graph.
 
     80 layers of 9 kernels of attention and 7 of a dense FFN, at 5 us each, on two stages:
 
@@ -218,8 +218,8 @@ def step_time(
 
     With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its own.
     Without, ``max(m*t_stage, sum_s t_s) + host``. ``decodes`` are the mean sequences of a micro-batch over all DP
-    ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph. A server that captured graphs of some
-    sizes alone launches larger steps kernel by kernel.
+    ranks, 0 in prefill; ``graphs`` is whether the step may run as a CUDA graph. Steps above the largest captured graph
+    are launched kernel by kernel.
     """
     host = host_time(at, mapping, decodes)
     if at.overheads is None:
@@ -228,7 +228,7 @@ def step_time(
         launch = launch_time(at, mapping)
         stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * mapping.pp)
     time = np.maximum(microbatches * (stage + host), whole + host)
-    if not (graphs and at.overheads.captured):  # steps with prefill never were graphs, and are fitted as such
+    if not (graphs and at.overheads.captured):  # steps with prefill are fitted without graphs
         return time
     larger = decodes / mapping.dp_attn * (1 + mapping.draft_tokens) > at.overheads.captured
     launch = launch_time(at, mapping, captured=False) * np.maximum(microbatches, mapping.pp)  # as fitted, with the host

@@ -1,6 +1,6 @@
 """Time the layers of a pass: the attention ranks, the routed experts, and the exchange between them.
 
-Physics page, sections 5 to 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
+Physics page, sections 5 to 7. Degrees and batches are numbers or arrays that broadcast; grids pass
 degrees of shape (rows, 1) and batches of shape (1, batches).
 """
 
@@ -35,7 +35,7 @@ from disagg_sim.techniques.experts.physics import ExpertRouting
 
 
 class AttentionSide(NamedTuple):
-    """Times on the attention ranks; those of ``shared`` experts are apart, because they may hide dispatch. [s]"""
+    """Times on the attention ranks; ``shared`` experts are separate, as they may overlap dispatch. [s]"""
 
     layers: tuple[Numeric, ...]
     scores: tuple[Numeric, ...]
@@ -131,33 +131,32 @@ def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
     return LayerTimes(layers, times.scores, stretch * times.embedding, stretch * times.head, times.sums)
 
 
-def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """Time a step of decodes and prefill: its decodes alone, plus ``stretch`` times what the prefill adds. [s]
+def with_prefill(decodes: LayerTimes, in_pass: LayerTimes, mixed: LayerTimes, stretch: Numeric) -> LayerTimes:
+    """Time a mixed step: its decodes, plus ``stretch`` times the time that prefill adds. [s]
 
-    ``t = t_own + s*max(t_both - t_same, 0)``: decodes alone in their own kernels, both in one pass, decodes alone in
-    the kernels of that pass. Scores and values take no stretch.
+    ``t = decodes + stretch*max(mixed - in_pass, 0)``: ``decodes`` alone in decode kernels, ``in_pass`` alone in the
+    kernels of the mixed step, ``mixed`` with prefill in the same kernels. Scores and values are not stretched.
 
-    Decodes alone take 3 ms in their own kernels and 2 ms in those of prefill; what the prefill adds to the latter is
-    4 ms and takes 5 ms:
+    Decodes take 3 ms in decode kernels and 2 ms in those of the mixed step, to which prefill adds 4 ms, stretched to 5:
 
-    >>> own, same, both = (LayerTimes((t,), (0.0,), 0.0, 0.0, Sums()) for t in (3e-3, 2e-3, 6e-3))
-    >>> f"{1e3 * with_prefill(own, same, both, 1.25).layers[0]:.1f} ms"
+    >>> decodes, in_pass, mixed = (LayerTimes((t,), (0.0,), 0.0, 0.0, Sums()) for t in (3e-3, 2e-3, 6e-3))
+    >>> f"{1e3 * with_prefill(decodes, in_pass, mixed, 1.25).layers[0]:.1f} ms"
     '8.0 ms'
     """
 
-    def sum_of(alone: Numeric, without: Numeric, together: Numeric) -> Numeric:
-        return alone + stretch * np.maximum(together - without, 0.0)
+    def sum_of(alone: Numeric, without: Numeric, with_chunk: Numeric) -> Numeric:
+        return alone + stretch * np.maximum(with_chunk - without, 0.0)
 
     return LayerTimes(
-        tuple(map(sum_of, own.layers, same.layers, both.layers)),
-        both.scores,
-        sum_of(own.embedding, same.embedding, both.embedding),
-        sum_of(own.head, same.head, both.head),
-        both.sums,
+        tuple(map(sum_of, decodes.layers, in_pass.layers, mixed.layers)),
+        mixed.scores,
+        sum_of(decodes.embedding, in_pass.embedding, mixed.embedding),
+        sum_of(decodes.head, in_pass.head, mixed.head),
+        mixed.sums,
     )
 
 
-def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
+def with_draft_model(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
     """Add a pass of a draft model to the last stage: a longer head, and the sums of both. [s]
 
     A head of 1 ms, and 32 draft layers of 0.5 ms behind it:
@@ -165,13 +164,13 @@ def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerT
     >>> from disagg_sim.facts.load import load_model
     >>> times = LayerTimes(layers=(1e-3,), scores=(0.0,), embedding=0.0, head=1e-3, sums=Sums())
     >>> drafted = LayerTimes(layers=(0.5e-3,), scores=(0.0,), embedding=0.0, head=0.0, sums=Sums())
-    >>> f"{1e3 * followed(times, load_model('llama_3_1_8b'), drafted).head:.0f} ms"
+    >>> f"{1e3 * with_draft_model(times, load_model('llama_3_1_8b'), drafted).head:.0f} ms"
     '17 ms'
     """
     return times._replace(head=times.head + all_stages(model, drafted), sums=times.sums.plus(drafted.sums))
 
 
-def with_ends(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
+def with_host_and_hops(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
     """Add host [s] and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=host))
 
@@ -197,13 +196,13 @@ def join_experts(
     [False, True]
     """
     layers, sums = list(side.layers), side.sums
-    together = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
+    combined = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
     for index, (layer, count) in enumerate(layers_of(at.model)):
         if not layer.ffn.picks:
             continue
         routed, routed_sums = routed_time(at, layer.ffn, count, mapping, phase, total)
         dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
-        layers[index] = layers[index] + routed + together(side.shared[index], dispatch) + combine
+        layers[index] = layers[index] + routed + combined(side.shared[index], dispatch) + combine
         sums = sums.plus(routed_sums).plus(exchange_sums)
     return LayerTimes(tuple(layers), side.scores, side.embedding, side.head, sums)
 
@@ -218,8 +217,8 @@ def routed_time(
         routing = ExpertRouting(skew=profile.expert_skew, rank_skew=profile.rank_skew)
 
     def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
-        held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
-        cost = expert_cost(ffn.routed(at.model, at.precision, held, tokens, routing), ep, tp_ffn, at)
+        sharding = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        cost = expert_cost(ffn.routed(at.model, at.precision, sharding, tokens, routing), ep, tp_ffn, at)
         return cost.time, Sums().plus(cost.sums, layers)
 
     return tabulate(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)

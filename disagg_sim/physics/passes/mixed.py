@@ -30,7 +30,7 @@ from disagg_sim.physics.passes.layers import (
     attention_side,
     join_experts,
     stretched,
-    with_ends,
+    with_host_and_hops,
     with_prefill,
 )
 from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
@@ -181,7 +181,7 @@ def mixed_step_by_form(
         time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
         time = time + hop.time
         time = at.lengthened(time, batch) if load.has_decodes else time
-        found.append(MixedStep(time, with_ends(times.sums, hop, host)))
+        found.append(MixedStep(time, with_host_and_hops(times.sums, hop, host)))
     return found
 
 
@@ -221,8 +221,8 @@ def _layers(
 ) -> list[LayerTimes]:
     """Time the layers of a step under each form, with the kernels of the phase that has more tokens at each point.
 
-    With an engine: the layers of its decodes alone in kernels of decode, plus ``prefill_stretch`` times what prefill
-    adds. A step with prefill is then never faster than its decodes alone, though its exchange of experts may be.
+    With an engine: the decodes alone in decode kernels, plus ``prefill_stretch`` times the time that prefill adds. So a
+    step with prefill is never faster than its decodes alone, though its exchange of experts may be.
     """
     prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
@@ -231,7 +231,7 @@ def _layers(
     else:
         phases = ("decode",) if same_kernels or not np.any(prefill_leads) else ("decode", "prefill")
 
-    def led(of_phases: Sequence[LayerTimes]) -> LayerTimes:
+    def of_leading_phase(of_phases: Sequence[LayerTimes]) -> LayerTimes:
         """Take at each point the times of the phase with more tokens."""
         if len(of_phases) == 1:
             return of_phases[0]
@@ -245,7 +245,7 @@ def _layers(
         )
 
     of_phases = drafted_layers(phases, at, mapping, load, context, prompts, forms)
-    found = [led(of_form) for of_form in zip(*of_phases, strict=True)]
+    found = [of_leading_phase(of_form) for of_form in zip(*of_phases, strict=True)]
     if at.overheads is None or not load.has_prefill:
         return found
     stretch = prefill_stretch(at)
@@ -254,14 +254,14 @@ def _layers(
     kernels = tuple(dict.fromkeys(("decode", *phases)))
     alone = drafted_layers(kernels, at, mapping, load.without_chunk, context, Chunk(0.0, 1.0), ("auto",), scored=False)
     decodes = {phase: times for phase, (times,) in zip(kernels, alone, strict=True)}
-    same = led([decodes[phase] for phase in phases])
-    longer: list[LayerTimes] = []
+    in_pass = of_leading_phase([decodes[phase] for phase in phases])
+    mixed: list[LayerTimes] = []
     for times in found:
-        if longer and at.speculation is None:  # forms differ in scores and sums alone
-            longer.append(longer[0]._replace(scores=times.scores, sums=times.sums))
+        if mixed and at.speculation is None:  # forms differ only in scores and sums
+            mixed.append(mixed[0]._replace(scores=times.scores, sums=times.sums))
         else:
-            longer.append(with_prefill(decodes["decode"], same, times, stretch))
-    return longer
+            mixed.append(with_prefill(decodes["decode"], in_pass, times, stretch))
+    return mixed
 
 
 def drafted_layers(

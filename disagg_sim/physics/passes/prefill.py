@@ -24,7 +24,14 @@ from disagg_sim.physics.passes.engine_time import (
     slowest_stage,
     without_host,
 )
-from disagg_sim.physics.passes.layers import AttentionSide, attention_side, followed, join_experts, stretched, with_ends
+from disagg_sim.physics.passes.layers import (
+    AttentionSide,
+    attention_side,
+    join_experts,
+    stretched,
+    with_draft_model,
+    with_host_and_hops,
+)
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
@@ -139,7 +146,7 @@ def prefill_pass(
 
     times = layers(at)
     if own is not None:
-        times = followed(times, own.model, layers(own))
+        times = with_draft_model(times, own.model, layers(own))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * new_each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)
@@ -151,11 +158,11 @@ def prefill_pass(
         halves = overlapped_prefill(at, mapping, tokens=batch * new, ranks=ranks, isl=isl, past=past)
         wide = crosses_domains(at, mapping)
         ftl, busy = np.where(wide, halves, ftl), np.where(wide, halves, busy)
-    return PrefillPass(ftl, busy, with_ends(times.sums, hop, host_time(at, mapping, 0.0)))
+    return PrefillPass(ftl, busy, with_host_and_hops(times.sums, hop, host_time(at, mapping, 0.0)))
 
 
 def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
-    """Tell whether experts under attention DP span NVLink domains, where alone engines overlap two halves.
+    """Tell whether experts under attention DP span NVLink domains; engines overlap two halves only then.
 
     An NVLink domain of H200 has 8 GPUs:
 

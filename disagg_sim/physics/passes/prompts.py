@@ -29,14 +29,17 @@ def prompt_pass(
 ) -> PrefillPass:
     """Time the prefill of a batch of prompts of one length and one cached past; arrays of shape (rows, batches). [s]
 
-    A past below HBM (``tier``) is loaded first, or computed again where that brings the first token sooner.
+    A past below HBM (``tier``) is loaded first, or computed again if that is faster.
     """
     (done,) = PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).passes(isl, past, tier)
     return done
 
 
 class PromptPasses:
-    """Time passes of prompts of several lengths and pasts, each length and past once for all cache tiers."""
+    """Time passes of prompts of several lengths and pasts, each length and past once for all cache tiers.
+
+    With ``lone``, ``batch`` counts the prompts of one DP rank, and the others have none.
+    """
 
     def __init__(
         self,

@@ -23,9 +23,9 @@ from disagg_sim.physics.passes.engine_time import (
 from disagg_sim.physics.passes.layers import (
     attention_cost,
     attention_side,
-    followed,
     join_experts,
     stretched,
+    with_draft_model,
     with_prefill,
 )
 from disagg_sim.physics.passes.prefill import half_pass_setup, overlaps, two_halves_time
@@ -158,7 +158,7 @@ class StepPhysics:
 
         times = scores(at)
         if self._own is not None:
-            times = followed(times, self._own.model, scores(self._own))
+            times = with_draft_model(times, self._own.model, scores(self._own))
         slowest, whole = self._slowest(times, at), all_stages(at.model, times)  # without host and hops
         rows = [np.maximum(micro * slowest, whole) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
@@ -178,7 +178,7 @@ class StepPhysics:
             if self._own is None or not np.any(share):
                 return times
             alone = self._one_pass(phase, np.zeros_like(sequences), share, (0.0, totals[1]), self._own, queries=1)
-            return followed(times, self._own.model, alone)
+            return with_draft_model(times, self._own.model, alone)
 
         def draft(share: Numeric, prefill: Numeric, queries: int) -> Numeric:
             own, first = of_drafter(at), queries > 1

@@ -1,4 +1,4 @@
-r"""How many instances serve over time where parts fail, and how many spare ones a stated availability takes.
+r"""How many instances serve over time if parts fail, and how many spares an availability needs.
 
 A failure of any of its GPUs stops an instance, all ranks of an EP group together: its **blast radius**. An instance of
 n GPUs fails at the rate
@@ -34,7 +34,7 @@ NEVER = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blast:
-    """What stops an instance, and what it shares with others."""
+    """Failures that stop an instance, and the instances that fail with it."""
 
     own: float  # failures that stop it alone [1/s]
     per_node: int  # instances on a node, of which a failure stops all; 1 = it has nodes of its own [1]
@@ -59,9 +59,9 @@ class Blast:
         return math.inf if self.rate == 0.0 else 1.0 / self.rate
 
     def beside(self, other: Blast) -> Blast:
-        """What stops an instance with GPUs on two systems: all that stops either part.
+        """Combine the failures of an instance with GPUs on two systems: each failure of either part stops it.
 
-        As many instances share a node, or a domain, as of the part of which more do.
+        The larger number of instances a node, or a domain, counts.
         """
         return Blast(
             own=self.own + other.own,
@@ -73,7 +73,7 @@ class Blast:
         )
 
     def serving(self, instances: int) -> Floats:
-        """Distribution of the instances that serve, of so many; shape (instances + 1,). [1]"""
+        """Find the distribution of the number of serving instances; shape (instances + 1,). [1]"""
         nodes = self.per_node if self.node else 1
         domains = max(self.per_domain if self.domain else 1, nodes)
         # a mean is what alternating times of service and of repair have, whatever the shape of the latter
@@ -113,7 +113,7 @@ def _binomial(count: int, chance: float) -> Floats:
 
 
 def _all_down(up: Floats, chance: float) -> Floats:
-    """The distribution where all are down with what they share, unless with ``chance`` it serves. [1]"""
+    """Find the distribution of instances that are all down unless their shared part works, with ``chance``. [1]"""
     down = np.zeros_like(up)
     down[0] = 1.0
     mixed: Floats = chance * up + (1.0 - chance) * down
@@ -121,7 +121,7 @@ def _all_down(up: Floats, chance: float) -> Floats:
 
 
 def _groups(count: int, size: int, of_group: Callable[[int], Floats]) -> Floats:
-    """The distribution over ``count`` instances in independent groups of ``size``, the last of which may be smaller."""
+    """Find the distribution over ``count`` instances in independent groups of ``size``; the last may be smaller."""
     whole, rest = divmod(count, size)
     if size == count or (whole == 1 and not rest):
         return of_group(count)

@@ -1,9 +1,9 @@
-"""Passes of prefill of an instance that holds prompts back until its attention ranks can take them together.
+"""Prefill passes of an instance with prefill delay: prompts wait until every attention rank can start one.
 
 Ranks step together, so a pass with a prompt of one rank lasts nearly as long as one with a prompt of every rank. SGLang
-(``--enable-prefill-delayer``) and TensorRT-LLM (``attention_dp_config``) therefore let prompts wait, while decode goes
-on: a pass begins when every rank has a free seat, or a number of decode steps after the first one had. Seats are empty
-meanwhile.
+(``--enable-prefill-delayer``) and TensorRT-LLM (``attention_dp_config``) therefore delay prompts, while decode goes
+on: a pass begins when every rank has a free sequence slot, or a number of decode steps after the first one had. Slots
+are empty meanwhile.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.faults import out_of_range
 
-#: Most decode steps that prompts are held back. [1]
-MOST_HELD = 10**6
-#: Free seats that a rank keeps after a pass are counted up to this number: more are left after less than a hundredth of
-#: the passes where prompts wait for 1/(n*q) steps. [1]
+#: Most decode steps that prompts are delayed. [1]
+MOST_DELAY = 10**6
+#: Free slots of a rank after a pass are counted up to this number; if prompts wait for 1/(n*q) steps, less than a
+#: hundredth of the passes leave more. [1]
 _MOST_LEFT = 16
-#: Gauss points between the first rank with a free seat and the end of the wait. [1]
+#: Gauss points between the first rank with a free slot and the end of the wait. [1]
 _NODES = 8
-#: Seats of a rank that would become free in the longest wait: all others have long had one then. [1]
+#: Slots of a rank that would become free in the longest wait: by then all other ranks have had one. [1]
 _LONGEST = 8.0
-#: Secants, or halvings where these do not converge, to the share of ranks without a free seat; a share that is off by
-#: so little stays. [1]
+#: Steps of the secant method (or bisection) for the share of ranks without a free slot, and its tolerance. [1]
 _ROUNDS, _EXACT = 10, 1e-7
 
 
 def delays_to_try(value: object) -> tuple[int, ...] | None:
-    """Read how long prompts may be held back.
+    """Read how many decode steps prompts may be delayed.
 
     >>> delays_to_try("none"), delays_to_try("tuned"), delays_to_try(30)
     ((), None, (30,))
@@ -42,13 +41,13 @@ def delays_to_try(value: object) -> tuple[int, ...] | None:
         return ()
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{quoted(value)} is no whole number of steps; allowed, too: none, tuned")
-    if not 1 <= value <= MOST_HELD:
-        raise ValueError(out_of_range(quoted(value), 1, MOST_HELD))
+    if not 1 <= value <= MOST_DELAY:
+        raise ValueError(out_of_range(quoted(value), 1, MOST_DELAY))
     return (value,)
 
 
 def parse_prefill_delay(text: str | int) -> tuple[int, ...] | None:
-    """Read the option of a command that says how long prompts may be held back. [1]
+    """Read the option of a command for the most decode steps that prompts are delayed. [1]
 
     >>> parse_prefill_delay("30"), parse_prefill_delay("tuned")
     ((30,), None)
@@ -61,18 +60,18 @@ def parse_prefill_delay(text: str | int) -> tuple[int, ...] | None:
 
 
 class DelayedPasses(NamedTuple):
-    """Passes of prompts that were held back, of shape (columns,); a rank takes at most one prompt into each."""
+    """Passes of delayed prompts, of shape (columns,); a rank takes at most one prompt into each."""
 
     prompts: Floats  # of a pass, on average [request]
     steps: Floats  # decode steps between two passes [1]
-    left: Floats  # free seats of the instance after a pass [request]
-    idle: Floats  # seats over those that decode, on average [1]
+    left: Floats  # free slots of the instance after a pass [request]
+    idle: Floats  # slots over those that decode, on average [1]
 
 
 def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> DelayedPasses:
-    r"""Count the prompts of passes that begin when every rank has a free seat, or ``steps`` steps after the first had.
+    r"""Count the prompts of passes that begin when every rank has a free slot, or ``steps`` steps after the first had.
 
-    A rank of n = B/R seats has j free ones after a pass. Each of the others ends in a step with the probability q, so
+    A rank of n = B/R slots has j free ones after a pass. Each of the others ends in a step with the probability q, so
     with x the share of ranks that have none, a rank has none s steps later with the probability
     :math:`u_s = x(1-q)^{ns}`, apart from the others. With F steps until the first rank has one, a pass begins after
 
@@ -86,12 +85,12 @@ def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Del
     Parameters
     ----------
     batch, ranks
-        Seats of an instance, at least one a rank, spread over ranks as evenly as can be, and attention DP ranks,
+        Slots of an instance, at least one a rank, spread over ranks as evenly as can be, and attention DP ranks,
         (columns,). [request], [1]
     ending
         Probability q that a resident ends in a step, below 1, (columns,). [1]
     steps
-        Most decode steps w that prompts are held back, at least one, (columns,). [1]
+        Most decode steps w that prompts are delayed, at least one, (columns,). [1]
 
     Returns
     -------
@@ -101,7 +100,7 @@ def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Del
     Examples
     --------
     With 64 residents on 8 ranks and answers of 1024 tokens, waits of up to 128 steps gather 6.4 prompts; there are 1.2
-    times as many seats as decode:
+    times as many slots as decode:
 
     >>> found = delayed_passes(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
     >>> [float(each.round(1)[0]) for each in found]
@@ -113,34 +112,34 @@ def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Del
     bucket = np.minimum(2 ** np.ceil(np.log2(np.ceil(keys[0]))), _MOST_LEFT).astype(int)
     for size in np.unique(bucket).tolist():
         rows = np.flatnonzero(bucket == size)
-        seats, often, most = keys[:, rows]
-        found[:, rows] = _Waits.of(seats, often, most, size).solved(kinds.astype(float))
+        slots, often, most = keys[:, rows]
+        found[:, rows] = _Waits.of(slots, often, most, size).solved(kinds.astype(float))
     prompts, between, left = found[:, which.ravel(), rank.ravel()]
     return DelayedPasses(prompts, between, left, np.maximum(batch * ending * between / prompts, 1.0))
 
 
 class _Waits(NamedTuple):
-    """What may happen on a rank while prompts wait; rows are (seats of a rank, probability to end, most steps)."""
+    """What may happen on a rank while prompts wait; rows are (slots of a rank, probability to end, most steps)."""
 
     stay: Floats  # probability that none of a rank's residents ends in a step, (rows, 1) [1]
     most: Floats  # steps, (rows, 1)
     none: Floats  # probability that none has ended half a step before the nodes, and before the end, (rows, nodes + 1)
     weights: Floats  # of the nodes, (rows, nodes) [step]
-    further: Floats  # probability that so many seats are free at the start of the wait, at the nodes and at the end,
+    further: Floats  # probability that so many slots are free at the start of the wait, at the nodes and at the end,
     # where none was so before, (rows, nodes + 2, further) [1]
     beyond: Floats  # probability that so many further ones or more are, where ``left`` were so before, (rows,
     # nodes + 2, left, further) [1]
 
     @classmethod
-    def of(cls, seats: Floats, ending: Floats, most: Floats, left: int) -> _Waits:
-        """Up to ``left`` free seats after a pass."""
+    def of(cls, slots: Floats, ending: Floats, most: Floats, left: int) -> _Waits:
+        """Up to ``left`` free slots after a pass."""
         node, weight = np.polynomial.legendre.leggauss(_NODES)
         shares = np.concatenate([[0.0], (node + 1) / 2, [1.0]])
         stays = np.log1p(-ending)[:, None]
-        longest = np.minimum(most[:, None], _LONGEST / (-seats[:, None] * stays))
+        longest = np.minimum(most[:, None], _LONGEST / (-slots[:, None] * stays))
         times = longest * shares
         gone = -np.expm1(times * stays)[..., None]  # probability that a resident has ended
-        rest = np.maximum(seats[:, None] - np.arange(left + 1), 0.0)[:, None, :]
+        rest = np.maximum(slots[:, None] - np.arange(left + 1), 0.0)[:, None, :]
         further = [(1.0 - gone) ** rest]
         for k in range(left + 1):
             further.append(further[-1] * np.maximum(rest - k, 0.0) / (k + 1) * gone / (1.0 - gone))
@@ -148,15 +147,15 @@ class _Waits(NamedTuple):
         laws[..., -1] += np.maximum(1.0 - laws.sum(axis=-1), 0.0)  # and more
         laws /= laws.sum(axis=-1, keepdims=True)
         beyond = laws[..., ::-1].cumsum(-1)[..., ::-1]
-        none = np.exp(seats[:, None] * stays * np.maximum(times[:, 1:] - 0.5, 0.0))
-        stay = np.exp(seats[:, None] * stays)
+        none = np.exp(slots[:, None] * stays * np.maximum(times[:, 1:] - 0.5, 0.0))
+        stay = np.exp(slots[:, None] * stays)
         return cls(stay, longest, none, longest * weight / 2, laws[:, :, 0], beyond)
 
     def solved(self, ranks: Floats) -> Floats:
-        """Prompts and steps of a pass, and free seats after it, (3, rows, ranks)."""
+        """Prompts and steps of a pass, and free slots after it, (3, rows, ranks)."""
         first = self._first(ranks)
         low, high = np.zeros(first.shape[:2]), np.ones(first.shape[:2])
-        load = -np.log(self.stay) * self.most  # seats of a rank that become free while prompts wait
+        load = -np.log(self.stay) * self.most  # slots of a rank that become free while prompts wait
         share = np.broadcast_to((1.0 + load) * np.exp(-load), low.shape)
         before, missed = np.ones_like(low), np.full_like(low, -1.0)
         for _ in range(_ROUNDS):
@@ -178,7 +177,7 @@ class _Waits(NamedTuple):
         stay, none = self.stay, self.none[:, None, :]
 
         def waited(without: Floats) -> Floats:
-            """Steps from the first rank with a free seat on, times the probability that some rank has one."""
+            """Steps from the first rank with a free slot on, times the probability that some rank has one."""
             x, r = without[..., None], ranks[:, None]
             more = 1.0 - (1.0 - x * none) ** r - x**r * (1.0 - (1.0 - none) ** r)
             return np.asarray(np.einsum("ik,ijk->ij", self.weights, more[..., :-1]))
@@ -188,13 +187,13 @@ class _Waits(NamedTuple):
         return np.asarray(waited(share) + share**ranks * (1.0 / some + after))
 
     def _all_free(self, without: Floats, others: Floats) -> tuple[Floats, Floats]:
-        """When all of so many other ranks have a free seat: probability by the nodes and the end, and density there."""
+        """When all of so many other ranks have a free slot: probability by the nodes and the end, and density there."""
         x, r, none = without[..., None], others[:, None], self.none[:, None, :]
         u, speed = x * none, -np.log(self.stay)[..., None]
         return (1.0 - u) ** r, r * (1.0 - u) ** (r - 1) * u * speed
 
     def _begun(self, without: Floats, ranks: Floats) -> Floats:
-        """Further free seats at a pass, of a rank that has ``left`` at its start, (rows, ranks, left, further)."""
+        """Further free slots at a pass, of a rank that has ``left`` at its start, (rows, ranks, left, further)."""
         ready, density = self._all_free(without, ranks - 1)
         at = np.concatenate(
             [
@@ -207,13 +206,13 @@ class _Waits(NamedTuple):
         return self._over(at / at.sum(axis=-1, keepdims=True))
 
     def _over(self, at: Floats) -> Floats:
-        """Laws of further seats under the probabilities of the moments, (rows, ranks, left, further)."""
+        """Laws of further slots under the probabilities of the moments, (rows, ranks, left, further)."""
         shape = self.beyond.shape
         mean = np.einsum("ijk,ikl->ijl", at, self.beyond.reshape(shape[0], shape[1], -1))
         return np.asarray(mean.reshape(*at.shape[:2], *shape[2:]))
 
     def _empty(self, without: Floats, ranks: Floats) -> Floats:
-        """Free seats at a pass of a rank that has none at the start, where some other has, (rows, ranks, seats).
+        """Free slots at a pass of a rank that has none at the start, where some other has, (rows, ranks, slots).
 
         They sum to the probability that some other has.
         """
@@ -231,7 +230,7 @@ class _Waits(NamedTuple):
         return np.asarray(law * total / np.maximum(law.sum(axis=-1, keepdims=True), 1e-300))
 
     def _first(self, ranks: Floats) -> Floats:
-        """Free seats at a pass of a rank where none had one at the start, (rows, ranks, seats)."""
+        """Free slots at a pass of a rank where none had one at the start, (rows, ranks, slots)."""
         stay = np.broadcast_to(self.stay, (self.stay.size, ranks.size))
         own = ((1.0 - stay) / (1.0 - stay**ranks))[..., None]  # it is among the first
         law = (1.0 - own) * self._empty(stay, ranks) / (1.0 - stay ** (ranks - 1))[..., None]
@@ -239,7 +238,7 @@ class _Waits(NamedTuple):
         return law
 
     def _after(self, share: Floats, first: Floats, ranks: Floats) -> tuple[Floats, Floats]:
-        """Law of the free seats of a rank after a pass where ``share`` of the others has none, (rows, ranks, left), and
+        """Law of the free slots of a rank after a pass where ``share`` of the others has none, (rows, ranks, left), and
         probability that it has a prompt in the pass, (rows, ranks)."""
         empty = self._empty(share, ranks) + (share ** (ranks - 1))[..., None] * first
         begun = self._begun(share, ranks)
