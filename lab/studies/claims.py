@@ -21,7 +21,7 @@ number of the paper, what is inferred where the paper is silent, and an acceptan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, wraps
@@ -50,8 +50,6 @@ TOLD = ("statement", "place", "setting", "paper", "inferred", "acceptance", "why
 
 #: What the evaluators of a paper look at.
 Evidence = TypeVar("Evidence")
-#: What differs between two judgements of a claim.
-Way = TypeVar("Way")
 
 
 class Verdict(StrEnum):
@@ -105,9 +103,34 @@ class Finding(NamedTuple):
         return {"value": self.value, "without": without, "note": self.note}
 
 
-def twice(judge: Callable[[Way], tuple[str, bool]], note: str = "", *, ours: Way, theirs: Way, rule: str) -> Finding:
-    """Judge a claim in our way, and in another that ``rule`` names; ``judge`` tells value and whether it holds."""
-    return Finding(*judge(ours), note, Without(rule, *judge(theirs)))
+class Ways(NamedTuple):
+    """Two ways in which a claim is judged: an argument of its judge, first as we have it, then as ``rule`` says."""
+
+    ours: Any
+    theirs: Any
+    rule: str
+
+
+Judge = TypeVar("Judge", bound=Callable[..., Any])
+#: What a judge says: value, whether it holds, and where there are some, numbers beside them.
+Told = tuple[str, bool] | tuple[str, bool, str]
+
+
+def finding(
+    judge: Callable[..., Told | Finding], ways: Ways | None, data: Sequence[str], given: Mapping[str, Any]
+) -> Callable[[Any], Finding]:
+    """Make of a judge with the arguments ``given`` one of evidence alone, in both ``ways``; stand-ins of ``data`` are
+    told in the note.
+    """
+
+    def found(evidence: Any) -> Finding:
+        first, *others = [judge(evidence, way, **given) for way in ways[:2]] if ways else [judge(evidence, **given)]
+        result = Finding(*first)
+        for value, holds, *_ in others:
+            result = result._replace(without=Without(ways.rule if ways else "", value, holds))
+        return result._replace(note=f"{evidence.stand_ins(*data)}{result.note}") if data else result
+
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,22 +205,26 @@ class PaperText:
         words = self._table.get("words", {})
         return {key: text.format(**words) if isinstance(text, str) else text for key, text in texts.items()}
 
-    def claim(self, name: str) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
-        """Make the decorated evaluator the claim of a number."""
+    def claim(
+        self, name: str, *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
+    ) -> Callable[[Callable[..., Told | Finding]], Claim[Any]]:
+        """Make the decorated judge the claim of a number; see ``finding``."""
         texts = {"kind": "paper"} | self._filled(self._table["claims"][name])
         del texts["authors"]
 
-        def registered(judge: Callable[[Evidence], Finding]) -> Claim[Evidence]:
-            made = self._claims[name] = Claim(id=name, judge=judge, **texts)
+        def registered(judge: Callable[..., Told | Finding]) -> Claim[Any]:
+            made = self._claims[name] = Claim(id=name, judge=finding(judge, ways, data, given), **texts)
             return made
 
         return registered
 
-    def authors(self, name: str) -> Callable[[Callable[[Any], Finding]], Callable[[Any], Finding]]:
-        """Let the decorated evaluator judge a claim in the setting of its authors, in place of its own judge."""
+    def authors(
+        self, name: str, *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
+    ) -> Callable[[Judge], Judge]:
+        """Let the decorated judge test a claim in the setting of its authors, in place of that of the claim."""
 
-        def registered(judge: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
-            self._judges[name] = judge
+        def registered(judge: Judge) -> Judge:
+            self._judges[name] = finding(judge, ways, data, given)
             return judge
 
         return registered

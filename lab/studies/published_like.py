@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disagg_sim.errors import InputError, whole_number
-from disagg_sim.workload.arrivals import Mmpp, arrivals, fit_mmpp, named_rng
+from disagg_sim.workload.arrivals import arrivals, fit_mmpp, named_rng
 from disagg_sim.workload.statistics import per_minute
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
@@ -35,17 +35,6 @@ MINI_REASONING_INPUT, MINI_REASONING_OUTPUT = 219, 1467
 MINI_REASONING_CV = 1.0
 
 
-def burstgpt_process(requests: int = BURSTGPT_REQUESTS) -> Mmpp:
-    """The MMPP of so many requests an hour whose input tokens of a minute have the c_v of the clip, in the long run."""
-    return fit_mmpp(
-        BURSTGPT_CV,
-        rate=requests / BURSTGPT_S,
-        length_cv=BURSTGPT_INPUT_CV,
-        burst_share=BURSTGPT_BURST_SHARE,
-        burst_s=BURSTGPT_BURST_S,
-    )
-
-
 def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
     """One hour like the BurstGPT clip: 6,009 requests, c_v 1.11 of the input tokens of a minute, published means.
 
@@ -55,11 +44,12 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
     are the same bursts on a larger service.
     """
     whole_number("requests", requests, 2)
-    process, inputs = burstgpt_process(requests), log_normal(BURSTGPT_INPUT, BURSTGPT_INPUT_CV)
-    outputs = log_normal(BURSTGPT_OUTPUT, BURSTGPT_OUTPUT_CV)
+    rate, bursts = requests / BURSTGPT_S, {"burst_share": BURSTGPT_BURST_SHARE, "burst_s": BURSTGPT_BURST_S}
+    process = fit_mmpp(BURSTGPT_CV, rate=rate, length_cv=BURSTGPT_INPUT_CV, **bursts)
+    inputs, outputs = log_normal(BURSTGPT_INPUT, BURSTGPT_INPUT_CV), log_normal(BURSTGPT_OUTPUT, BURSTGPT_OUTPUT_CV)
     rng = {name: named_rng(seed, f"burstgpt/{name}") for name in ("arrivals", "input_tokens", "output_tokens")}
     for _ in range(BURSTGPT_DRAWS):
-        times = arrivals(process, rng["arrivals"], requests / BURSTGPT_S, requests=requests)
+        times = arrivals(process, rng["arrivals"], rate, requests=requests)
         times *= BURSTGPT_S * (1 - 1 / requests) / times[-1]
         lengths = inputs.sample(rng["input_tokens"], times.size)
         minutes = per_minute(times, lengths)

@@ -9,7 +9,6 @@ import pytest
 from sites import SIMPLE, deployment, served, site
 
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -78,10 +77,6 @@ def test_memory_is_what_the_weights_leave_of_two_gpus():
 def test_bandwidth_limits_a_tight_token_limit():
     tight = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.01)
     assert not tight.memory_bound
-    physical = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.03, reads_weights=True)
-    assert physical.bandwidth_bytes == pytest.approx(
-        0.03 * 0.6 * 2 * 3.35e12 - weight_bytes(PAPER.model, PAPER.precision)
-    )
 
 
 def test_the_ratio_balances_both_sides():

@@ -9,7 +9,6 @@ Acceptances were set before these runs; where they are not this project's own, `
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -18,18 +17,10 @@ from disagg_sim.domain import Sharding
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.account import prompt_time
 from disagg_sim.workload.arrivals import named_rng
-from lab.studies.arrow import TEXT, claims
-from lab.studies.arrow.claims import (
-    AROUND,
-    FIFO_LOAD,
-    RUN_OVER_FLIP,
-    by_gpus,
-    largest_on_code,
-    over_static,
-    ttft_in_turn,
-)
-from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, HOUR, MODEL, ArrowBench, loads
-from lab.studies.claims import Finding, Without, twice
+from lab.studies.arrow import TEXT
+from lab.studies.arrow.claims import AROUND, FIFO_LOAD, by_gpus, fewer, flips, points, ttft_in_turn
+from lab.studies.arrow.setup import ALL, AZURE, CLIP, COUNTS, MODEL, ArrowBench, loads
+from lab.studies.claims import Finding, Told, Without
 
 #: The engine that "developed based on vLLM" is read as.
 ENGINES = ("vllm_v0",)
@@ -42,34 +33,18 @@ QUEUED = 2000  # prompts in turn whose TTFT is predicted [1]
 SHARES, WINDOWS = (0.5, 1.0), 100
 LINEAR = 0.9  # R^2 of "nearly linear" [1]
 BELOW = 0.95  # attainment under which growth with GPUs is judged: the rest is saturated [1]
-#: Flips of "several minutes". [s]
-SLOW = (180, 300)
-#: Judges a claim with the cases of Arrow as printed, and with those in which requests that wait count.
-with_read = partial(twice, ours="_printed", theirs="_read")
 
 
-@TEXT.authors("A2")
-def least_load(bench: ArrowBench) -> Finding:
+@TEXT.authors("A2", data=AZURE)
+def least_load(bench: ArrowBench) -> Told:
     """Largest attainment of least load less that of round robin, static both."""
-    largest = {}
-    for name in AZURE:
-        scales = tuple(factor * bench.capacity(name, "least_load").rate_scale for factor in AROUND)
-        ours, theirs = (np.array(bench.attainments(name, case, scales)) for case in ("least_load", "round_robin"))
-        largest[name] = 100 * float((ours - theirs).max())
-    return Finding(
-        ", ".join(f"{name} up to {points:.1f} points" for name, points in largest.items()),
-        all(0 < points <= 10 for points in largest.values()),
-        bench.stand_ins(*AZURE),
-    )
+    found = points(bench, AZURE, AROUND, "least_load", "round_robin", at="least_load")
+    said = ", ".join(f"{name} up to {each.max():.1f} points" for name, each in found.items())
+    return said, all(0 < each.max() <= 10 for each in found.values())
 
 
-def factors(bench: ArrowBench) -> dict[str, list[float]]:
-    """Capacity over TP8 co-located and 4 + 4 disaggregated with chunks of 2,048, by trace. [1]"""
-    return {name: [bench.ratio(name, "arrow_printed", other) for other in ("vllm", "disaggregated")] for name in ALL}
-
-
-@TEXT.authors("A4")
-def predictor(bench: ArrowBench) -> Finding:
+@TEXT.authors("A4", data=ALL)
+def predictor(bench: ArrowBench) -> Told:
     """TTFT of prompts in turn by a quadratic that is fitted at launch to prompts of the trace that is served."""
     table = StepTable.build(bench.setting(MODEL), Sharding())
     said, worst, relative = [], 0.0, []
@@ -88,11 +63,10 @@ def predictor(bench: ArrowBench) -> Finding:
         worst = max(worst, half)
         said.append(f"{name} {half:.1%}, {most:.1%}")
         relative.append(f"{name} {np.median(errors[1]):.1%}")
-    return Finding(
+    return (
         f"median and P90 error of a TTFT: {'; '.join(said)}; by least squares of relative errors medians "
         f"{', '.join(relative)}",
         worst <= ACCURATE,
-        bench.stand_ins(*ALL),
     )
 
 
@@ -110,7 +84,7 @@ def phases(load: Ints, step: float) -> tuple[float, float, float]:
     return onset * step, peak * step, decline * step
 
 
-@TEXT.authors("A6")
+@TEXT.authors("A6", data=(CLIP,))
 def decode_later(bench: ArrowBench) -> Finding:
     """Onset, peak and decline of the load of decode after those of prefill, on the clip of figure 4."""
     found = {}
@@ -122,20 +96,11 @@ def decode_later(bench: ArrowBench) -> Finding:
         said = f"onset, peak, decline at {share:g} of capacity: {', '.join(f'{lag:+.1f}' for lag in lags)} s"
         found[share] = said, min(lags) > 0
     half, full = (found[share] for share in SHARES)
-    return Finding(*full, bench.stand_ins(CLIP), Without(f"{SHARES[0]:g} of the rate", *half))
+    return Finding(*full, without=Without(f"{SHARES[0]:g} of the rate", *half))
 
 
-@TEXT.authors("A7")
-def overload(bench: ArrowBench) -> Finding:
-    """Latencies at twice the capacity, with running tokens and with those of requests that wait, too."""
-    rule = "requests that wait on an instance are being processed there, too"
-    return with_read(
-        lambda rules: claims.overloaded(bench, f"arrow{rules}", "arrow_printed"), bench.stand_ins(*ALL), rule=rule
-    )
-
-
-@TEXT.authors("A8")
-def scaling(bench: ArrowBench) -> Finding:
+@TEXT.authors("A8", data=AZURE)
+def scaling(bench: ArrowBench) -> Told:
     """Attainment over GPUs at the rate that eight serve, SLO-aware and by minimal load."""
     said, holds = [], True
     for name in AZURE:
@@ -147,47 +112,21 @@ def scaling(bench: ArrowBench) -> Finding:
             f"{name} {', '.join(f'{100 * share:.0f}' for share in aware)} against "
             f"{', '.join(f'{100 * share:.0f}' for share in least)} %, R2 {line:.2f}"
         )
-    return Finding(f"{COUNTS[0]} to {COUNTS[-1]} GPUs: {'; '.join(said)}", holds, bench.stand_ins(*AZURE))
+    return f"{COUNTS[0]} to {COUNTS[-1]} GPUs: {'; '.join(said)}", holds
 
 
-@TEXT.authors("A12")
-def slow_flips(bench: ArrowBench) -> Finding:
-    """Capacity over static instances when a flip takes minutes."""
-    lasts = bench.workloads[HOUR].trace.duration
-
-    def vanishes(rule: str) -> tuple[str, bool]:
-        value, ratios = over_static(bench, SLOW, rule)
-        return value, max(ratios) <= 1.1 and lasts >= RUN_OVER_FLIP * max(SLOW)
-
-    return with_read(vanishes, bench.stand_ins("code"), rule="requests that wait count")
-
-
-@TEXT.authors("A15")
-def idle_help(bench: ArrowBench) -> Finding:
-    """Attainment on Mooncake with idle instances that help less that without, by when decode is busy."""
-    rule = "requests that wait for memory make a decode instance busy, and are load, too"
-    return with_read(partial(claims.helped, bench), bench.stand_ins("mooncake"), rule=rule)
-
-
-@TEXT.authors("A16")
+@TEXT.authors("A16", data=ALL)
 def oscillation(bench: ArrowBench) -> Finding:
     """Flips as printed at the capacity and at twice as much; as a reading, those of overload over the instances."""
-    found = claims.flips(bench, "arrow_printed")
-    said, holds = claims.fewer(found)
+    found = flips(bench, "arrow_printed")
+    said, holds = fewer(found)
     most = max(beyond for _, beyond in found.values())
     return Finding(
         f"flips at the capacity and at twice as much: {said}",
         holds,
-        bench.stand_ins(*ALL),
-        Without(
+        without=Without(
             "roles oscillate where instances flip more than once each",
             f"at most {most:,} flips of eight instances",
             most <= 8,
         ),
     )
-
-
-#: By functions of ours.
-TEXT.authors("A3")(lambda bench: Finding(*claims.above_both(factors(bench)), bench.stand_ins(*ALL)))
-TEXT.authors("A11")(lambda bench: Finding(*claims.broken(bench, dict.fromkeys(ALL, "vllm")), bench.stand_ins(*ALL)))
-TEXT.authors("A13")(lambda bench: Finding(*largest_on_code(factors(bench)), bench.stand_ins(*ALL)))

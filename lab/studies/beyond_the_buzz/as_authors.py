@@ -7,11 +7,11 @@ of arXiv 2506.05508; values of figures were read from them, to a few percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from disagg_sim.domain import Sharding
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
@@ -28,7 +28,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     third,
 )
 from lab.studies.beyond_the_buzz.frontiers import depth_row
-from lab.studies.claims import Finding, Without
+from lab.studies.claims import Finding, Told, Without
 
 #: Chunks of figure 5, of which the paper names none: the best keeps the rate within a tenth. [token]
 CHUNKS = (512, 1024, 2048, 4096)
@@ -40,7 +40,7 @@ POINTS = 201  # of interactivity, on a log axis [1]
 
 
 @TEXT.authors("C4")
-def heights(evidence: Evidence) -> Finding:
+def heights(evidence: Evidence) -> Told:
     """Figure 6: where whole curves lie furthest apart, relative to the peak, on its linear axis."""
     said, holds = [], True
     for model in (R1, MIDDLE):
@@ -53,7 +53,7 @@ def heights(evidence: Evidence) -> Finding:
             f"{model} {apart[best]:.2f} at {x[best]:.0f} of {x[0]:.0f} to {x[-1]:.0f} tokens/s/user, {apart[0]:.2f} "
             f"and {apart[-1]:.2f} at the ends"
         )
-    return Finding(f"difference over the peak: {'; '.join(said)}", holds)
+    return f"difference over the peak: {'; '.join(said)}", holds
 
 
 @TEXT.authors("C7")
@@ -90,7 +90,7 @@ def loose_batch(evidence: Evidence) -> Finding:
 
 
 @TEXT.authors("C10")
-def pipelined(evidence: Evidence) -> Finding:
+def pipelined(evidence: Evidence) -> Told:
     """Figure 5: FTL and rate from one to 32 stages by chunk."""
     rows = {}
     for chunk in CHUNKS:
@@ -100,62 +100,43 @@ def pipelined(evidence: Evidence) -> Finding:
     kept = {chunk: each for chunk, each in rows.items() if each[1] >= 0.9}
     said = ", ".join(f"{chunk} {factor:.1f} at {rate:.3f}" for chunk, (factor, rate, _) in rows.items())
     if not kept:
-        return Finding(f"factor of the FTL at the rate, by chunk: {said}", False)
+        return f"factor of the FTL at the rate, by chunk: {said}", False
     factor, _, (first, last) = kept[max(kept, key=lambda chunk: kept[chunk][0])]
     holds = 20 <= factor <= 32 and 60 <= first <= 140 and 2 <= last <= 5
-    return Finding(f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds)
+    return f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds
 
 
 @TEXT.authors("C20")
-def ingress(evidence: Evidence) -> Finding:
+def ingress(evidence: Evidence) -> Told:
     """Ingress of a decode GPU along R1's frontier, but for noise of matching."""
     front = evidence.front("fig12", isl=LONG_PROMPTS[0])
     found = claims_transfer.decode_ingress(front)
     rise = largest_rise(found) - 1
-    return Finding(f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE)
+    return f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE
 
 
 @TEXT.authors("C26")
-def mitigated(evidence: Evidence) -> Finding:
+def mitigated(evidence: Evidence) -> Told:
     """Every step mixed with the projected past kept in memory, over the same without."""
     naive, cached = (
         evidence.front(claims_gain.MIXED, modes=("piggyback",), model=R1, mla_form=form) for form in ("naive", "cached")
     )
     x = third(*shared(naive, cached), 1)
     ratio = cached.throughput(x) / naive.throughput(x)
-    return Finding(f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1))
+    return f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1)
 
 
 @TEXT.authors("C31")
-def higher_tp(evidence: Evidence) -> Finding:
+def higher_tp(evidence: Evidence) -> Told:
     """TP of disaggregated decode over co-located TP, in the middle half of the range."""
     medians = claims_shape.median_tp(evidence)
-    return Finding(f"median ratio {listed(medians)}", min(medians.values()) > 1)
+    return f"median ratio {listed(medians)}", min(medians.values()) > 1
 
 
-def in_tensors(evidence: Evidence) -> tuple[str, bool]:
-    """FTL of C32 with TP in place of stages."""
-    ratios = claims_shape.by_tp(evidence)
-    return f"FTL {listed(ratios, '.2f')}", all(map(claims_shape.near_parameters, ratios.values()))
-
-
-def beside(
-    name: str, ours: Callable[[Evidence], Finding], rule: str, second: Callable[[Evidence], tuple[str, bool]]
-) -> None:
-    """Judge a claim as we do, and by another reading of what the paper leaves open."""
-    TEXT.authors(name)(lambda evidence: ours(evidence)._replace(without=Without(rule, *second(evidence))))
-
-
-beside(
-    "C3",
-    claims_gain.c3_little_gain,
-    "over the whole range that both curves reach",
-    lambda evidence: claims_gain.little(evidence, own=True),
-)
-beside(
-    "C13",
-    claims_gain.c13_loose_end,
-    "attention in bf16",
-    lambda evidence: claims_gain.loose_ends(evidence, claims_gain.SWITCHED),
-)
-beside("C32", claims_shape.c32_active_parameters, "TP 2, 4 and 8 in place of stages", in_tensors)
+@TEXT.authors("C32")
+def in_tensors(evidence: Evidence) -> Finding:
+    """FTL of C32 by stages, and with TP in their place."""
+    ratios = {f"TP {n}": claims_shape.ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+    second = f"FTL {listed(ratios, '.2f')}", all(map(claims_shape.near_parameters, ratios.values()))
+    found = claims_shape.c32_active_parameters(evidence)
+    return found._replace(without=Without("TP 2, 4 and 8 in place of stages", *second))

@@ -28,7 +28,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
     third,
 )
-from lab.studies.claims import Finding
+from lab.studies.claims import Told, Ways
 
 LITTLE = (0.9, 1.25)  # an area ratio, or G near 1, that counts as little gain [1]
 IN_DOMAIN = (R1, MIDDLE)  # models of figure 11
@@ -43,49 +43,44 @@ def gain_of(fronts: tuple[Front, Front], *, own: bool = False) -> Gain:
     return gain(ours.curve, theirs.curve, axis="log", **limits)
 
 
-def prefill_share(evidence: Evidence, sweep: str, x: float, **where: object) -> float:
-    """Share of a co-located cycle that goes to prefill, at interactivity ``x``: X/p, from 1/X = 1/p + 1/r. [1]"""
-    front = evidence.front(sweep, modes=("colocated",), **where)
-    return float(front.at("request_rate_per_s", x) / front.at("prefill_request_rate_per_s", x))
-
-
 @TEXT.claim("C1")
-def c1_prefill_heavy(evidence: Evidence) -> Finding:
+def c1_prefill_heavy(evidence: Evidence) -> Told:
     """Figure 8: the area ratio of prefill-heavy traffic leads, over the range that both curves reach."""
     areas = {f"{i}/{o}": gain_of(evidence.both("fig08", isl=i, osl=o), own=True).area_ratio for i, o in FIGURE_8}
     first, _, even, last = areas.values()
-    share = {f"{i}/{o}": prefill_share(evidence, "fig08", 50.0, isl=i, osl=o) for i, o in FIGURE_8}
+    share = {}  # X/p of a cycle, from 1/X = 1/p + 1/r
+    for i, o in FIGURE_8:
+        front = evidence.front("fig08", modes=("colocated",), isl=i, osl=o)
+        x, p = (front.at(f"{phase}request_rate_per_s", 50.0) for phase in ("", "prefill_"))
+        share[f"{i}/{o}"] = float(x / p)
     note = f"share of a co-located cycle in prefill at 50 tokens/s/user: {listed(share, '.2f')}"
-    return Finding(listed(areas), first > even and first > last and first >= 1.15 * last, note)
+    return listed(areas), first > even and first > last and first >= 1.15 * last, note
 
 
 @TEXT.claim("C2")
-def c2_model_size(evidence: Evidence) -> Finding:
+def c2_model_size(evidence: Evidence) -> Told:
     """Figure 7: the area ratio grows with the model."""
     areas = {name: gain_of(evidence.both("fig07", model=name)).area_ratio for name in (SMALL, MIDDLE, LARGE)}
     small, middle, large = areas.values()
-    return Finding(listed(areas), small < middle < large)
+    return listed(areas), small < middle < large
 
 
 @TEXT.claim("C3")
-def c3_little_gain(evidence: Evidence) -> Finding:
-    """Figures 7 and 1: small models and generation-heavy traffic."""
-    own = gain_of(evidence.both("fig07", model=SMALL), own=True)
-    return Finding(*little(evidence), f"own range of {SMALL}: {own.low:.0f}-{own.high:.0f} tokens/s/user")
-
-
-def little(evidence: Evidence, *, own: bool = False) -> tuple[str, bool]:
-    """Area ratios of C3, and whether all are little gain."""
+@TEXT.authors("C3", ways=Ways(False, True, "over the whole range that both curves reach"))
+def c3_little_gain(evidence: Evidence, own: bool = False) -> Told:
+    """Figures 7 and 1: area ratios of small models and of generation-heavy traffic."""
     fronts = {
         f"{SMALL} 4096/256": evidence.both("fig07", model=SMALL),
         f"{R1} 1024/32768": evidence.both("fig01", isl=1024, osl=32_768),
     }
     areas = {name: gain_of(pair, own=own).area_ratio for name, pair in fronts.items()}
-    return listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values())
+    reached = gain_of(evidence.both("fig07", model=SMALL), own=True)
+    note = f"own range of {SMALL}: {reached.low:.0f}-{reached.high:.0f} tokens/s/user"
+    return listed(areas), all(LITTLE[0] <= area <= LITTLE[1] for area in areas.values()), note
 
 
 @TEXT.claim("C4")
-def c4_medium_latency(evidence: Evidence) -> Finding:
+def c4_medium_latency(evidence: Evidence) -> Told:
     """Figure 6: G is largest inside the range, and near 1 in its loosest and its tightest tenth on a log axis."""
     values, holds = [], True
     for model in (R1, MIDDLE):
@@ -96,7 +91,7 @@ def c4_medium_latency(evidence: Evidence) -> Finding:
         loose, tight = (_mean_gain(fronts, *ends) for ends in ((low, low * step), (high / step, high)))
         holds &= low < best.largest_at < high and all(LITTLE[0] <= end <= LITTLE[1] for end in (loose, tight))
         values.append(f"{model} {best.largest:.3g} at {best.largest_at:.0f}, ends {loose:.3g} and {tight:.3g}")
-    return Finding("; ".join(values), holds)
+    return "; ".join(values), holds
 
 
 def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
@@ -106,7 +101,7 @@ def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
 
 
 @TEXT.claim("C16")
-def c16_never_worse(evidence: Evidence) -> Finding:
+def c16_never_worse(evidence: Evidence) -> Told:
     """Figure 11: 72 over 8 GPUs a domain, at every point of the smaller one, and somewhere above it."""
     least, gains = {}, {}
     for model in IN_DOMAIN:
@@ -114,11 +109,11 @@ def c16_never_worse(evidence: Evidence) -> Finding:
         least[model] = large.least_over(small)
         gains[model] = bool((large.column("tokens_per_s_per_gpu") > small.throughput(large.x)).any())
     value = "; ".join(f"{model} smallest ratio {ratio:.9f}" for model, ratio in least.items())
-    return Finding(value, all(ratio >= 1 - SAME_TIME for ratio in least.values()) and all(gains.values()))
+    return value, all(ratio >= 1 - SAME_TIME for ratio in least.values()) and all(gains.values())
 
 
 @TEXT.claim("C17")
-def c17_where(evidence: Evidence) -> Finding:
+def c17_where(evidence: Evidence) -> Told:
     """Figure 11: where along the curve the larger domain gains most, on a log axis of the shared range."""
     places, notes = {}, []
     for model in IN_DOMAIN:
@@ -129,7 +124,7 @@ def c17_where(evidence: Evidence) -> Finding:
             "tokens/s/user"
         )
     holds = 0.25 <= places[R1] <= 0.75 and places[MIDDLE] >= 0.5
-    return Finding("; ".join(f"{model} {place:.2f}" for model, place in places.items()), holds, "; ".join(notes))
+    return "; ".join(f"{model} {place:.2f}" for model, place in places.items()), holds, "; ".join(notes)
 
 
 def _domains(evidence: Evidence, model: str) -> tuple[Front, Front]:
@@ -146,18 +141,18 @@ CAPS = (16, 32, 72, 144, 576)  # GPUs of a deployment [1]
 
 
 @TEXT.claim("C11")
-def c11_ratio_falls(evidence: Evidence) -> Finding:
+def c11_ratio_falls(evidence: Evidence) -> Told:
     """Figure 9: the ratio never rises by more than a tenth over the lowest before it."""
     rises = {}
     for model in MODELS:
         front = evidence.front("fig09", model=model)
         low, high = shared(front)
         rises[model] = largest_rise(front.column(RATIO)[(front.x >= low) & (front.x <= high)])
-    return Finding(listed(rises), all(rise <= 1.1 for rise in rises.values()))
+    return listed(rises), all(rise <= 1.1 for rise in rises.values())
 
 
 @TEXT.claim("C12")
-def c12_spread(evidence: Evidence) -> Finding:
+def c12_spread(evidence: Evidence) -> Told:
     """Figure 9: loose over tight ratio, by model."""
     spread = {}
     for model in MODELS:
@@ -165,24 +160,20 @@ def c12_spread(evidence: Evidence) -> Finding:
         loose, tight = front.at(RATIO, shared(front))
         spread[model] = float(loose / tight)
     first, *_, last = spread.values()
-    return Finding(listed(spread), _falling(spread) and first >= 10 and last <= 2)
+    return listed(spread), _falling(spread) and first >= 10 and last <= 2
 
 
 @TEXT.claim("C13")
-def c13_loose_end(evidence: Evidence) -> Finding:
-    """Figure 9: the ratio at the loose end, by model."""
-    return Finding(*loose_ends(evidence))
-
-
-def loose_ends(evidence: Evidence, sweep: str = "fig09") -> tuple[str, bool]:
-    """The ratios of C13 in a sweep, and whether they are near the paper's, in its order."""
+@TEXT.authors("C13", ways=Ways("fig09", SWITCHED, "attention in bf16"))
+def c13_loose_end(evidence: Evidence, sweep: str = "fig09") -> Told:
+    """Figure 9: the ratio at the loose end, by model, in the paper's order and near it."""
     loose = {model: float(evidence.front(sweep, model=model).at(RATIO, LOW)) for model in MODELS}
     near = all(1 / 3 <= ratio / LOOSE_READINGS[model] <= 3 for model, ratio in loose.items())
     return listed(loose), _falling(loose) and near
 
 
 @TEXT.claim("C14")
-def c14_fixed_ratios(evidence: Evidence) -> Finding:
+def c14_fixed_ratios(evidence: Evidence) -> Told:
     """Figure 10: what 0.5 loses at the loose end and 3.5 at the tight end."""
     best, small, large = (_fixed(evidence, ratio) for ratio in ("optimal", *FIXED))
     low, high = shared(best, small, large)
@@ -190,7 +181,7 @@ def c14_fixed_ratios(evidence: Evidence) -> Finding:
     loss_small = 1 - float(small.throughput(low) / best.throughput(low))
     loss_large = 1 - float(large.throughput(high) / best.throughput(high))
     holds = least >= 1 - SAME_TIME and loss_small >= 0.4 and loss_large >= 0.6
-    return Finding(f"0.5 loses {loss_small:.2f}, 3.5 loses {loss_large:.2f}", bool(holds))
+    return f"0.5 loses {loss_small:.2f}, 3.5 loses {loss_large:.2f}", bool(holds)
 
 
 def closed_form(q: float, r: float) -> float:
@@ -199,7 +190,7 @@ def closed_form(q: float, r: float) -> float:
 
 
 @TEXT.claim("C15")
-def c15_closed_form(evidence: Evidence) -> Finding:
+def c15_closed_form(evidence: Evidence) -> Told:
     """Figure 10 against the closed form, R/P of the matched pair, at every point of the optimal frontier in range."""
     best = _fixed(evidence, "optimal")
     p = best.column("prefill_request_rate_per_s") / best.column("prefill_gpus")
@@ -211,11 +202,11 @@ def c15_closed_form(evidence: Evidence) -> Finding:
         error = np.abs(fixed.throughput(best.x) / best.column(THROUGHPUT) / form - 1)
         low, high = shared(best, fixed)
         largest = max(largest, float(error[(best.x >= low) & (best.x <= high)].max()))
-    return Finding(f"largest error {largest:.3f}", largest <= 0.05)
+    return f"largest error {largest:.3f}", largest <= 0.05
 
 
 @TEXT.claim("C30")
-def c30_few_gpus(evidence: Evidence) -> Finding:
+def c30_few_gpus(evidence: Evidence) -> Told:
     """Caps on the GPUs of a deployment, 16 to 576."""
     fronts = [evidence.front("gpu_cap", gpu_cap=cap) for cap in CAPS]
     least = min(many.least_over(few) for few, many in pairwise(fronts))
@@ -224,7 +215,7 @@ def c30_few_gpus(evidence: Evidence) -> Finding:
         x = np.geomspace(*shared(fronts[-1], few), 200)
         losses[cap] = float(np.max(1 - few.throughput(x) / fronts[-1].throughput(x)))
     value = "largest loss against 576: " + ", ".join(f"{cap} GPUs {loss:.2f}" for cap, loss in losses.items())
-    return Finding(value, least >= 1 - SAME_TIME and max(losses.values()) > 0)
+    return value, least >= 1 - SAME_TIME and max(losses.values()) > 0
 
 
 def _falling(values: dict[str, float]) -> bool:
@@ -239,18 +230,18 @@ MIXED = "fig06_every_step_mixed"
 
 
 @TEXT.claim("C25")
-def c25_piggyback(evidence: Evidence) -> Finding:
+def c25_piggyback(evidence: Evidence) -> Told:
     """Figure 6: every step mixed, over the best co-located mode."""
     latent, base = evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form="naive"), _base(evidence, R1)
     grouped, other = evidence.front(MIXED, modes=("piggyback",), model=MIDDLE), _base(evidence, MIDDLE)
     middle = _ratio(latent, base, third(*shared(latent, base), 1))
     loose = np.concatenate([_ratio(grouped, other, third(*shared(grouped, other), part)) for part in (0, 1)])
     value = f"{R1} down to {middle.min():.2f} in the middle third, {MIDDLE} down to {loose.min():.2f} in the loose two"
-    return Finding(value, bool(middle.min() < 0.9 and loose.min() > 0.9))
+    return value, bool(middle.min() < 0.9 and loose.min() > 0.9)
 
 
 @TEXT.claim("C26")
-def c26_cached(evidence: Evidence) -> Finding:
+def c26_cached(evidence: Evidence) -> Told:
     """Figure 6: every step mixed with the projected past kept in memory."""
     naive, cached = (
         evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form=form) for form in ("naive", "cached")
@@ -259,7 +250,7 @@ def c26_cached(evidence: Evidence) -> Finding:
     x = third(*shared(naive, cached, base), 1)
     before, after = _ratio(naive, base, x), _ratio(cached, base, x)
     filled = cached.at("decode_memory_bytes", x) / evidence.decode_pool(R1).memory_limit
-    return Finding(
+    return (
         f"naive {before.min():.2f}-{before.max():.2f}, cached {after.min():.2f}-{after.max():.2f}",
         bool(np.all(filled[after <= 0.95] >= 0.95)),
         f"mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, {after.mean():.2f} cached; "
@@ -268,7 +259,7 @@ def c26_cached(evidence: Evidence) -> Finding:
 
 
 @TEXT.claim("C27")
-def c27_decode_heavy(evidence: Evidence) -> Finding:
+def c27_decode_heavy(evidence: Evidence) -> Told:
     """Figure 8: every step mixed over no piggyback, by traffic and from third to third of the curve."""
     areas, falls = {}, {}
     for isl, osl in FIGURE_8[::3]:
@@ -280,7 +271,7 @@ def c27_decode_heavy(evidence: Evidence) -> Finding:
     prefill, decode = areas.values()
     falling = all(loose >= middle >= tight for loose, middle, tight in falls.values())
     along = "; ".join(f"{name} {', '.join(f'{value:.2f}' for value in parts)}" for name, parts in falls.items())
-    return Finding(listed(areas), decode > prefill and falling, f"means of the thirds, loose to tight: {along}")
+    return listed(areas), decode > prefill and falling, f"means of the thirds, loose to tight: {along}"
 
 
 def _base(evidence: Evidence, model: str) -> Front:

@@ -34,11 +34,11 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
 )
 from lab.studies.beyond_the_buzz.frontiers import depth_row
-from lab.studies.claims import Finding
+from lab.studies.claims import Told
 
 
 @TEXT.claim("C5")
-def c5_batch_and_tp(evidence: Evidence) -> Finding:
+def c5_batch_and_tp(evidence: Evidence) -> Told:
     """Figure 6: the batch per GPU falls and TP rises along the whole frontier, by rank correlation."""
     found: dict[str, float] = {}
     holds = True
@@ -48,11 +48,11 @@ def c5_batch_and_tp(evidence: Evidence) -> Finding:
         tp = rank_correlation(front.x, front.column("decode_tp_attn"))
         found |= {f"{model} batch per GPU": batch, f"{model} TP": tp}
         holds &= batch < -0.8 and tp > 0.5
-    return Finding(listed(found, ".2f"), holds)
+    return listed(found, ".2f"), holds
 
 
 @TEXT.claim("C6")
-def c6_llama_tp(evidence: Evidence) -> Finding:
+def c6_llama_tp(evidence: Evidence) -> Told:
     """Decode TP of Llama-70B at both ends of the frontier."""
     tp = _front(evidence, MIDDLE).column("decode_tp_attn")
     degrees = (2, 8, 16, 32, 64)
@@ -60,14 +60,14 @@ def c6_llama_tp(evidence: Evidence) -> Finding:
     ttl = decode_grid(evidence.setup(MIDDLE), mappings, lengths(*LONG_PROMPTS), batch=1).latency[:, 0]
     times = ", ".join(f"TP{n} {1e3 * t:.2f}" for n, t in zip(degrees, ttl, strict=True))
     holds = bool(tp[0] <= 4 and tp[-1] >= 32)
-    return Finding(f"first TP {tp[0]:.0f}, last TP {tp[-1]:.0f}", holds, f"TTL of one request in ms: {times}")
+    return f"first TP {tp[0]:.0f}, last TP {tp[-1]:.0f}", holds, f"TTL of one request in ms: {times}"
 
 
 @TEXT.claim("C7")
-def c7_expert_parallel(evidence: Evidence) -> Finding:
+def c7_expert_parallel(evidence: Evidence) -> Told:
     """Share of R1's frontier that runs experts in parallel inside the domain."""
     parallel = in_parallel(_front(evidence, R1))
-    return Finding(f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9))
+    return f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9)
 
 
 def in_parallel(front: Front) -> NDArray[np.bool_]:
@@ -77,26 +77,26 @@ def in_parallel(front: Front) -> NDArray[np.bool_]:
 
 
 @TEXT.claim("C8")
-def c8_attention_modes(evidence: Evidence) -> Finding:
+def c8_attention_modes(evidence: Evidence) -> Told:
     """R1's attention by its TP degree along the frontier, and the share of points below an earlier degree."""
     tp = _front(evidence, R1).column("decode_tp_attn")
     below = float(np.mean(tp < np.maximum.accumulate(tp)))
     holds = below <= 0.1 and tp[0] <= 2 and tp[-1] >= 4
-    return Finding(f"starts at TP {tp[0]:.0f}, ends at TP {tp[-1]:.0f}, falls at {below:.2f}", bool(holds))
+    return f"starts at TP {tp[0]:.0f}, ends at TP {tp[-1]:.0f}, falls at {below:.2f}", bool(holds)
 
 
 @TEXT.claim("C9")
-def c9_loose_batch(evidence: Evidence) -> Finding:
+def c9_loose_batch(evidence: Evidence) -> Told:
     """Batch of R1's instance at the throughput end."""
     batch = _front(evidence, R1).column("decode_batch")[0]
-    return Finding(f"{batch:.0f} requests", bool(batch >= 100))
+    return f"{batch:.0f} requests", bool(batch >= 100)
 
 
 @TEXT.claim("C31")
-def c31_tensor_parallel(evidence: Evidence) -> Finding:
+def c31_tensor_parallel(evidence: Evidence) -> Told:
     """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
     medians = median_tp(evidence)
-    return Finding(listed(medians), all(value >= 1 for value in medians.values()))
+    return listed(medians), all(value >= 1 for value in medians.values())
 
 
 def median_tp(evidence: Evidence) -> dict[str, float]:
@@ -119,7 +119,7 @@ CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
 
 
 @TEXT.claim("C10")
-def c10_pipelined_prefill(evidence: Evidence) -> Finding:
+def c10_pipelined_prefill(evidence: Evidence) -> Told:
     """Figure 5: FTL and rate from one to 32 stages."""
     table = evidence.pipelines()
     rows = table[table["mla_form"] == "cached"].set_index("pp")
@@ -129,11 +129,11 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
     coarse = one["ftl_s"] / many["ftl_s"], many["request_rate_per_s"] / one["request_rate_per_s"]
     note = f"chunks of 1024: factor {coarse[0]:.1f}, rate {coarse[1]:.3f}"
     holds = 20 <= factor <= 32 and abs(kept - 1) <= 0.10 and 60 <= ftl <= 140 and 2 <= deep <= 5
-    return Finding(f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note)
+    return f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note
 
 
 @TEXT.claim("C28")
-def c28_representative_lengths(evidence: Evidence) -> Finding:
+def c28_representative_lengths(evidence: Evidence) -> Told:
     """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
     law = lengths("log_normal_4096_512")
     spread, constant = (evidence.front("fig14", traffic=traffic) for traffic in ("log_normal_4096_512", "4096/512"))
@@ -151,33 +151,28 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
         f"{4096 + 256}. With half the sigmas: largest {halved.max():.2f}, mean {halved.mean():.2f}"
     )
     value = f"largest {error.max():.3f}, mean {error.mean():.3f}"
-    return Finding(value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note)
+    return value, bool(error.max() <= 0.20 and error.mean() <= 0.10), note
 
 
 @TEXT.claim("C29")
-def c29_cut_off(evidence: Evidence) -> Finding:
+def c29_cut_off(evidence: Evidence) -> Told:
     """No point above the limit; a looser limit never lowers the frontier."""
     fronts = [evidence.front("ftl_cut_off", ftl_limit_s=limit) for limit in CUT_OFFS]
     within = all(front.column("ftl_s").max() <= limit for limit, front in zip(CUT_OFFS, fronts, strict=True))
     slowest = float(evidence.front("fig06", model=R1).column("ftl_s").max())
     least = min(loose.least_over(tight) for tight, loose in pairwise(fronts))
     value = f"longest FTL {slowest:.2f} s, smallest ratio of looser to tighter {least:.9f}"
-    return Finding(value, within and slowest <= 10.0 and least >= 1 - SAME_TIME)
+    return value, within and slowest <= 10.0 and least >= 1 - SAME_TIME
 
 
 @TEXT.claim("C32")
-def c32_active_parameters(evidence: Evidence) -> Finding:
+def c32_active_parameters(evidence: Evidence) -> Told:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on two GPUs, as 405B does not fit on one."""
     large, small = (load_model(name) for name in (LARGE, MIDDLE))
-    piped = _ftl_ratio(evidence, Sharding(pp=2))
+    piped = ftl_ratio(evidence, Sharding(pp=2))
     cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     holds = near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
-    return Finding(f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds)
-
-
-def by_tp(evidence: Evidence) -> dict[str, float]:
-    """FTL of Llama 405B over 70B on 2, 4 and 8 GPUs. [1]"""
-    return {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+    return f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds
 
 
 def near_parameters(ratio: float) -> bool:
@@ -202,7 +197,8 @@ def _front_under(evidence: Evidence, law: Lengths) -> Front:
     return Front(match_pools(prefill, decode, Rules(keep="frontier")))
 
 
-def _ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
+def ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
+    """FTL of Llama 405B over 70B under a mapping. [1]"""
     large, small = (
         float(prefill_grid(evidence.setup(model), mapping, lengths(4096, 2), batch=1, chunk_tokens=0).latency[0, 0])
         for model in (LARGE, MIDDLE)
@@ -217,7 +213,7 @@ POINTS = 200  # of a range that is compared [1]
 
 
 @TEXT.claim("C33")
-def c33_mixed_lengths(evidence: Evidence) -> Finding:
+def c33_mixed_lengths(evidence: Evidence) -> Told:
     """Request rate per GPU of prefill over the FTL of the longest prompts, pipelines against one stage."""
     prompts = np.array(MIXED_PROMPTS)
     grid = prefill_grid(
@@ -236,18 +232,18 @@ def c33_mixed_lengths(evidence: Evidence) -> Finding:
     limits = np.geomspace(soonest, FTL_LIMIT, POINTS)
     ours, theirs = (best_from(-grid.latency[these], rate[these], -limits) for these in (piped, whole))
     ratio = ours / theirs
-    return Finding(
+    return (
         f"{ratio.min():.2f} to {ratio.max():.2f} times, {ratio[0]:.2f} at {soonest:.2f} s, the shortest of one stage",
         bool(ratio.min() >= 0.95 and ratio[0] >= 1.2),
     )
 
 
 @TEXT.claim("C34")
-def c34_one_mapping(evidence: Evidence) -> Finding:
+def c34_one_mapping(evidence: Evidence) -> Told:
     """Throughput where prefill has the mapping of decode, over that of any prefill, without integer counts."""
     kept = {model: _kept_by_one_mapping(evidence, model) for model in (R1, LARGE, SMALL)}
     large = max(kept[R1], kept[LARGE])
-    return Finding(listed(kept, ".2f"), large <= 0.9 and kept[SMALL] > large)
+    return listed(kept, ".2f"), large <= 0.9 and kept[SMALL] > large
 
 
 def _kept_by_one_mapping(evidence: Evidence, model: str) -> float:
@@ -276,24 +272,24 @@ def _keys(table: Sharding) -> list[tuple[int, ...]]:
 
 
 @TEXT.claim("C35")
-def c35_matching(evidence: Evidence) -> Finding:
+def c35_matching(evidence: Evidence) -> Told:
     """Algorithms 1 and 2 as printed against exact matching over all prefill configurations."""
     pools = evidence.prefill_pool(R1), evidence.decode_pool(R1)
     paper, exact = (Front(match_pools(*pools, Rules(matching=way, keep="frontier"))) for way in ("paper", "exact"))
     x = np.geomspace(*shared(paper, exact), POINTS)
     ratio = paper.throughput(x) / exact.throughput(x)
     value = f"{ratio.min():.3f} to {ratio.max():.3f} of exact, {ratio.mean():.3f} on average"
-    return Finding(value, bool(ratio.max() <= 1 + 1e-9 and ratio.min() >= 0.9))
+    return value, bool(ratio.max() <= 1 + 1e-9 and ratio.min() >= 0.9)
 
 
 @TEXT.claim("C36")
-def c36_mix(evidence: Evidence) -> Finding:
+def c36_mix(evidence: Evidence) -> Told:
     """Prefill tokens a decode token of the steps that have any, along the frontier: ISL/OSL over their share."""
     front = evidence.front("fig06", modes=(ServingMode.PIGGYBACK,), model=R1, isl=LONG_PROMPTS[0])
     inside = (front.x >= LOW) & (front.x <= HIGH)
     mean = LONG_PROMPTS[0] / (LONG_PROMPTS[1] - 1)  # over all steps [1]
     chunk, share = front.column("mixed_chunk_tokens")[inside], front.column("mixed_step_share")[inside]
-    return Finding(
+    return (
         f"{mean / share.max():.0f} to {mean / share.min():.0f} prefill tokens a decode token; chunks of "
         f"{chunk.min():.0f} to {chunk.max():.0f} tokens in {share.min():.1%} to {share.max():.1%} of the steps",
         bool(share.max() >= 2 * share.min()),

@@ -16,7 +16,7 @@ from disagg_sim.units import GB
 from disagg_sim.workload.lengths import lengths
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import LONG_PROMPTS, MIDDLE, R1, Evidence, Front, largest_rise, listed
-from lab.studies.claims import Finding
+from lab.studies.claims import Told
 
 EGRESS, INGRESS = "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"
 PROMPTS = (4096, 8192, 16_384, 32_768, 65_536)  # [token]
@@ -26,15 +26,15 @@ FIGURE_12 = {LONG_PROMPTS[0]: (0.4 * GB, 1.2 * GB), MILLION: (1.0 * GB, 1.8 * GB
 
 
 @TEXT.claim("C18")
-def c18_egress_falls(evidence: Evidence) -> Finding:
+def c18_egress_falls(evidence: Evidence) -> Told:
     """Egress of the best prefill pool by prompt length. [GB/s] per distinct GPU"""
     found = {model: [_best_egress(evidence, model, isl) for isl in PROMPTS] for model in (R1, MIDDLE)}
     value = "; ".join(f"{model} " + ", ".join(f"{e / GB:.3g}" for e in values) for model, values in found.items())
-    return Finding(value, all(bool(np.all(np.diff(values) < 0)) for values in found.values()))
+    return value, all(bool(np.all(np.diff(values) < 0)) for values in found.values())
 
 
 @TEXT.claim("C19")
-def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
+def c19_ingress_of_long_prompts(evidence: Evidence) -> Told:
     """Ingress from 64k to 1M at the same resident tokens, and its dependence on OSL."""
     change, law = {}, 0.0
     for model, mapping, batch in ((R1, Sharding(dp_attn=64, ep=64), 2048), (MIDDLE, Sharding(tp_attn=8, tp_ffn=8), 64)):
@@ -45,27 +45,27 @@ def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
         grids = [_decode(evidence, model, mapping, 16_384, osl, batch) for osl in (2, 256, 2048)]
         fixed = [float((kv_rate_per_gpu(g) * g.latency * g.lengths.gaps)[0, 0]) for g in grids]
         law = max(law, max(fixed) / min(fixed) - 1)
-    return Finding(listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9)
+    return listed(change, ".1%"), max(change.values()) < 0.25 and law < 1e-9
 
 
 @TEXT.claim("C20")
-def c20_ingress_falls(evidence: Evidence) -> Finding:
+def c20_ingress_falls(evidence: Evidence) -> Told:
     """Ingress of a decode GPU along R1's frontier."""
     ingress = decode_ingress(evidence.front("fig12", isl=LONG_PROMPTS[0]))
     rise = largest_rise(ingress) - 1
     value = f"{ingress[0] / GB:.3g} to {ingress[-1] / GB:.3g} GB/s per decode GPU"
-    return Finding(value, rise <= 0, f"largest rise above an earlier point: {rise:.1%}")
+    return value, rise <= 0, f"largest rise above an earlier point: {rise:.1%}"
 
 
 @TEXT.claim("C21")
-def c21_latent_cache(evidence: Evidence) -> Finding:
+def c21_latent_cache(evidence: Evidence) -> Told:
     """Egress of Llama-70B over that of R1, best pools at 16k."""
     ratio = _best_egress(evidence, MIDDLE, LONG_PROMPTS[0]) / _best_egress(evidence, R1, LONG_PROMPTS[0])
-    return Finding(f"{ratio:.2f}", 2 <= ratio <= 6)
+    return f"{ratio:.2f}", 2 <= ratio <= 6
 
 
 @TEXT.claim("C22")
-def c22_bandwidth(evidence: Evidence) -> Finding:
+def c22_bandwidth(evidence: Evidence) -> Told:
     """Figure 12: the larger of egress and ingress along R1's frontiers, the second without a limit on the FTL."""
     inside, values, ends = True, [], []
     for isl, sweep in zip(FIGURE_12, ("fig12", "fig12_long"), strict=True):
@@ -74,11 +74,11 @@ def c22_bandwidth(evidence: Evidence) -> Finding:
         inside &= bool(along.min() >= low / 3 and along.max() <= high * 3 and along.max() < 10 * GB)
         values.append(f"{isl}: {along.min() / GB:.2f}-{along.max() / GB:.2f} GB/s")
         ends.append(f"{along[0] / GB:.2f} to {along[-1] / GB:.2f}")
-    return Finding("; ".join(values), inside, f"loose to tight end {' and '.join(ends)}")
+    return "; ".join(values), inside, f"loose to tight end {' and '.join(ends)}"
 
 
 @TEXT.claim("C23")
-def c23_duplication(_evidence: Evidence) -> Finding:
+def c23_duplication(_evidence: Evidence) -> Told:
     """Copies of the cache over a TP group against max(1, TP/n_kv)."""
     degrees = [1, 2, 4, 8, 16, 32, 64]
     heads = {MIDDLE: 8, "qwen3_235b_a22b": 4, R1: 1}
@@ -86,11 +86,11 @@ def c23_duplication(_evidence: Evidence) -> Finding:
     exact = all(found[model] == [max(1.0, tp / n) for tp in degrees] for model, n in heads.items())
     spread = Sharding(tp_attn=16.0, dp_attn=4.0, pp=2.0)
     exact &= all(unique_gpus(load_model(model), spread) * found[model][4] == 16 * 4 * 2 for model in heads)
-    return Finding("; ".join(f"{model} {values}" for model, values in found.items()), exact)
+    return "; ".join(f"{model} {values}" for model, values in found.items()), exact
 
 
 @TEXT.claim("C24")
-def c24_conservation(evidence: Evidence) -> Finding:
+def c24_conservation(evidence: Evidence) -> Told:
     """Cache sent is cache received: real-valued pairs, and the integer pairs of figure 12."""
     isl, worst = LONG_PROMPTS[0], 0.0
     for model in (R1, MIDDLE):
@@ -111,7 +111,7 @@ def c24_conservation(evidence: Evidence) -> Finding:
     x = front.column("request_rate_per_s")
     scaled = float(np.max(np.abs((sent * x / p) / (taken * x / r) - 1)))
     largest = max(worst, scaled, unscaled)
-    return Finding(f"largest deviation {largest:.1e}", largest <= 1e-9)
+    return f"largest deviation {largest:.1e}", largest <= 1e-9
 
 
 def decode_ingress(front: Front) -> Floats:

@@ -9,12 +9,11 @@ project's own say why in ``inferred``.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.studies.claims import Finding, Without, twice
+from lab.studies.claims import Finding, Told, Ways, Without
 from lab.studies.dopd import TEXT, claims_runs
 from lab.studies.dopd.claims import required_ratio
 from lab.studies.dopd.claims_runs import SPLITS, of_order, throughputs, utilisations
@@ -43,7 +42,7 @@ BUILT_IN = ("SLA-driven", LOAD_2025)
 
 
 @TEXT.authors("D4")
-def linear_to_the_ratio(bench: DopdBench) -> Finding:
+def linear_to_the_ratio(bench: DopdBench) -> Told:
     """Throughput by prefill instances, and the ratio of eq. (15) with the times of the instances that serve."""
     said, holds = [], True
     for shape in SHAPES:
@@ -55,11 +54,11 @@ def linear_to_the_ratio(bench: DopdBench) -> Finding:
             f"{shape[0]}/{shape[1]}: eq. (15) {ratio:.2f}, knee {knee:.2f}; "
             f"{', '.join(f'{rate:.1f}' for rate in found)} requests/s"
         )
-    return Finding("; ".join(said), holds)
+    return "; ".join(said), holds
 
 
 @TEXT.authors("D5")
-def idle_beyond_the_ratio(bench: DopdBench) -> Finding:
+def idle_beyond_the_ratio(bench: DopdBench) -> Told:
     """Utilisation of prefill on either side of the ratio of eq. (15)."""
     said, holds = [], True
     for shape in SHAPES:
@@ -68,7 +67,7 @@ def idle_beyond_the_ratio(bench: DopdBench) -> Finding:
         below, beyond = shares[: math.floor(ratio)], shares[math.ceil(ratio) :]
         holds = holds and min(below) > 0.97 and (not beyond or max(beyond) <= 0.97)
         said.append(f"{shape[0]}/{shape[1]}: " + ", ".join(f"{n}P {share:.3f}" for n, share in enumerate(shares, 1)))
-    return Finding("; ".join(said), holds)
+    return "; ".join(said), holds
 
 
 @TEXT.authors("D14")
@@ -115,19 +114,14 @@ def split_in_loop(bench: DopdBench, split: tuple[int, int], loop: int) -> InLoop
     )
 
 
-@TEXT.authors("D15")
-def closed_loop(bench: DopdBench) -> Finding:
+@TEXT.authors("D15", ways=Ways(*IN_FLIGHT, "a larger loop"))
+def closed_loop(bench: DopdBench, loop: int) -> Told:
     """The best against the worst split of eight GPUs, at equal requests in flight."""
-
-    def gains(loop: int) -> tuple[str, bool]:
-        rows = np.array([split_in_loop(bench, split, loop) for split in SPLITS])
-        ratios = rows.max(axis=0) / rows.min(axis=0)
-        found = ratios[0], ratios[1], ratios[2] - 1
-        said = f"throughput {found[0]:.2f}, TTFT 1/{found[1]:.1f}, utilisation {found[2]:+.1%}"
-        return f"{loop} in flight: {said}, end to end {ratios[3]:.2f}", of_order(found, FIGURE_3)
-
-    small, large = IN_FLIGHT
-    return twice(gains, ours=small, theirs=large, rule="a larger loop")
+    rows = np.array([split_in_loop(bench, split, loop) for split in SPLITS])
+    ratios = rows.max(axis=0) / rows.min(axis=0)
+    found = ratios[0], ratios[1], ratios[2] - 1
+    said = f"throughput {found[0]:.2f}, TTFT 1/{found[1]:.1f}, utilisation {found[2]:+.1%}"
+    return f"{loop} in flight: {said}, end to end {ratios[3]:.2f}", of_order(found, FIGURE_3)
 
 
 @TEXT.authors("D17")
@@ -143,14 +137,3 @@ def resources(bench: DopdBench) -> Finding:
     )
     found = f"{second.value}; {third.value}"
     return first._replace(without=Without("sizes as in the published code", found, second.holds or third.holds))
-
-
-@TEXT.authors("D18")
-def static(bench: DopdBench) -> Finding:
-    """DOPD against Dynamo with prompts in chunks, and one a pass."""
-    rule, note = "Dynamo prefills one prompt a pass, chunked prefill off", bench.stand_in.removesuffix("; ")
-    return twice(partial(claims_runs.ahead_of, bench), note, ours="dynamo", theirs="dynamo_single", rule=rule)
-
-
-#: By functions of ours.
-TEXT.authors("D10")(claims_runs.d10_local)

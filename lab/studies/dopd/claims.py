@@ -21,7 +21,7 @@ from disagg_sim.simulation.policies.dopd.sizes import BANDWIDTH_SHARE, LARGEST_G
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
-from lab.studies.claims import Finding
+from lab.studies.claims import Told
 from lab.studies.dopd import TEXT
 from lab.studies.dopd.setup import BIMODAL, SHAPES, SLO, DopdBench, case_of, pools
 
@@ -82,27 +82,27 @@ def required_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, flo
 
 
 @TEXT.claim("D1")
-def d1_concurrency(bench: DopdBench) -> Finding:
+def d1_concurrency(bench: DopdBench) -> Told:
     """Eq. (13)."""
     found = [each.requests for each in concurrencies(bench)]
     near = all(abs(cc / printed - 1) <= 0.03 for cc, printed in zip(found, PRINTED_CONCURRENCY, strict=True))
-    return Finding(f"{found[0]:.1f} and {found[1]:.1f}", near)
+    return f"{found[0]:.1f} and {found[1]:.1f}", near
 
 
 @TEXT.claim("D2")
-def d2_memory(bench: DopdBench) -> Finding:
+def d2_memory(bench: DopdBench) -> Told:
     """Which of the two limits binds."""
     found = concurrencies(bench)
     limits = [f"V_mem {each.memory_bytes / GB:.0f} GB, V_BW {each.bandwidth_bytes / GB:.0f} GB" for each in found]
-    return Finding(", ".join(limits), all(each.memory_bound for each in found))
+    return ", ".join(limits), all(each.memory_bound for each in found)
 
 
 @TEXT.claim("D3")
-def d3_ratio(bench: DopdBench) -> Finding:
+def d3_ratio(bench: DopdBench) -> Told:
     """Eq. (15) against the printed ratios."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
     said = f"table I {theirs[0]:.2f} and {theirs[1]:.2f}; simulated {ours[0]:.2f} and {ours[1]:.2f}"
-    return Finding(said, _near(theirs, 0.08) and _near(ours, 0.2))
+    return said, _near(theirs, 0.08) and _near(ours, 0.2)
 
 
 def _near(found: list[float], share: float) -> bool:
@@ -110,15 +110,15 @@ def _near(found: list[float], share: float) -> bool:
 
 
 @TEXT.claim("D6")
-def d6_longer(bench: DopdBench) -> Finding:
+def d6_longer(bench: DopdBench) -> Told:
     """The ratio as both lengths grow."""
     theirs, ours = ratios(bench, own=False), ratios(bench, own=True)
     said = f"table I {theirs[0]:.2f} to {theirs[1]:.2f}, simulated {ours[0]:.2f} to {ours[1]:.2f}"
-    return Finding(said, theirs[1] < theirs[0] and ours[1] < ours[0])
+    return said, theirs[1] < theirs[0] and ours[1] < ours[0]
 
 
 @TEXT.claim("D7")
-def d7_variance(bench: DopdBench) -> Finding:
+def d7_variance(bench: DopdBench) -> Told:
     """Mean work of mixed lengths against the work of the mean length, FLOP of the model."""
     model, recipe = bench.llama.model, bench.llama.precision
 
@@ -131,11 +131,11 @@ def d7_variance(bench: DopdBench) -> Finding:
     lengths[-1] += (-lengths.sum()) % SAMPLE  # so that the mean is a whole length
     excess = float(np.mean([work(each) for each in lengths.tolist()])) - work(int(lengths.mean()))
     off = abs(excess / (square * float(lengths.var())) - 1)
-    return Finding(f"excess {excess / TERA:.2f} TFLOP, b*Var within {off:.0e}", off < 1e-9 and excess > 0)
+    return f"excess {excess / TERA:.2f} TFLOP, b*Var within {off:.0e}", off < 1e-9 and excess > 0
 
 
 @TEXT.claim("D8")
-def d8_kingman(bench: DopdBench) -> Finding:
+def d8_kingman(bench: DopdBench) -> Told:
     """Waits of a prefill queue of one server, one prompt a pass, mixed against equal lengths."""
     times = bench.table(1)
     worst, longer = 0.0, []
@@ -157,23 +157,23 @@ def d8_kingman(bench: DopdBench) -> Finding:
             expected = kingman_wait(np.diff(trace.arrival), services, servers=1)
             worst = max(worst, abs(waits[-1] / expected - 1))
         longer.append(waits[1] / waits[0])
-    return Finding(
+    return (
         f"within {worst:.1%}; mixed over equal {', '.join(f'{each:.2f}' for each in longer)}",
         worst <= 0.2 and min(longer) > 1,
     )
 
 
 @TEXT.claim("D11")
-def d11_tensor_parallel(bench: DopdBench) -> Finding:
+def d11_tensor_parallel(bench: DopdBench) -> Told:
     """Speedup of the prefill of 1,000 tokens, a GPU."""
     times = np.array([bench.table(tp).pass_time(1000)[0] for tp in DEGREES])
     shares = times[0] / times / np.array(DEGREES)
     said = ", ".join(f"S({tp})/{tp} = {share:.2f}" for tp, share in zip(DEGREES[1:], shares[1:], strict=True))
-    return Finding(said, bool((np.diff(shares) < 0).all()))
+    return said, bool((np.diff(shares) < 0).all())
 
 
 @TEXT.claim("D16")
-def d16_printed_rule(_bench: DopdBench) -> Finding:
+def d16_printed_rule(_bench: DopdBench) -> Told:
     """n_p as printed over n_p by eq. (15), for the same requests in all."""
     found = {}
     for decode in (2, 3):
@@ -182,7 +182,7 @@ def d16_printed_rule(_bench: DopdBench) -> Finding:
             for rule in ("printed", "mended")
         ]
         found[decode] = rules[0] / rules[1]
-    return Finding(
+    return (
         ", ".join(f"n_d {decode}: {ratio:.6g}" for decode, ratio in found.items()),
         all(abs(ratio - decode) < 1e-12 for decode, ratio in found.items()),
     )
@@ -203,19 +203,12 @@ class Concurrency:
 
 
 def decode_concurrency(
-    at: Setup,
-    *,
-    tp: int,
-    isl: float,
-    osl: float,
-    tpot_limit: float,
-    utilisation: float = 0.9,
-    reads_weights: bool = False,
+    at: Setup, *, tp: int, isl: float, osl: float, tpot_limit: float, utilisation: float = 0.9
 ) -> Concurrency:
     """Compute the concurrency of a decode instance of ``tp`` GPUs by eq. (11) to (13), not rounded.
 
-    ``tpot_limit`` is t_SLO [s], ``utilisation`` what the engine may fill of a GPU, M' being the rest [1]; with
-    ``reads_weights`` V_BW leaves room for reading the weights. Lengths are in tokens.
+    ``tpot_limit`` is t_SLO [s], ``utilisation`` what the engine may fill of a GPU, M' being the rest [1]; lengths are
+    in tokens.
 
     In 50 ms two H200 of 4.8 TB/s read 0.05 * 0.6 * 2 * 4.8e12 B at the paper's share of 0.6:
 
@@ -228,7 +221,7 @@ def decode_concurrency(
     above_zero("osl", osl)
     weights = weight_bytes(at.model, at.precision)
     memory = utilisation * at.system.hbm_reported * tp - weights
-    bandwidth = tpot_limit * BANDWIDTH_SHARE * tp * at.system.hbm_bandwidth - (weights if reads_weights else 0.0)
+    bandwidth = tpot_limit * BANDWIDTH_SHARE * tp * at.system.hbm_bandwidth
     held = decode_residents(isl, osl).mean * at.model.kv_bytes_per_token(at.precision)
     return Concurrency(requests=min(memory, bandwidth) / held, memory_bytes=memory, bandwidth_bytes=bandwidth)
 

@@ -7,13 +7,12 @@ come with a second verdict, at the 256 of the largest CUDA graph. D14 has one wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd.sizes import BATCHES
-from lab.studies.claims import Finding, Without, twice
+from lab.studies.claims import Finding, Told, Ways, Without
 from lab.studies.dopd import TEXT
 from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio
 from lab.studies.dopd.setup import BIMODAL, PLANNERS, SHAPES, SLO, DopdBench, steady_rate
@@ -29,10 +28,8 @@ AT_CONCURRENCY = {"llama": 112, "opt": 104}
 SPLITS, OPEN_LOAD = ((6, 1), (4, 2), (2, 3)), 0.9
 #: What D15 is of the order of: the paper's gain in throughput, fall of TTFT and of TPOT, and the factor either way. [1]
 GAINS, THROUGHPUT_FACTOR, ORDER = (3.2, 15.0, 0.228), 2.0, 10**0.5
-#: Judges a claim with a decode that takes as many requests as it holds to their end, and as the largest CUDA graph has.
-with_uncapped = partial(
-    twice, ours=True, theirs=False, rule="decode takes up to 256 requests, and computes preempted ones again"
-)
+#: Whether decode takes as many requests as it holds to their end, or as the largest CUDA graph has.
+CAPPED = Ways(True, False, "decode takes up to 256 requests, and computes preempted ones again")
 #: Modes of the two planners of D14, by planner; the best of each counts.
 MODES = {
     "SLA-driven": ("SLA-driven", "SLA-driven, load planner in between"),
@@ -55,37 +52,30 @@ def utilisations(bench: DopdBench, *, capped: bool = True, shape: tuple[int, int
     return found
 
 
-@TEXT.claim("D4")
-def d4_scaling(bench: DopdBench) -> Finding:
+@TEXT.claim("D4", ways=CAPPED)
+def d4_scaling(bench: DopdBench, capped: bool) -> Told:
     """Gains of further prefill instances."""
-
-    def grows(capped: bool) -> tuple[str, bool]:
-        rates = throughputs(bench, capped=capped)
-        gains = np.diff([0.0, *rates]) / rates[0]
-        return (
-            f"{', '.join(f'{rate:.1f}' for rate in rates)} requests/s; gains of one unit "
-            f"{', '.join(f'{gain:.2f}' for gain in gains)}",
-            bool((gains[:4] >= 0.9).all()) and 0.3 <= gains[4] <= 0.75 and rates[5] / rates[4] - 1 < 0.05,
-        )
-
     ratio = ratios(bench, own=True)[0]
-    return with_uncapped(grows, f"the optimum by eq. (15) with the simulated times is {ratio:.2f} prefill instances")
+    rates = throughputs(bench, capped=capped)
+    gains = np.diff([0.0, *rates]) / rates[0]
+    return (
+        f"{', '.join(f'{rate:.1f}' for rate in rates)} requests/s; gains of one unit "
+        f"{', '.join(f'{gain:.2f}' for gain in gains)}",
+        bool((gains[:4] >= 0.9).all()) and 0.3 <= gains[4] <= 0.75 and rates[5] / rates[4] - 1 < 0.05,
+        f"the optimum by eq. (15) with the simulated times is {ratio:.2f} prefill instances",
+    )
 
 
-@TEXT.claim("D5")
-def d5_idle(bench: DopdBench) -> Finding:
+@TEXT.claim("D5", ways=CAPPED)
+def d5_idle(bench: DopdBench, capped: bool) -> Told:
     """Utilisation of the prefill instances."""
-
-    def idles(capped: bool) -> tuple[str, bool]:
-        found = utilisations(bench, capped=capped)
-        after = [abs(found[n - 1] / (PRINTED_RATIO[0] / n) - 1) for n in (5, 6)]
-        return (
-            ", ".join(f"{n}P {share:.3f}" for n, share in enumerate(found, 1)),
-            min(found[:4]) > 0.97 and max(after) <= 0.05,
-        )
-
-    rates = throughputs(bench)
-    return with_uncapped(idles, f"the measured optimum is {rates[-1] / rates[0]:.2f} prefill instances")
+    found, rates = utilisations(bench, capped=capped), throughputs(bench)
+    after = [abs(found[n - 1] / (PRINTED_RATIO[0] / n) - 1) for n in (5, 6)]
+    return (
+        ", ".join(f"{n}P {share:.3f}" for n, share in enumerate(found, 1)),
+        min(found[:4]) > 0.97 and max(after) <= 0.05,
+        f"the measured optimum is {rates[-1] / rates[0]:.2f} prefill instances",
+    )
 
 
 def bimodal_ttft(bench: DopdBench, load: float, batches: str) -> float:
@@ -94,21 +84,16 @@ def bimodal_ttft(bench: DopdBench, load: float, batches: str) -> float:
     return summary(bench.bimodal(rate, "dopd", batches=batches, local_tokens=0, resize=False), SLO).ttft_p90_s
 
 
-@TEXT.claim("D9")
-def d9_batches(bench: DopdBench) -> Finding:
+@TEXT.claim("D9", ways=CAPPED)
+def d9_batches(bench: DopdBench, capped: bool) -> Told:
     """Batches by length against batches in order of arrival, up to the same number of tokens."""
     rows = {load: [bimodal_ttft(bench, load, each) for each in BATCHES] for load in JUDGED_LOADS}
-    sooner = all(ours < theirs for ours, theirs in rows.values())
-
-    def cuts(capped: bool) -> tuple[str, bool]:
-        full = [steady_rate(bench.bimodal_full(each, capped=capped)) for each in BATCHES]
-        loads = ", ".join(f"{load:g}: {ours:.2f} of {theirs:.2f} s" for load, (ours, theirs) in rows.items())
-        return (
-            f"P90 TTFT {loads}; throughput of full queues {full[0]:.1f} against {full[1]:.1f} requests/s",
-            sooner and full[0] >= full[1],
-        )
-
-    return with_uncapped(cuts)
+    full = [steady_rate(bench.bimodal_full(each, capped=capped)) for each in BATCHES]
+    loads = ", ".join(f"{load:g}: {ours:.2f} of {theirs:.2f} s" for load, (ours, theirs) in rows.items())
+    return (
+        f"P90 TTFT {loads}; throughput of full queues {full[0]:.1f} against {full[1]:.1f} requests/s",
+        all(ours < theirs for ours, theirs in rows.values()) and full[0] >= full[1],
+    )
 
 
 def short_ttft(bench: DopdBench, tokens: int, *, local: bool, transfer_s: float) -> tuple[float, float]:
@@ -120,6 +105,7 @@ def short_ttft(bench: DopdBench, tokens: int, *, local: bool, transfer_s: float)
 
 
 @TEXT.claim("D10")
+@TEXT.authors("D10")
 def d10_local(bench: DopdBench) -> Finding:
     """Short prompts on the decode instance against the prefill instance and a transfer."""
     rows, bare, holds, sooner = [], [], True, True
@@ -138,14 +124,14 @@ def d10_local(bench: DopdBench) -> Finding:
 
 
 @TEXT.claim("D12")
-def d12_colocated(bench: DopdBench) -> Finding:
+def d12_colocated(bench: DopdBench) -> Told:
     """2P + 2D against vLLM on four GPUs."""
     at = AT_CONCURRENCY["llama"]
     tpot = [bench.warm(name, at).tpot_p90 for name in ("vllm", "dopd")]
     most = {name: bench.concurrency(name) for name in ("vllm", "dopd")}
     ratio = bench.best("dopd") / bench.best("vllm")
     wanted, _ = required_ratio(bench, float(bench.azure.input_tokens.mean()), float(bench.azure.output_tokens.mean()))
-    return Finding(
+    return (
         f"P90 TPOT {tpot[0]:.4f} to {tpot[1]:.4f} s at {at} in service; goodput {ratio:.2f}; concurrency "
         f"{most['vllm']} to {most['dopd']}",
         tpot[1] < tpot[0] and 1.2 <= ratio <= 1.8 and most["dopd"] > most["vllm"],
@@ -154,13 +140,13 @@ def d12_colocated(bench: DopdBench) -> Finding:
 
 
 @TEXT.claim("D13")
-def d13_distserve(bench: DopdBench) -> Finding:
+def d13_distserve(bench: DopdBench) -> Told:
     """OPT-30B on the same GPUs, against whole prompts in order of arrival, 2,048 tokens a pass."""
     at = AT_CONCURRENCY["opt"]
     names = ("distserve", "dopd_opt", "one_by_one")
     ttft = [bench.warm(name, at).ttft_p90 for name in names]
     most, best = [bench.concurrency(name) for name in names], [bench.best(name) for name in names]
-    return Finding(
+    return (
         f"P90 TTFT {ttft[0]:.2f} to {ttft[1]:.2f} s at {at} in service; goodput {best[1] / best[0] - 1:+.1%}; "
         f"concurrency {most[0]} to {most[1]}",
         ttft[1] < ttft[0] and best[1] > best[0] and most[1] > most[0],
@@ -169,48 +155,35 @@ def d13_distserve(bench: DopdBench) -> Finding:
     )
 
 
-@TEXT.claim("D14")
-def d14_bursts(bench: DopdBench) -> Finding:
+@TEXT.claim("D14", ways=Ways("DOPD", "DOPD, rule as printed", "sizes by the rule as printed"))
+def d14_bursts(bench: DopdBench, ours: str) -> Told:
     """Attainment over hours of bursts."""
     means = {name: float(bench.attainments(name).mean()) for name in PLANNERS}
-    best = {planner: max(modes, key=lambda mode: means[mode]) for planner, modes in MODES.items()}
-
-    def ordered(ours: str) -> tuple[str, bool]:
-        dopd, sla, load = (means[name] for name in (ours, best["SLA-driven"], best["load-driven"]))
-        said = ", ".join(f"{name} {means[name]:.1%}" for name in (ours, *best.values()))
-        return said, dopd > sla > load
-
-    others = ", ".join(f"{name} {share:.1%}" for name, share in means.items() if name not in ("DOPD", *best.values()))
+    best = [max(modes, key=lambda mode: means[mode]) for modes in MODES.values()]
+    dopd, sla, load = (means[name] for name in (ours, *best))
+    others = ", ".join(f"{name} {share:.1%}" for name, share in means.items() if name not in ("DOPD", *best))
     clip = ", ".join(f"{name} {bench.attainments(name, 1)[0]:.1%}" for name in ("DOPD", *MODES))
     note = (
         "stand-in: MMPP with the published c_v of per-minute input and means for BurstGPT, bursts of 300 s; at the "
         f"clip's own rate 1P + 1D are enough ({clip}); the others: {others}"
     )
-    return twice(ordered, note, ours="DOPD", theirs="DOPD, rule as printed", rule="sizes by the rule as printed")
+    return ", ".join(f"{name} {means[name]:.1%}" for name in (ours, *best)), dopd > sla > load, note
 
 
-@TEXT.claim("D15")
-def d15_splits(bench: DopdBench) -> Finding:
+@TEXT.claim("D15", ways=CAPPED)
+def d15_splits(bench: DopdBench, capped: bool) -> Told:
     """The best against the worst split of eight GPUs."""
-
-    throughput = {
-        capped: {split: steady_rate(bench.saturated(*split, capped=capped)) for split in SPLITS}
-        for capped in (True, False)
-    }
-
-    def gains(capped: bool) -> tuple[str, bool]:
-        rates = throughput[capped]
-        most, least = max(rates.values()), min(rates.values())
-        high, low = (
-            [bench.open_loop(*split, OPEN_LOAD * rate, capped=capped) for split in SPLITS] for rate in (most, least)
-        )
-        ttft, tpot = [each.ttft_p50_s for each in high], [each.tpot_p90_s for each in low]
-        found = [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)]
-        said = f"throughput {found[0]:.2f}, median TTFT 1/{found[1]:.0f}, P90 TPOT {-found[2]:+.1%}"
-        return said, of_order(found, GAINS)
-
-    return with_uncapped(
-        gains, "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in throughput[True].items())
+    rates = {split: steady_rate(bench.saturated(*split, capped=capped)) for split in SPLITS}
+    most, least = max(rates.values()), min(rates.values())
+    high, low = (
+        [bench.open_loop(*split, OPEN_LOAD * rate, capped=capped) for split in SPLITS] for rate in (most, least)
+    )
+    ttft, tpot = [each.ttft_p50_s for each in high], [each.tpot_p90_s for each in low]
+    found = [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)]
+    return (
+        f"throughput {found[0]:.2f}, median TTFT 1/{found[1]:.0f}, P90 TPOT {-found[2]:+.1%}",
+        of_order(found, GAINS),
+        "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in rates.items()),
     )
 
 
@@ -237,13 +210,9 @@ def less_for_more(bench: DopdBench, ours: str, others: Sequence[str]) -> Finding
 
 
 @TEXT.claim("D18")
-def d18_static(bench: DopdBench) -> Finding:
-    """Batches by length and local short prompts against prompts in chunks of 2,048, on the same instances."""
-    return Finding(*ahead_of(bench, "dynamo"), bench.stand_in.removesuffix("; "))
-
-
-def ahead_of(bench: DopdBench, dynamo: str) -> tuple[str, bool]:
-    """DOPD against Dynamo on the same pools, in every metric."""
+@TEXT.authors("D18", ways=Ways("dynamo", "dynamo_single", "Dynamo prefills one prompt a pass, chunked prefill off"))
+def d18_static(bench: DopdBench, dynamo: str = "dynamo") -> Told:
+    """DOPD against Dynamo with prompts in chunks of 2,048 on the same pools: better in every metric."""
     names = (dynamo, "dopd")
     theirs, ours = (bench.warm(name, AT_CONCURRENCY["llama"]) for name in names)
     most, best = [bench.concurrency(name) for name in names], [bench.best(name) for name in names]
@@ -254,4 +223,5 @@ def ahead_of(bench: DopdBench, dynamo: str) -> tuple[str, bool]:
         and ours.tpot_p90 <= theirs.tpot_p90
         and best[1] > best[0]
         and most[1] > most[0],
+        bench.stand_in.removesuffix("; "),
     )

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as Map
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from disagg_sim.workload.trace import concatenate
-from lab.studies.bench import StudyCase
-from lab.studies.claims import Finding, twice
+from lab.studies.claims import Told, Ways
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
 from lab.studies.dynaserve.setup import (
+    ARXIV,
     BATCH,
     CASES,
     COLOCATED,
@@ -32,8 +30,7 @@ from lab.studies.dynaserve.setup import (
     WORKLOADS,
     DynaServeBench,
     DynaServeMeasures,
-    as_printed,
-    case_of,
+    case_with,
     look,
 )
 
@@ -41,37 +38,38 @@ ERRORS = (0.0, 10.0, 50.0, 100.0)  # of predicted outputs in Y12 [token]
 PUSH_RATE, SMALL_CHUNK = 1.5, 32  # of Y13 [request/s] [token]
 #: Rates of Y19 over the capacity of each, up to where all work is late, and the share of the peak that is level. [1]
 BEYOND, PLATEAU = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.9
+#: The two readings of section 6.3 of which requests are late.
+BY_REQUESTS = Ways("rate", "request_rate", "at most 1 % of the requests have a gap above 100 ms")
+THEIRS = ("code", ARXIV, "burstgpt", "reasoning")  # the four workloads of section 6.1
+#: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
+DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
 STRONG = ("code", "reasoning")  # workloads of Y10
 #: A number of a workload under a case, such as its capacity. [request/s]
 Measure = Callable[[str, str], float]
-#: Makes the case of equal requests by its name, with some options.
-EQUAL_LENGTHS = {"dynaserve": partial(case_of, "", "dynaserve"), "printed": partial(as_printed, "")}
-KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
 
 
-#: Judges a claim with DynaServe, and with its algorithms 1 and 2 as printed and caches as in figure 7.
-with_printed = partial(
-    twice,
-    ours="dynaserve",
-    theirs="printed",
-    rule="all work of both instances is balanced, chunks take blocks of their own, as printed",
+#: Cases of DynaServe, and of its algorithms 1 and 2 as printed and caches as in figure 7.
+PRINTED = Ways(
+    "dynaserve", "printed", "all work of both instances is balanced, chunks take blocks of their own, as printed"
 )
 #: Paper: mean ratios of Y7; rates [request/s] and goodput [token/s] of Y9, in the order of its statement.
 MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
 
 
-@TEXT.claim("Y7")
-def y7_capacity(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y7", ways=PRINTED, data=WORKLOADS)
+def y7_capacity(bench: DynaServeBench, ours: str) -> Told:
     """Serving capacity over co-location and disaggregation."""
     largest = [bench.rate(name, "dynaserve") / bench.rate(name, LARGEST) for name in WORKLOADS]
-    note = f"{bench.stand_ins(*WORKLOADS)}over co-location with chunk 2048 {_by_name(WORKLOADS, largest)}"
-    return with_printed(lambda name: gains(bench, WORKLOADS, name, bench.rate), note)
+    note = f"over co-location with chunk 2048 {_by_name(WORKLOADS, largest)}"
+    return *gains(bench, "rate", ours=ours, names=WORKLOADS, chunks=COLOCATED), note
 
 
+@TEXT.authors("Y7", ways=BY_REQUESTS, data=THEIRS, ours="printed", names=THEIRS, chunks=DOUBLED)
 def gains(
-    bench: DynaServeBench, names: Sequence[str], ours: str, rate: Measure, chunks: Sequence[str] = COLOCATED
+    bench: DynaServeBench, by: str, *, ours: str, names: Sequence[str], chunks: Sequence[str]
 ) -> tuple[str, bool]:
     """Capacities over the best chunk and over disaggregation, and whether none loses and means are near the paper's."""
+    rate: Measure = getattr(bench, by)
     tuned = {name: bench.colocated(name, rate, chunks) for name in names}
     ratios = []
     for others in (tuned, dict.fromkeys(names, "disaggregated")):
@@ -83,13 +81,12 @@ def gains(
     return f"co-located {said[0]}, disaggregated {said[1]}", bool(np.min(ratios) >= 1) and close
 
 
-@TEXT.claim("Y8")
-def y8_goodput(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y8", ways=PRINTED, data=WORKLOADS)
+def y8_goodput(bench: DynaServeBench, ours: str) -> Told:
     """Compare goodput at the capacity of each policy."""
     largest = max(bench.goodput(name, "dynaserve") / bench.goodput(name, LARGEST) for name in WORKLOADS)
     tuned = {name: bench.colocated(name, bench.goodput) for name in WORKLOADS}
-    note = f"{bench.stand_ins(*WORKLOADS)}with chunk 2048 up to {largest:.2f}"
-    return with_printed(lambda name: goodputs(bench, name, tuned), note)
+    return *goodputs(bench, ours, tuned), f"with chunk 2048 up to {largest:.2f}"
 
 
 def goodputs(bench: DynaServeBench, ours: str, tuned: Map[str, str]) -> tuple[str, bool]:
@@ -103,12 +100,11 @@ def goodputs(bench: DynaServeBench, ours: str, tuned: Map[str, str]) -> tuple[st
     return f"up to {said} ({each})", min(map(max, found.values())) > 1
 
 
-@TEXT.claim("Y9")
-def y9_mix(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y9", ways=PRINTED, data=(MIX,))
+def y9_mix(bench: DynaServeBench, ours: str) -> Told:
     """The mix of BurstGPT and Azure code, with the chunk that is best by capacity, and by goodput."""
     chunks = [bench.colocated(MIX, measure) for measure in (bench.rate, bench.goodput)]
-    note = f"{bench.stand_ins(MIX)}chunk 2048 serves {bench.rate(MIX, LARGEST):.2f}"
-    return with_printed(lambda name: ordered(bench, name, chunks), note)
+    return *ordered(bench, ours, chunks), f"chunk 2048 serves {bench.rate(MIX, LARGEST):.2f}"
 
 
 def ordered(bench: DynaServeBench, ours: str, chunks: Sequence[str]) -> tuple[str, bool]:
@@ -123,71 +119,57 @@ def ordered(bench: DynaServeBench, ours: str, chunks: Sequence[str]) -> tuple[st
     return f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s: {said}", order and near
 
 
-@TEXT.claim("Y10")
-def y10_who_is_strong(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y10", data=STRONG)
+def y10_who_is_strong(bench: DynaServeBench) -> Told:
     """Co-location against disaggregation on prompts and on answers."""
     largest = ", ".join(f"{name} {bench.rate(name, LARGEST):.2f}" for name in STRONG)
-    tuned = {name: bench.colocated(name) for name in STRONG}
-    return Finding(*strong(bench.rate, tuned), f"{bench.stand_ins(*STRONG)}with chunk 2048 {largest}")
+    return *strong(bench, "rate", COLOCATED), f"with chunk 2048 {largest}"
 
 
-def strong(rate: Measure, together: Map[str, str]) -> tuple[str, bool]:
-    """Rates of co-location, by workload in some case, against disaggregation, and whether each is strong at its own."""
-    both = {name: (rate(name, case), rate(name, "disaggregated")) for name, case in together.items()}
+@TEXT.authors("Y10", ways=BY_REQUESTS, data=STRONG, chunks=DOUBLED)
+def strong(bench: DynaServeBench, by: str, chunks: Sequence[str]) -> tuple[str, bool]:
+    """Rates of co-location with its best chunk against disaggregation, and whether each is strong at its own."""
+    rate: Measure = getattr(bench, by)
+    both = {name: (rate(name, bench.colocated(name, rate, chunks)), rate(name, "disaggregated")) for name in STRONG}
     said = ", ".join(f"{name} {one:.2f} against {other:.2f}" for name, (one, other) in both.items())
     return said, both["code"][1] > both["code"][0] and both["reasoning"][0] > both["reasoning"][1]
 
 
-@TEXT.claim("Y11")
-def y11_slo_aware(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y11", ways=PRINTED, data=(MIX,))
+def y11_slo_aware(bench: DynaServeBench, aware: str) -> Told:
     """Tokens within the limit with and without SLO-aware batches."""
-
-    def inside(aware: str) -> tuple[str, bool]:
-        rate, full = bench.rate(MIX, aware), "full_steps" if aware == "dynaserve" else "printed_full_steps"
-        ours, theirs = (bench.seen(MIX, name, rate).inside for name in (aware, full))
-        return f"{100 * ours:.1f} % against {100 * theirs:.1f} %", ours >= 0.95 and theirs <= 0.75
-
-    return with_printed(inside, bench.stand_ins(MIX))
+    rate, full = bench.rate(MIX, aware), "full_steps" if aware == "dynaserve" else "printed_full_steps"
+    ours, theirs = (bench.seen(MIX, name, rate).inside for name in (aware, full))
+    return f"{100 * ours:.1f} % against {100 * theirs:.1f} %", ours >= 0.95 and theirs <= 0.75
 
 
-@TEXT.claim("Y12")
-def y12_length_error(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y12", ways=PRINTED)
+def y12_length_error(bench: DynaServeBench, name: str) -> Told:
     """Goodput by the error of predicted outputs."""
-
-    def loses(name: str) -> tuple[str, bool]:
-        cases = [EQUAL_LENGTHS[name](length_error=error) for error in ERRORS]
-        found = [bench.saturated(SHAPES[-1], case).goodput for case in cases]
-        loss = 1 - found[-1] / found[0]
-        return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
-
-    return with_printed(loses)
+    cases = [case_with(name, length_error=error) for error in ERRORS]
+    found = [bench.saturated(SHAPES[-1], case).goodput for case in cases]
+    loss = 1 - found[-1] / found[0]
+    return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
 
 
-@TEXT.claim("Y13")
-def y13_push(bench: DynaServeBench) -> Finding:
+@TEXT.claim("Y13", ways=PRINTED, data=("reasoning",))
+def y13_push(bench: DynaServeBench, name: str) -> Told:
     """Transfer that requests wait for."""
-
-    def waits(name: str) -> tuple[str, bool]:
-        share = bench.seen("reasoning", name, PUSH_RATE).exposed
-        return f"exposed {100 * share:.1f} % of the transfer", share <= 0.1
-
     trace = bench.workloads["reasoning"].trace.scaled(PUSH_RATE)
-    small = look(bench.result(trace, CASES["dynaserve"], chunk=SMALL_CHUNK), PUSH_RATE).exposed
-    note = f"{bench.stand_ins('reasoning')}in chunks of {SMALL_CHUNK} {small:.1%}"
-    return with_printed(waits, note)
+    small = bench.once(
+        ("small chunks",), lambda: look(bench.result(trace, CASES["dynaserve"], chunk=SMALL_CHUNK), PUSH_RATE)
+    )
+    share = bench.seen("reasoning", name, PUSH_RATE).exposed
+    note = f"in chunks of {SMALL_CHUNK} {small.exposed:.1%}"
+    return f"exposed {100 * share:.1f} % of the transfer", share <= 0.1, note
 
 
-@TEXT.claim("Y15")
-def y15_six_steps(bench: DynaServeBench) -> Finding:
-    """Six halvings against all splits, in closed loops of equal requests with outputs known exactly to both."""
-    return with_printed(lambda name: reaches(bench, EQUAL_LENGTHS[name], 0.98))
-
-
-def reaches(bench: DynaServeBench, case: Callable[..., StudyCase], least: float) -> tuple[str, bool]:
+def reaches(bench: DynaServeBench, name: str, least: float, transfer: str | None = None) -> tuple[str, bool]:
     """Rates of splits that follow the queue, and whether all are at least a share of the best split for all."""
     said, shares = [], []
     for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
-        own = case(model=model, **KNOWN)
+        own = case_with(name, model=model, length_error=0.0, margin=0)  # outputs are predicted exactly
+        own = own._replace(transfer=transfer or own.transfer)
         found = scan(bench, shape, model=model, batch=batch, transfer=own.transfer)
         best = max(seen.steady for seen in found.values())
         rate = bench.saturated(shape, own, batch).steady
@@ -196,8 +178,18 @@ def reaches(bench: DynaServeBench, case: Callable[..., StudyCase], least: float)
     return f"{'; '.join(said)} requests/s", min(shares) >= least
 
 
-def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> tuple[str, bool]:
-    """Goodput on the mix over co-location and disaggregation, by model."""
+@TEXT.claim("Y15", ways=PRINTED)
+def y15_six_steps(bench: DynaServeBench, name: str) -> Told:
+    """Six halvings against all splits, in closed loops of equal requests with outputs known exactly to both."""
+    return reaches(bench, name, 0.98)
+
+
+@TEXT.claim("Y18", ways=PRINTED, data=(MIX,))
+@TEXT.authors("Y18", data=(MIX,), ours="printed", chunks=DOUBLED)
+def y18_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> Told:
+    """Goodput over co-location and disaggregation by the size of the model, on two instances of one, two and four
+    GPUs.
+    """
     ratios = []
     for model in ("", f"_{MIDDLE}", f"_{LARGE}"):
         mine = bench.goodput(MIX, f"{ours}{model}")
@@ -208,15 +200,11 @@ def over_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCAT
     return f"14B / 32B / 72B: {said}", min(over_apart) > 1 and over_both[-1] > over_both[0]
 
 
-@TEXT.claim("Y18")
-def y18_sizes(bench: DynaServeBench) -> Finding:
-    """Goodput over both by the size of the model, on two instances of one, two and four GPUs."""
-    return with_printed(partial(over_sizes, bench), bench.stand_ins(MIX))
-
-
-def beyond_capacity(bench: DynaServeBench, ours: str, chunk: str) -> tuple[str, bool]:
+@TEXT.claim("Y19", ways=PRINTED, data=(MIX,))
+@TEXT.authors("Y19", data=(MIX,), ours="printed", chunks=DOUBLED)
+def y19_plateau(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> Told:
     """Goodput on the mix at rates from the capacity on, over the largest of them, and what is left past that peak."""
-    said, left = [], {}
+    chunk, said, left = bench.colocated(MIX, chunks=chunks), [], dict[str, float]()
     for case in (ours, chunk):
         found = np.array([_beyond(bench, case, factor).goodput for factor in BEYOND])
         shares = found / found.max()
@@ -230,13 +218,6 @@ def _beyond(bench: DynaServeBench, case: str, factor: float) -> DynaServeMeasure
     rate = factor * bench.rate(MIX, case)
     trace = concatenate([bench.workloads[MIX].trace] * math.ceil(factor)).scaled(rate)
     return bench.once(("beyond", case, factor), lambda: look(bench.result(trace, CASES[case]), rate))
-
-
-@TEXT.claim("Y19")
-def y19_plateau(bench: DynaServeBench) -> Finding:
-    """Goodput beyond the capacity of each."""
-    chunk = bench.colocated(MIX)
-    return with_printed(lambda name: beyond_capacity(bench, name, chunk), bench.stand_ins(MIX))
 
 
 def near_ratios(found: Sequence[float], paper: Sequence[float]) -> bool:

@@ -5,8 +5,9 @@ Splits are scanned in steps of 1 % of the length. Y14 holds by construction: a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Mapping as Map
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.bench import StudyCase
-from lab.studies.claims import Finding, twice
+from lab.studies.claims import Told, Ways
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
     CASES,
@@ -29,7 +30,7 @@ from lab.studies.dynaserve.setup import (
     SYSTEM,
     DynaServeBench,
     DynaServeMeasures,
-    case_of,
+    case_with,
     look,
 )
 from lab.studies.published_like import mini_reasoning_standin
@@ -47,13 +48,18 @@ POINTS = 0.1  # that count as near [1]
 DOUBLED = (256, 512, 1024, 2048)  # chunks of Y17 [token]
 #: Gaps of table 1 are taken over so many requests: several times what is served at once. [request]
 COUNTED, QUICK = 2000, 300
-LATER = "the second instance reserves blocks when the first part ends, not when it begins"
+#: Two ways to move caches: as ours are, and when the first part has ended.
+LATER = Ways("policy", "pull", "the second instance reserves blocks when the first part ends, not when it begins")
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
+
+
+#: How a shape is run under a case.
+At = Callable[[DynaServeBench, tuple[int, int], str], DynaServeMeasures]
 
 
 def cut_at(split: int, shape: tuple[int, int], model: str = MODEL) -> StudyCase:
     """Every request of a shape cut at the same token."""
-    return case_of("", "dynaserve", model=model, ratio=split / sum(shape), length_error=0.0, margin=0)
+    return case_with("dynaserve", model=model, ratio=split / sum(shape), length_error=0.0, margin=0)
 
 
 def scan(
@@ -94,6 +100,15 @@ def equal(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
     return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
 
 
+def at_splits(bench: DynaServeBench, way: str, said: Callable[[Map[int, DynaServeMeasures]], Any]) -> Any:
+    """What a scan of all splits says, in steps of 1 % of the length."""
+    return said(scan(bench, transfer=way))
+
+
+TEXT.claim("Y5", ways=LATER, said=peaks)(at_splits)
+TEXT.claim("Y6", ways=LATER, said=equal)(at_splits)
+
+
 def at_rate(bench: DynaServeBench, shape: tuple[int, int], name: str, rate: float) -> DynaServeMeasures:
     """A shape at a rate: equal requests, Poisson arrivals. [request/s]"""
     count = QUICK if bench.quick else COUNTED
@@ -101,13 +116,19 @@ def at_rate(bench: DynaServeBench, shape: tuple[int, int], name: str, rate: floa
     return look(bench.result(trace, CASES[name]), rate)
 
 
-def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
+def saturated(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
+    """A shape with Poisson arrivals at the rate that a full closed loop serves."""
+    rate = bench.saturated(shape, CASES[name]).steady
+    return bench.once(("at saturation", shape, name), lambda: at_rate(bench, shape, name, rate))
+
+
+def table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
     """A shape at the paper's rate."""
     return at_rate(bench, shape, name, RATES[shape][CO if name == LARGEST else 1])
 
 
 @TEXT.claim("Y1")
-def y1_rates(bench: DynaServeBench) -> Finding:
+def y1_rates(bench: DynaServeBench) -> Told:
     """Saturated rates, disaggregated over co-located."""
     losses, said, near = [], [], True
     for shape in SHAPES:
@@ -118,13 +139,13 @@ def y1_rates(bench: DynaServeBench) -> Finding:
         losses.append(loss)
         said.append(f"{shape_name(shape)} {100 * loss:+.0f} % (paper {100 * printed:+.0f} %)")
     middle = losses[1] > max(losses[0], losses[2])
-    return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0)
+    return ", ".join(said), near and middle and max(losses[0], losses[2]) < 0
 
 
 @TEXT.claim("Y2")
-def y2_colocated_late(bench: DynaServeBench) -> Finding:
+def y2_colocated_late(bench: DynaServeBench) -> Told:
     """Gaps of co-location."""
-    rows = {shape: _table_1(bench, shape, LARGEST).summary for shape in SHAPES}
+    rows = {shape: table_1(bench, shape, LARGEST).summary for shape in SHAPES}
     late = [row.itl_p99_s > LIMIT.tpot for row in rows.values()]
     rate = RATES[SHAPES[-1]][CO]
     faster = [
@@ -133,7 +154,7 @@ def y2_colocated_late(bench: DynaServeBench) -> Finding:
     ]
     gaps = listed([1e3 * seen.summary.itl_p99_s for seen in faster], ".0f")
     half = [row.itl_p50_s > LIMIT.tpot for row in rows.values()]
-    return Finding(
+    return (
         _gaps(rows),
         late == [True] * 3 and half == [True, False, False],
         f"with lengths spread by c_v 1 p99 is {gaps} ms at 0.9 and 1.1 times its rate of 219/1467",
@@ -141,72 +162,47 @@ def y2_colocated_late(bench: DynaServeBench) -> Finding:
 
 
 @TEXT.claim("Y3")
-def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
+def y3_disaggregated_in_time(bench: DynaServeBench) -> Told:
     """Gaps of disaggregation."""
-    rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
-    return Finding(_gaps(rows), all(row.itl_p99_s < LIMIT.tpot for row in rows.values()))
+    rows = {shape: table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
+    return _gaps(rows), all(row.itl_p99_s < LIMIT.tpot for row in rows.values())
 
 
-def imbalance(long: DynaServeMeasures, answers: DynaServeMeasures) -> tuple[str, bool]:
-    """Use of both instances with the longest prompts and with the longest answers, and whether each phase uses one."""
+@TEXT.claim("Y4", at=table_1)
+@TEXT.authors("Y4", at=saturated)
+def y4_imbalance(bench: DynaServeBench, at: At) -> Told:
+    """Use of both instances with the longest prompts and with the longest answers: each phase uses one."""
+    long, answers = (at(bench, shape, "disaggregated") for shape in SHAPES[::2])
     holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
     holds = holds and answers.mfu[1] > answers.mfu[0] and answers.memory[1] > answers.memory[0]
     said = [
         f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
         f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
-        for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
+        for shape, seen in zip(SHAPES[::2], (long, answers), strict=True)
     ]
     return "; ".join(said), holds
 
 
-@TEXT.claim("Y4")
-def y4_imbalance(bench: DynaServeBench) -> Finding:
-    """Use of compute and memory of both instances."""
-    long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
-    return Finding(*imbalance(long, answers))
-
-
-def attained(apart: Iterable[DynaServeMeasures], together: Iterable[DynaServeMeasures]) -> tuple[str, bool]:
+@TEXT.claim("Y20", at=table_1)
+@TEXT.authors("Y20", at=saturated)
+def y20_attainment(bench: DynaServeBench, at: At) -> Told:
     """Tokens within the limit, disaggregated and co-located, against table 1."""
-    shares = [[seen.inside for seen in each] for each in (apart, together)]
+    shares = [[at(bench, shape, name).inside for shape in SHAPES] for name in ("disaggregated", LARGEST)]
     said = [listed([100 * share for share in each], ".1f") for each in shares]
     near = all(abs(found - paper) <= POINTS for found, paper in zip(shares[1], ATTAINED[1], strict=True))
     return f"disaggregated {said[0]} %, co-located {said[1]} %", min(shares[0]) >= 0.99 and near
 
 
-@TEXT.claim("Y20")
-def y20_attainment(bench: DynaServeBench) -> Finding:
-    """Tokens within the limit at the rates of table 1."""
-    return Finding(
-        *attained(*([_table_1(bench, shape, name) for shape in SHAPES] for name in ("disaggregated", LARGEST)))
-    )
-
-
-def fills(answers: DynaServeMeasures) -> tuple[str, bool]:
-    """Memory of the decode instance with the longest answers, against table 1."""
-    return f"{100 * answers.memory[1]:.1f} % of the blocks", abs(answers.memory[1] - FULL) <= POINTS
-
-
-@TEXT.claim("Y21")
-def y21_memory(bench: DynaServeBench) -> Finding:
-    """Blocks that requests hold on the decode instance at 219/1467."""
-    return Finding(*fills(_table_1(bench, SHAPES[-1], "disaggregated")))
-
-
-@TEXT.claim("Y5")
-def y5_best_split(bench: DynaServeBench) -> Finding:
-    """Where the throughput peaks, of all splits in steps of 1 % of the length."""
-    return twice(lambda way: peaks(scan(bench, transfer=way)), ours="policy", theirs="pull", rule=LATER)
-
-
-@TEXT.claim("Y6")
-def y6_equal_times(bench: DynaServeBench) -> Finding:
-    """Busy times at the best split."""
-    return twice(lambda way: equal(scan(bench, transfer=way)), ours="policy", theirs="pull", rule=LATER)
+@TEXT.claim("Y21", at=table_1)
+@TEXT.authors("Y21", at=saturated)
+def y21_memory(bench: DynaServeBench, at: At) -> Told:
+    """Blocks that requests hold on the decode instance with the longest answers, against table 1."""
+    held = at(bench, SHAPES[-1], "disaggregated").memory[1]
+    return f"{100 * held:.1f} % of the blocks", abs(held - FULL) <= POINTS
 
 
 @TEXT.claim("Y14")
-def y14_more_cache(bench: DynaServeBench) -> Finding:
+def y14_more_cache(bench: DynaServeBench) -> Told:
     """Cache that a split in the decode moves."""
     prompt, _ = SHAPES[-1]
     trace = synthetic_trace(rate=1.0, lengths=SHAPES[-1], requests=1, name="one")
@@ -218,30 +214,25 @@ def y14_more_cache(bench: DynaServeBench) -> Finding:
         moved = int(bench.result(trace, case).requests.transferred_tokens[0])
         exact = exact and moved == times * prompt
         said.append(f"{moved / whole:g}")
-    return Finding(f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split", bool(exact))
+    return f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split", bool(exact)
 
 
 @TEXT.claim("Y16")
-def y16_batch(_bench: DynaServeBench) -> Finding:
-    """Number of decodes that fit with 512 tokens of prefill."""
-    return Finding(*decodes_that_fit(None))
-
-
-def decodes_that_fit(engine: str | None) -> tuple[str, bool]:
-    """Decodes at 1,024 beside 512 tokens of prefill within 50 ms, and whether they are as many as the paper's."""
-    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=engine), Sharding())
+def y16_batch(bench: DynaServeBench) -> Told:
+    """Decodes at 1,024 beside 512 tokens of prefill within 50 ms."""
+    table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=bench.place.engine), Sharding())
     found = sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257))
     return f"{found} decodes", 20 <= found <= 45
 
 
 @TEXT.claim("Y17")
-def y17_chunks(bench: DynaServeBench) -> Finding:
+def y17_chunks(bench: DynaServeBench) -> Told:
     """Gaps and largest rate by chunk size."""
     found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in DOUBLED]
     late = [seen.summary.itl_p99_s for seen in found]
     rates = [seen.steady for seen in found]
     said = f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s"
-    return Finding(said, bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()))
+    return said, bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all())
 
 
 def shape_name(shape: tuple[int, int]) -> str:

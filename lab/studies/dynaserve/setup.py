@@ -18,18 +18,16 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.capacity import bracket
-from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
-from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
-from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, read_cases, replicas
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload, read_cases
 from lab.studies.claims import kept
 from lab.studies.papers import trace_file
 from lab.studies.published_like import mini_reasoning_standin
@@ -61,31 +59,17 @@ ARXIV_INPUTS, ARXIV_OUTPUTS = (2588.1, 0.365), (291.4, 1.820)
 SHAPES = ((8192, 32), (2048, 512), (219, 1467))
 
 
-def instances(tp: int) -> ServedDeployment:
-    """Two instances of ``tp`` GPUs, for every policy."""
-    one, two = replicas(tp, 1), replicas(tp, 2)
-    return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
-
-
-def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **options: object) -> StudyCase:
-    """A policy on two instances of a model."""
-    return StudyCase(label, instances(tp), policy_named(policy, **options), model)
-
-
 #: Co-location by chunk, the best of which counts for every workload (section 6.1).
 COLOCATED = tuple(f"chunk_{chunk}" for chunk in (256, 384, 512, 768, 1024, 1536, 2048))
-#: Algorithms 1 and 2 as the paper prints them.
-AS_PRINTED: dict[str, Any] = {"balance": "all", "least_piece": 1}
 #: How caches move in figure 7: each chunk when it is computed, into blocks of its own.
 FIGURE_7 = "chunks"
-
-
-def as_printed(label: str, *, model: str = MODEL, **options: Any) -> StudyCase:
-    """DynaServe with the algorithms as printed and caches as in figure 7, on one GPU an instance."""
-    return case_of(label, "dynaserve", model=model, **options, **AS_PRINTED)._replace(transfer=FIGURE_7)
-
-
 CASES = read_cases(Path(__file__).with_name("cases.yaml"), MODEL)["cases"]
+
+
+def case_with(name: str, *, model: str = MODEL, **options: object) -> StudyCase:
+    """A case of DynaServe with other options of its policy, on one GPU an instance."""
+    policy: Any = CASES[name].policy
+    return CASES[name]._replace(label="", model=model, policy=replace(policy, **options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

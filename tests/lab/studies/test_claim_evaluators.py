@@ -1,6 +1,7 @@
 """Evaluators of claims on frontiers made by hand, and those that need no frontier on the model itself."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
-from lab.studies.arrow.claims import largest_on_code
+from lab.studies.arrow.claims import ALL, CHUNKED, a13_factors
 from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_shape, claims_transfer
 from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, third
 from lab.studies.beyond_the_buzz.figures import _with_readings
@@ -304,7 +305,11 @@ def test_a_second_reading_stands_beside_ours():
     [((5.6, 7.8), (3.0, 4.0), True), ((5.6, 7.8), (6.0, 4.0), False), ((9.0, 7.8), (3, 4), False)],
 )
 def test_the_largest_factors_are_those_of_code_and_near_the_printed_ones(code, talk, holds):
-    assert largest_on_code({"code": code, "conversation": talk})[1] is holds
+    found = {name: dict(zip(CHUNKED, code if name == "code" else talk, strict=True)) for name in ALL}
+    bench = SimpleNamespace(
+        ratio=lambda name, _, other: found[name][other], tuned=lambda _, other: other, stand_ins=lambda *_: ""
+    )
+    assert a13_factors(bench).holds is holds
 
 
 def test_readings_of_a_figure_stand_at_the_ends_of_our_curve():
