@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
-from disagg_sim.errors import InputError, UnknownNameError, nearest
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import PaperText, evaluate, evaluate_as_authors
 
@@ -82,8 +82,7 @@ class Paper(Generic[AnyBench]):
 
 def paper(name: str) -> Paper[Bench]:
     """Find the experiments of a paper on serving policies."""
-    if name not in HOMES:
-        raise UnknownNameError(f"unknown paper {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
+    check_word("paper", name, HOMES)
     found: Paper[Bench] = import_module(HOMES[name]).PAPER
     return found
 

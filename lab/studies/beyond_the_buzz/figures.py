@@ -16,7 +16,7 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv, written
 from disagg_sim.domain import ServingMode
-from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.errors import check_word
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.report.roofline import COLOURS, MARK, STYLE, blank_figure, mpl
 from disagg_sim.search.pareto import pareto_front
@@ -109,8 +109,7 @@ def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> Picture
 
     Its table has a row a point: ``panel``, ``curve``, ``x`` and ``y`` as drawn, ``x_unit``, then the point in SI units.
     """
-    if figure not in FIGURES:
-        raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+    check_word("figure", figure, FIGURES)
     found = FIGURES[figure](frontiers.frontier(figure, profile), profile)
     return replace(found, table=_with_readings(found.table, READ.get(figure, [])))
 

@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.facts.yaml_files import list_specs, spec_roots
+from disagg_sim.errors import check_word
+from disagg_sim.facts.yaml_files import spec_roots
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
@@ -76,7 +76,7 @@ def parts_of(figure: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """The sweeps among ``names`` that make a figure: its own, and those named after it."""
     parts = tuple(name for name in names if name == figure or name.startswith(f"{figure}_"))
     if not parts:
-        raise UnknownNameError(f"unknown figure or sweep {figure!r}{nearest(figure, names)}; known: {', '.join(names)}")
+        check_word("figure or sweep", figure, names)
     return parts
 
 
@@ -143,13 +143,13 @@ class Frontiers:
                 self._run([(name, profile)])
             return self._results[name, profile].frontier
         if (name, profile) not in self._tables:
-            self._tables[name, profile] = pipelined_prefill(_known(profile))
+            self._tables[name, profile] = pipelined_prefill(profile)
         return self._tables[name, profile]
 
     def _run(self, keys: Sequence[tuple[str, str]]) -> None:
         """Compute sweeps, given by name and profile; cases that they share are computed once."""
         files = study_files(self.study)
-        specs = [load_sweep(str(files[name]), profile=_known(profile)) for name, profile in keys]
+        specs = [load_sweep(str(files[name]), profile=profile) for name, profile in keys]
         plans = plan_sweeps(specs, keep=FRONTIER)
         places = [self.root / profile / "sweeps" / name for name, profile in keys]
         results = run_sweeps(
@@ -158,13 +158,6 @@ class Frontiers:
         for (name, profile), result in zip(keys, results, strict=True):
             self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
             self._results[name, profile] = result
-
-
-def _known(profile: str) -> str:
-    known = list_specs("profile")
-    if profile not in known:
-        raise UnknownNameError(f"unknown profile {profile!r}{nearest(profile, known)}; known: {', '.join(known)}")
-    return profile
 
 
 def pipelined_prefill(profile: str) -> pd.DataFrame:

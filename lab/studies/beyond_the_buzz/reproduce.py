@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
-from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.errors import check_word
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
@@ -30,8 +30,7 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
     claims, or None where ``items`` were asked for; design points computed [1].
     """
     for item in items:
-        if item not in FIGURES:
-            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, FIGURES)}; known: {', '.join(FIGURES)}")
+        check_word("figure", item, FIGURES)
     frontiers.prepare(items or frontiers.names, profiles)
     tasks: list[Callable[[], Path | Judged]] = []
     for profile in profiles:

@@ -84,8 +84,8 @@ def test_the_command_writes_every_claim_and_table(tmp_path, monkeypatch, capsys)
     [
         (["arow"], "did you mean 'arrow'?"),
         (["behind-the-buzz"], "beyond-the-buzz"),
-        (["beyond-the-buzz", "--figure", "2"], "unknown figure 'fig02'"),
-        (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd', did you mean 'measured'"),
+        (["beyond-the-buzz", "--figure", "2"], "figure 'fig02' is unknown"),
+        (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd' is unknown, did you mean 'measured'"),
         (["arrow", "--traces", "nowhere"], "nowhere: no such directory"),
         (["arrow", "--jobs", "2"], "--jobs does not go with arrow"),
         (["beyond-the-buzz", "--quick"], "--quick does not go with beyond-the-buzz"),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.errors import UnknownNameError
+from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
@@ -59,7 +59,7 @@ def test_a_figure_is_its_own_sweep_and_those_named_after_it():
     names = ("fig01", "fig1", "fig10", "fig10_colocated")
     assert parts_of("fig10", names) == ("fig10", "fig10_colocated")
     assert parts_of("fig10_colocated", names) == ("fig10_colocated",)
-    with pytest.raises(UnknownNameError, match="'fig11', did you mean 'fig10'"):
+    with pytest.raises(InputError, match="'fig11' is unknown, did you mean 'fig10'"):
         parts_of("fig11", ("fig10",))
 
 
