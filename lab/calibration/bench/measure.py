@@ -89,10 +89,10 @@ def _calls(bench: TorchBench, plan: MeasurementPlan) -> Iterator[tuple[Row, Call
         yield row, partial(bench.gemm, dtype, m, n, k)
     for heads, (batch, tokens) in product(plan.heads, product(*plan.prefill)):
         row = _attention(*heads) | {FORM: "context_attention", "batch": batch, "seq_len": tokens}
-        yield row, partial(bench.prefill_attention, batch, tokens, *heads)
+        yield row, partial(bench.attention, batch, tokens, tokens, *heads)
     for heads, (batch, context) in product(plan.heads, product(*plan.decode)):
         row = _attention(*heads) | {FORM: "generation_attention", "batch": batch, "kv_len": context}
-        yield row, partial(bench.decode_attention, batch, context, *heads)
+        yield row, partial(bench.attention, batch, 1, context, *heads)
 
 
 def _activations(op: str, elements: int) -> Row:

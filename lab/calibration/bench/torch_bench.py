@@ -72,14 +72,6 @@ class TorchBench:
         makers = {"bfloat16": self._bf16, "fp8": self._fp8, "nvfp4": self._fp4}
         return self._seconds(lambda: makers[dtype](m, n, k))
 
-    def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """Causal attention of ``tokens`` new tokens a sequence."""
-        return self._attention(batch, tokens, tokens, q_heads, kv_heads, head_dim)
-
-    def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """One new token a sequence against ``context`` cached ones."""
-        return self._attention(batch, 1, context, q_heads, kv_heads, head_dim)
-
     def copy(self, elements: int) -> float | None:
         """Device memory to device memory, ``elements`` of two bytes read and as many written."""
         size = 2 * elements
@@ -144,7 +136,8 @@ class TorchBench:
         tiles = -(-rows // 128) * 128, -(-k // _FP4_BLOCK // 4) * 4
         return packed, torch.ones(tiles, device=self._device).to(torch.float8_e4m3fn).flatten()
 
-    def _attention(self, batch: int, new: int, keys: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+    def attention(self, batch: int, new: int, keys: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        """Causal attention of ``new`` tokens a sequence over ``keys``."""
         attend = self._torch.nn.functional.scaled_dot_product_attention
 
         def calls() -> Sequence[Callable[[], Any]]:
@@ -222,7 +215,10 @@ def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str
     from torch import multiprocessing
 
     told = multiprocessing.get_context("spawn").SimpleQueue()
-    arguments = (tuple(wanted), ranks, backend, _free_port(), told)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = int(probe.getsockname()[1])
+    arguments = (tuple(wanted), ranks, backend, free, told)
     with safe_path():
         started = multiprocessing.start_processes
         running = started(in_workers(_rank), args=arguments, nprocs=ranks, join=False, start_method="spawn")
@@ -232,12 +228,6 @@ def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str
         slowest[place] = max(slowest[place], seconds)
     running.join()
     return slowest
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _rank(rank: int, wanted: tuple[tuple[str, int], ...], ranks: int, backend: str, port: int, told: Any) -> None:

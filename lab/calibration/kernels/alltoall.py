@@ -49,26 +49,16 @@ _TOKEN_BANDWIDTH = Parameter("token_bandwidth", 40 * GB, GB, 2000 * GB)
 def fit_alltoall(rows: pd.DataFrame, system: SystemSpec) -> list[AllToAllFit]:
     """One fit a framework, backend, phase and kind of link of a moe_alltoall table with ``latency`` [s]."""
     rows = rows[rows["dtype"].isin(list(_BYTES)) | (rows["phase"] != "dispatch")]  # others send bytes that nobody knows
-    units = _units(rows, system)
-    together: dict[tuple[str, str, str], list[str]] = {}
-    for engine, backend, phase, link in sorted(units.unique()):
-        together.setdefault((engine, backend, link), []).append(phase)
+    words = _words(rows, system)
     fits: list[AllToAllFit] = []
-    for (engine, backend, link), phases in together.items():
-        fits += _fit({phase: rows[units == (engine, backend, phase, link)] for phase in phases}, system, backend, link)
+    for (_, backend, link), together in rows.groupby([words[name] for name in ("engine", "backend", "link")]):
+        fits += _fit({str(phase): table for phase, table in together.groupby("phase")}, system, str(backend), str(link))
     return fits
 
 
 def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllToAllFit]) -> Array:
     """Time of each row of a moe_alltoall table by the fit of its backend, phase and link, NaN where none is. [s]"""
-    units = _units(rows, system)
-
-    return by_fit(
-        rows,
-        fits,
-        lambda fit: units == (fit.engine, fit.backend, fit.phase, fit.link),
-        lambda table, fit: _times(table, fit, system),
-    )
+    return by_fit(rows, fits, _words(rows, system), lambda table, fit: _times(table, fit, system))
 
 
 def backends(rows: pd.DataFrame) -> Any:
@@ -76,9 +66,10 @@ def backends(rows: pd.DataFrame) -> Any:
     return rows["comm_backend"].where(rows["kernel_source"] == "deepep", rows["kernel_source"])
 
 
-def _units(rows: pd.DataFrame, system: SystemSpec) -> Any:
+def _words(rows: pd.DataFrame, system: SystemSpec) -> dict[str, Any]:
+    """What tells fits apart, of each row."""
     link = np.where(rows["ep_size"] > system.nvlink_domain, "nic", "nvlink")
-    return pd.Series(list(zip(rows["framework"], backends(rows), rows["phase"], link, strict=True)), index=rows.index)
+    return {"engine": rows["framework"], "backend": backends(rows), "phase": rows["phase"], "link": link}
 
 
 def _volume(backend: str, phase: str, link: str) -> str:

@@ -149,16 +149,10 @@ class AttentionTable(Generic[AttentionFit]):
     def predict(self, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionFit]) -> Array:
         """Time of each row by the fit of its variant; NaN where there is none. [s]"""
         named = {word: name for word, (_, name) in TYPES.items()}
-        compute, cache = rows[self.compute_column].map(named), rows["kv_dtype"].map(named)
-
-        def mine(fit: AttentionFit) -> Any:
-            same = (rows["framework"] == fit.engine) & (cache == fit.cache)
-            if isinstance(fit, PrefillAttentionFit):
-                same &= compute == fit.compute
-            return same & (rows["kernel_source"] == fit.kernel) if fit.kernel else same
-
+        words = {"engine": rows["framework"], "kernel": rows["kernel_source"], "cache": rows["kv_dtype"].map(named)}
+        words |= {"compute": rows[self.compute_column].map(named)}
         own = [fit for fit in fits if fit.kind == self.kind]
-        return by_fit(rows, own, mine, lambda table, fit: self.times(self.calls(table), fit, system))
+        return by_fit(rows, own, words, lambda table, fit: self.times(self.calls(table), fit, system))
 
 
 def prefill_times(calls: Calls, fit: PrefillAttentionFit, system: SystemSpec) -> Array:

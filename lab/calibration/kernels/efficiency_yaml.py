@@ -143,16 +143,7 @@ def fit_line(fit: Fit) -> str:
 
 def file_line(file: DataFile) -> str:
     """Format on one line what became of the rows of a table."""
-    return _flow(
-        {
-            "name": plain_word(file.name),
-            "sha256": plain_word(file.sha256),
-            "rows": str(file.rows),
-            "fitted": str(file.fitted),
-            "held_out": str(file.held_out),
-            "dropped": _flow(_words(file.dropped)),
-        }
-    )
+    return _flow(_words(dataclasses.asdict(file)))
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:

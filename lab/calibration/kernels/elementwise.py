@@ -34,12 +34,8 @@ def fit_elementwise(rows: pd.DataFrame, system: SystemSpec) -> list[ElementwiseF
 
 def predict_elementwise(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[ElementwiseFit]) -> Array:
     """Time of each row of a quantize_ops table by the fit of its library and operation, NaN where none is. [s]"""
-    return by_fit(
-        rows,
-        fits,
-        lambda fit: (rows["framework"] == fit.engine) & (rows["op"] == fit.op),
-        lambda table, fit: _times(table, fit, system),
-    )
+    words = {"engine": rows["framework"], "op": rows["op"]}
+    return by_fit(rows, fits, words, lambda table, fit: _times(table, fit, system))
 
 
 def _times(table: pd.DataFrame, fit: ElementwiseFit, system: SystemSpec) -> Array:

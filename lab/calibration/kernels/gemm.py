@@ -91,13 +91,8 @@ def _fit_jointly(
 
 def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:
     """Time of each row of a gemm table by the fit of its framework and format; NaN where there is none. [s]"""
-    formats = rows["dtype"].map(FORMAT_OF)
-    return by_fit(
-        rows,
-        fits,
-        lambda fit: (rows["framework"] == fit.engine) & (formats == fit.format),
-        lambda table, fit: _times(table, fit, system),
-    )
+    words = {"engine": rows["framework"], "format": rows["dtype"].map(FORMAT_OF)}
+    return by_fit(rows, fits, words, lambda table, fit: _times(table, fit, system))
 
 
 def _times(table: pd.DataFrame, fit: GemmFit, system: SystemSpec) -> NDArray[np.float64]:

@@ -73,13 +73,9 @@ def _fit(rows: pd.DataFrame, kind: str, part: str, system: SystemSpec) -> Attent
 
 def predict_linear_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionPartFit]) -> Array:
     """Time of each row of a linear_attention table by the fit of its library, kind, part and kernel, else NaN. [s]"""
-    parts = _part_of(rows)
-
-    def mine(fit: AttentionPartFit) -> Any:
-        same = (rows["framework"] == fit.engine) & (rows["version"] == fit.version) & (rows["kind"] == fit.kind)
-        return same & (parts == fit.part) & (rows["kernel_source"] == fit.kernel)
-
-    return by_fit(rows, fits, mine, lambda table, fit: _times(list(_calls(table, fit.kind, fit.part)), fit, system))
+    words = {"engine": rows["framework"], "version": rows["version"], "kind": rows["kind"]}
+    words |= {"part": _part_of(rows), "kernel": rows["kernel_source"]}
+    return by_fit(rows, fits, words, lambda table, fit: _times(list(_calls(table, fit.kind, fit.part)), fit, system))
 
 
 def _part_of(rows: pd.DataFrame) -> pd.Series:

@@ -75,7 +75,9 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     Takes ``rows`` (rows of one (framework, version) of a moe or moe_ep_compute table that may be fitted, with
     ``latency`` [s]). The result is by format and kernel; the shared numbers count as parameters of the first.
     """
-    tables = {key: table for key, table in _by_kernel(rows) if FORMATS[key[0]].arithmetic in system.peak_flops}
+    kinds = rows.groupby([rows["dtype"].map(FORMAT_OF), rows["kernel_source"]], sort=True)
+    named = {(str(form), str(kernel)): table for (form, kernel), table in kinds}
+    tables = {key: table for key, table in named.items() if FORMATS[key[0]].arithmetic in system.peak_flops}
     if not tables:
         return []
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
@@ -100,13 +102,9 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
 
     NaN where there is none, or where the table does not say how tokens fall on the rank.
     """
-    formats, kernels = rows["dtype"].map(FORMAT_OF), rows["kernel_source"].replace(SAME_KERNEL)
-    return by_fit(
-        rows,
-        fits,
-        lambda fit: (kernels == fit.kernel) & (rows["framework"] == fit.engine) & (formats == fit.format),
-        lambda table, fit: _times(MeasuredRankLoad(table), fit, system),
-    )
+    words = {"engine": rows["framework"], "format": rows["dtype"].map(FORMAT_OF)}
+    words |= {"kernel": rows["kernel_source"].replace(SAME_KERNEL)}
+    return by_fit(rows, fits, words, lambda table, fit: _times(MeasuredRankLoad(table), fit, system))
 
 
 def drawn_between(*, tokens: Array, top_k: Array, experts: Array) -> tuple[Array, Array]:
@@ -245,13 +243,6 @@ def _shares(
             load = heaviest_rank(law[0], drawn=drawn, experts=experts, ep=ep)
             share[mine] = (np.where(ep > 1, load, 1.0) / ep)[mine]
     return share
-
-
-def _by_kernel(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    formats = rows["dtype"].map(FORMAT_OF)
-    known = rows[formats.notna()]
-    keys = list(zip(formats[formats.notna()], known["kernel_source"], strict=True))
-    return [(key, known[[one == key for one in keys]]) for key in sorted(set(keys))]
 
 
 def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> MoeFit:

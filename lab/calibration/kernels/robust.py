@@ -143,11 +143,18 @@ def joint_fits(
 
 
 def by_fit(
-    rows: pd.DataFrame, fits: Iterable[F], mine: Callable[[F], Any], times: Callable[[pd.DataFrame, F], Array]
+    rows: pd.DataFrame, fits: Iterable[F], words: Mapping[str, Any], times: Callable[[pd.DataFrame, F], Array]
 ) -> Array:
-    """Time of each row by the fit whose rows it is among, as ``mine`` marks them; NaN where there is none. [s]"""
+    """Time of each row by the fit that has its ``words``, by their names in fits; NaN where there is none. [s]
+
+    A word that a fit lacks, or leaves empty, is any.
+    """
     result = np.full(len(rows), np.nan)
     for fit in fits:
-        if (here := np.asarray(mine(fit), dtype=bool)).any():
+        here = np.ones(len(rows), dtype=bool)
+        for name, column in words.items():
+            word = getattr(fit, name, "")
+            here &= np.asarray(column == word) | (word == "")
+        if here.any():
             result[here] = times(rows[here], fit)
     return result

@@ -37,7 +37,7 @@ from lab.calibration.kernels.attention import context_attention, generation_atte
 from lab.calibration.kernels.efficiency_yaml import file_line, fit_line, number_text, plain_word
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import column_of
-from lab.calibration.kernels.robust import Parameter, by_name, error_quantiles, ranges, solved
+from lab.calibration.kernels.robust import Parameter, by_name, error_quantiles, origin, solved
 from lab.calibration.kernels.tables import TableError, as_table_faults, require_numbers, spec_name
 
 #: Columns that every table has.
@@ -278,12 +278,12 @@ def calibrate_power(table: PowerTable) -> PowerFit:
     idle = float(kept["watts"].quantile(IDLE_QUANTILE)) / table.limit
     laws: list[PowerLaw] = []
     few = "fewer rows of its class, engine and form than a law needs"
-    for (law, engine, form), mine in kept.groupby(["law", "framework", "form"], sort=True):
+    for (law, _, form), mine in kept.groupby(["law", "framework", "form"], sort=True):
         seen = mine[~mine["held_out"]]
         if len(seen) < FEWEST:
             rows.loc[mine.index, "dropped"] = few
             continue
-        fitted = _fit(seen, str(law), str(form), str(engine), idle, table.limit)
+        fitted = _fit(seen, str(law), str(form), idle, table.limit)
         rows.loc[mine.index, "predicted"] = _watts(fitted, mine, idle, table.limit)
         unseen = mine[mine["held_out"]]
         laws.append(_judged(fitted, unseen, idle, table.limit) if len(unseen) else fitted)
@@ -306,13 +306,12 @@ def _watts(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> NDAr
     return np.asarray(limit * kernel_power(law, compute=compute, memory=memory, time=time, idle=idle))
 
 
-def _fit(rows: pd.DataFrame, kind: str, form: str, engine: str, idle: float, limit: float) -> PowerLaw:
+def _fit(rows: pd.DataFrame, kind: str, form: str, idle: float, limit: float) -> PowerLaw:
     """The law of rows of one class, engine and form."""
     counted = any(each.law == kind and each.work for each in KINDS.values())
     numbers = (*_BY_TIME, *(_BY_WORK if counted else ()))
-    same: dict[str, Any] = {"kind": kind, "form": form, "engine": engine, "version": rows["version"].iloc[0]}
-    same |= {"points": len(rows), "median_error": 0.0, "p90_error": 0.0, "parameters": len(numbers)}
-    same["valid"] = ranges(rows, ("compute", "memory", "time") if counted else ("time",))
+    sizes = ("compute", "memory", "time") if counted else ("time",)
+    same = origin(rows, sizes) | {"kind": kind, "form": form, "parameters": len(numbers)}
 
     def law(values: NDArray[np.float64]) -> PowerLaw:
         return PowerLaw(**same, **by_name(numbers, values))

@@ -46,11 +46,10 @@ class Invented:
         rate = {"bfloat16": 1.0, "fp8": 2.0}.get(dtype)
         return rate and 4e-6 + max(2 * m * n * k / (rate * self.flops), 2 * (m * k + n * k + m * n) / self.memory)
 
-    def prefill_attention(self, batch, tokens, q_heads, _kv_heads, head_dim):
-        return 1e-5 + 2 * batch * tokens**2 * q_heads * head_dim / self.flops
-
-    def decode_attention(self, batch, context, _q_heads, kv_heads, head_dim):
-        return 1e-5 + 4 * batch * context * kv_heads * head_dim / self.memory
+    def attention(self, batch, new, keys, q_heads, kv_heads, head_dim):
+        if new > 1:
+            return 1e-5 + 2 * batch * new**2 * q_heads * head_dim / self.flops
+        return 1e-5 + 4 * batch * keys * kv_heads * head_dim / self.memory
 
     def copy(self, elements):
         return 2e-6 + 4 * elements / self.memory
