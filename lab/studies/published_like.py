@@ -69,7 +69,6 @@ def burstgpt_standin(seed: int = 0, requests: int = BURSTGPT_REQUESTS) -> Trace:
 
 def mini_reasoning_standin(*, rate: float, requests: int) -> Trace:
     """Poisson arrivals with the means of Mini Reasoning; lengths log-normal, independent."""
-    inputs, outputs = (log_normal(mean, MINI_REASONING_CV) for mean in (MINI_REASONING_INPUT, MINI_REASONING_OUTPUT))
-    lengths = (inputs, outputs)
+    lengths = log_normal(MINI_REASONING_INPUT, MINI_REASONING_CV), log_normal(MINI_REASONING_OUTPUT, MINI_REASONING_CV)
     trace = synthetic_trace(rate=rate, requests=requests, lengths=lengths, name="mini_reasoning_standin")
     return replace(trace, notes=("stand-in: published means, assumed spread",))

@@ -61,15 +61,11 @@ def predict_alltoall(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AllT
     return by_fit(rows, fits, _words(rows, system), lambda table, fit: _times(table, fit, system))
 
 
-def backends(rows: pd.DataFrame) -> Any:
-    """Backend of each row as fits name it: the kernel where the table names one, else the library's."""
-    return rows["comm_backend"].where(rows["kernel_source"] == "deepep", rows["kernel_source"])
-
-
 def _words(rows: pd.DataFrame, system: SystemSpec) -> dict[str, Any]:
-    """What tells fits apart, of each row."""
+    """What tells fits apart, of each row; its backend is the kernel where the table names one, else the library's."""
+    backend = rows["comm_backend"].where(rows["kernel_source"] == "deepep", rows["kernel_source"])
     link = np.where(rows["ep_size"] > system.nvlink_domain, "nic", "nvlink")
-    return {"engine": rows["framework"], "backend": backends(rows), "phase": rows["phase"], "link": link}
+    return {"engine": rows["framework"], "backend": backend, "phase": rows["phase"], "link": link}
 
 
 def _volume(backend: str, phase: str, link: str) -> str:

@@ -20,7 +20,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
+from disagg_sim.workload.arrivals import Poisson, fit_mmpp
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
@@ -56,26 +56,19 @@ class Shape:
     minute_cv: float = 0.0  # of the input tokens of a minute; 0 = as Poisson arrivals [1]
     burst_s: float = 60.0  # mean length of a burst [s]
 
-    def arrivals(self) -> Mmpp | Poisson:
-        """A process with this c_v; a fifth of the time is burst, as in the stand-in for BurstGPT."""
-        if not self.minute_cv:
-            return Poisson()
-        return fit_mmpp(
-            self.minute_cv,
-            rate=self.requests / self.duration,
-            length_cv=self.inputs[1],
-            burst_share=0.2,
-            burst_s=self.burst_s,
-        )
-
     def drawn(self, name: str) -> Trace:
-        """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix."""
-        lengths = (log_normal(*self.inputs), log_normal(*self.outputs))
+        """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix.
+
+        A fifth of the time is burst, as in the stand-in for BurstGPT.
+        """
+        rate, bursts = self.requests / self.duration, {"burst_share": 0.2, "burst_s": self.burst_s}
         trace = synthetic_trace(
-            rate=self.requests / self.duration,
+            rate=rate,
             requests=self.requests,
-            lengths=lengths,
-            arrivals_as=self.arrivals(),
+            lengths=(log_normal(*self.inputs), log_normal(*self.outputs)),
+            arrivals_as=fit_mmpp(self.minute_cv, rate=rate, length_cv=self.inputs[1], **bursts)
+            if self.minute_cv
+            else Poisson(),
             name=f"{name}_standin",
         )
         return trace.scaled(trace.duration / self.duration)
