@@ -23,6 +23,7 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
+from disagg_sim.workload.trace import MOST_TOKENS
 from lab.calibration.names import names
 from lab.calibration.served.masks import masked
 from lab.calibration.served.rows import UNKNOWN_LENGTHS, Measurement, ServingRow, WorkerGroup
@@ -201,7 +202,7 @@ def _checked(row: ServingRow) -> ServingRow:
     """The row with a reason where a number that its load needs is missing."""
     if not row.quantities:
         return row.refused("states no latency or throughput")
-    if not (row.isl > 0 and row.osl > 0):
+    if not (0 < row.isl <= MOST_TOKENS and 0 < row.osl <= MOST_TOKENS):
         return row.refused(UNKNOWN_LENGTHS)
     if row.workers is None:
         return row.refused("the GPUs are not stated")
