@@ -20,7 +20,7 @@ from disagg_sim.facts.yaml_files import shipped_root
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
-from disagg_sim.launch.workers import Weights, Workers
+from disagg_sim.launch.workers import Weights
 from tests.launch.deployments import CASES, PAIRS, tp, workers
 from tests.launch.test_launch_options import OUTSIDE, containers
 
@@ -129,22 +129,6 @@ def test_workers_have_names_that_pods_may_have():
         workers("decode", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1), name="router")
     with pytest.raises(InputError, match="role 'decod' is unknown, did you mean 'decode'"):
         workers("decod", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"batch": 10**18}, "batch 1000000000000000000 is out of range; allowed: whole numbers from 1 to 65536"),
-        ({"instances": 10**18}, "instances 1000000000000000000 is out of range"),
-        ({"token_budget": 10**18}, "token_budget 1000000000000000000 is out of range"),
-        ({"batch": 0}, "batch 0 is out of range"),
-    ],
-)
-def test_numbers_that_no_engine_takes_become_no_option(given, said):
-    """As a ``frontier.csv`` that was changed by hand may have them."""
-    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    with pytest.raises(InputError, match=said):
-        Workers(**{"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": at} | given)
 
 
 #: Several nodes, and one pool on one.
