@@ -15,10 +15,10 @@ from disagg_sim.planning.queueing import Delay, Occupancy, Service, share_that_w
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OneByOne(ColocatedChoice):
-    r"""An instance of one attention rank and one seat: a request is prefilled and decoded before the next one starts.
+    r"""An instance of one attention rank and one slot: a request is prefilled and decoded before the next one starts.
 
     No prompt delays the tokens of another request, so TPOT is the decode step alone; all waiting is before the first
-    token. With a prefill of P the seat is taken for
+    token. With a prefill of P the slot is taken for
 
     .. math:: S = P + (OSL-1)\,T_d(1)
 
@@ -31,7 +31,7 @@ class OneByOne(ColocatedChoice):
 
     @classmethod
     def of(cls, shared: ColocatedChoice) -> OneByOne:
-        """The same instance with one seat; without a pipeline."""
+        """The same instance with one slot; without a pipeline."""
         held, (time, *_) = shared.steps.own
         longer = shared.steps.worth(1.0, shared.nodes, shared.pasts) - shared.nodes
         alone = shared.host + (np.ceil(shared.nodes / held[0]) + longer / held[0]) * time[0]  # beside its own sequence
@@ -47,7 +47,7 @@ class OneByOne(ColocatedChoice):
 
     @cached_property
     def service(self) -> Service:
-        """How long requests take the seat."""
+        """How long requests take the slot."""
         taken = self.passes + self.work.lengths.gaps * self._step
         mean = float(self.weights @ taken)
         return Service(mean, float(self.weights @ (taken - mean) ** 2) / mean**2, self.work.dispersion)

@@ -35,7 +35,13 @@ from disagg_sim.planning.queueing import (
     share_that_waits,
     shortest_queue_delay,
 )
-from disagg_sim.planning.shared_instances import alike, beside, evened, renewed, sent
+from disagg_sim.planning.shared_instances import (
+    arrivals_in_prefill,
+    arrivals_while_decoding,
+    chance_of_close_ends,
+    variance_at_instance,
+    variance_while_decoding,
+)
 from disagg_sim.planning.token_times import Joining, token_times
 from disagg_sim.simulation.kv_link import Wire
 from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTimes
@@ -375,7 +381,7 @@ class ColocatedChoice:
         return delay
 
     def _delay_of(self, rate: float, instances: int, found: Occupancy, mixing: Mixing) -> Delay:
-        some, own_rate, even = found.mean, rate / instances, self.work.dispersion * evened(instances)
+        some, own_rate, even = found.mean, rate / instances, self.work.dispersion * variance_at_instance(instances)
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.parts is not None:
             node, load, weights = loaded(None, self.parts.weights, own_rate, even)
@@ -414,7 +420,8 @@ class ColocatedChoice:
         tables = self.steps.cut[0], mixing.time, self.step
         pieces, mixed, alone = (float(np.interp(found.mean, self.batch, each)) for each in tables)
         steps = 1.0 / (rate * alone) + pieces
-        return sent(found, instances, alike(self.work.lengths.requests, steps * self._accepted), mixed / alone)
+        close = chance_of_close_ends(self.work.lengths.requests, steps * self._accepted)
+        return arrivals_in_prefill(found, instances, close, mixed / alone)
 
     def _tpot(self, rate: float, instances: int) -> Delay:
         """TPOT. [s]"""
@@ -428,8 +435,8 @@ class ColocatedChoice:
             tables = self.steps.cut[0] * mixing.time, mixing.used
             own, used = (float(np.interp(found.mean, self.batch, each)) for each in tables)
             decoding = steps * mean / (steps * mean + own + used * mean_wait(1, used, own, 0.5))
-            even = self.work.dispersion * renewed(self.work.lengths.requests, instances, decoding)
-            arrivals = Joining(rate / instances, even, uneven, beside(found, instances, decoding))
+            even = self.work.dispersion * variance_while_decoding(self.work.lengths.requests, instances, decoding)
+            arrivals = Joining(rate / instances, even, uneven, arrivals_while_decoding(found, instances, decoding))
             each = token_times(self.steps, mixing, found.mean, (mean, wide), steps * self._lasting, arrivals)
             self._known[key] = replace(each, calm=each.calm / self._accepted)
         delay: Delay = self._known[key]

@@ -54,31 +54,31 @@ EVEN = 0.3
 TINY, FEWEST = 1e-9, 1e-6
 
 
-def evened(instances: int) -> float:
+def variance_at_instance(instances: int) -> float:
     """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
     return EVEN + (1.0 - EVEN) / instances
 
 
-def sent(found: Occupancy, instances: int, together: float, slower: float) -> tuple[float, float]:
+def arrivals_in_prefill(found: Occupancy, instances: int, together: float, slower: float) -> tuple[float, float]:
     """Find the arrivals at an instance in prefill over those at one without, and their variance over Poisson's. [1]
 
     Takes ``together`` (share of requests that end with one that they began with, where they have company [1]) and
     ``slower`` (T_mix over T_d [1]).
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
-    >>> [round(each, 3) for each in sent(half, 1, 0.0, 10.0)], [round(each, 3) for each in sent(half, 8, 0.0, 10.0)]
-    ([1.0, 1.0], [0.527, 1.0])
+    >>> [[round(each, 3) for each in arrivals_in_prefill(half, instances, 0.0, 10.0)] for instances in (1, 8)]
+    [[1.0, 1.0], [0.527, 1.0]]
     """
-    grouped, own = together * in_company(found), raised(found, instances)
+    grouped, own = together * in_company(found), unsteered_share(found, instances)
     alone = own + (1.0 - own) / max(slower, 1.0)
-    return grouped + (1.0 - grouped) * alone, grouped * evened(instances) + (1.0 - grouped)
+    return grouped + (1.0 - grouped) * alone, grouped * variance_at_instance(instances) + (1.0 - grouped)
 
 
-def raised(found: Occupancy, instances: int) -> float:
+def unsteered_share(found: Occupancy, instances: int) -> float:
     """Find the share u of the requests that arrive whether an instance is in prefill or not. [1]
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
-    >>> raised(half, 1), round(raised(half, 8), 2), round(raised(half, 1000), 2)
+    >>> unsteered_share(half, 1), round(unsteered_share(half, 8), 2), round(unsteered_share(half, 1000), 2)
     (1.0, 0.47, 0.5)
     """
     whole = np.floor(found.number)
@@ -99,12 +99,12 @@ def in_company(found: Occupancy) -> float:
     return float(found.share @ (some * found.number)) / max(found.mean, TINY)
 
 
-def alike(requests: RequestLaw, tokens: float) -> float:
+def chance_of_close_ends(requests: RequestLaw, tokens: float) -> float:
     """Find the probability that the answers of two requests differ by fewer tokens. [1]
 
     >>> even = np.array([100.0, 200.0, 300.0, 400.0])
     >>> law = RequestLaw(isl=even, isl_weight=np.full(4, 0.25), osl=even, osl_weight=np.full(4, 0.25))
-    >>> alike(law, 50.0), alike(law, 150.0)
+    >>> chance_of_close_ends(law, 50.0), chance_of_close_ends(law, 150.0)
     (0.25, 0.625)
     """
     order = np.argsort(requests.osl)
@@ -114,14 +114,14 @@ def alike(requests: RequestLaw, tokens: float) -> float:
     return min(float(weight @ near), 1.0)
 
 
-def renewed(requests: RequestLaw, instances: int, decoding: float) -> float:
+def variance_while_decoding(requests: RequestLaw, instances: int, decoding: float) -> float:
     """Variance of the requests that come to an instance while one of its own decodes, over that of Poisson ones. [1]
 
     Takes ``decoding`` (share of its time in flight in which a request decodes [1]).
 
     >>> even = np.array([100.0, 300.0])
     >>> law = RequestLaw(isl=even, isl_weight=np.full(2, 0.5), osl=even, osl_weight=np.full(2, 0.5))
-    >>> renewed(law, 1, 1.0), renewed(law, 4, 1.0), renewed(law, 4, 0.0)
+    >>> variance_while_decoding(law, 1, 1.0), variance_while_decoding(law, 4, 1.0), variance_while_decoding(law, 4, 0.0)
     (1.0, 0.4375, 1.0)
     """
     mean = float(requests.osl_weight @ requests.osl)
@@ -129,13 +129,13 @@ def renewed(requests: RequestLaw, instances: int, decoding: float) -> float:
     return 1.0 / instances + (1.0 - 1.0 / instances) * (1.0 - decoding * (1.0 - min(spread, 1.0)))
 
 
-def beside(found: Occupancy, instances: int, decoding: float) -> float:
+def arrivals_while_decoding(found: Occupancy, instances: int, decoding: float) -> float:
     """Requests that come to an instance while one of its own decodes, over the mean rate. [1]
 
-    Takes ``decoding`` as ``renewed``; ``found`` counts those that decode.
+    Takes ``decoding`` as ``variance_while_decoding``; ``found`` counts those that decode.
 
     >>> ten, one = Occupancy(np.array([10.0]), np.ones(1), 0.0), Occupancy(np.array([0.9]), np.ones(1), 0.0)
-    >>> beside(ten, 8, 1.0), beside(ten, 8, 0.5), beside(one, 8, 1.0)
+    >>> arrivals_while_decoding(ten, 8, 1.0), arrivals_while_decoding(ten, 8, 0.5), arrivals_while_decoding(one, 8, 1.0)
     (0.9, 0.95, 1e-06)
     """
     if instances == 1:

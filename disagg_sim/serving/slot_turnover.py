@@ -1,7 +1,7 @@
 """Count the prefill passes of an instance that stops decode for whole prompts.
 
-When a request ends, the next prompt takes its seat before decode goes on: after a step the engine runs passes until all
-free seats are filled. A pass has as many prompts as requests ended in that step, up to the most of a pass.
+When a request ends, the next prompt takes its slot before decode goes on: after a step the engine runs passes until all
+free slots are filled. A pass has as many prompts as requests ended in that step, up to the most of a pass.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from disagg_sim.techniques.prefill_delay.law import delayed_passes
 #: requests: larger numbers have a probability below 1e-16.
 _DEVIATIONS = 10.0
 _FEW = 20
-#: A larger pass is tried where more than this share of the steps that free a seat would fill over half of it. [1]
+#: A larger pass is tried if more than this share of the steps that free a slot would fill over half of it. [1]
 _WORTH = 0.01
 
 
 class Refill(NamedTuple):
-    """Passes that fill free seats, counted per prompt; arrays have shape (columns,), or (columns, knots).
+    """Passes that fill free slots, counted per prompt; arrays have shape (columns,), or (columns, knots).
 
     A weighted sum over knots is exact where the time of a pass is affine in the prompts of its fullest rank, between
     powers of two, and in those of all ranks.
@@ -33,8 +33,8 @@ class Refill(NamedTuple):
     each: Floats  # weights that sum their times to the time of prefill that a prompt costs, (columns, knots) [1]
     own: Floats  # weights that sum their times to the mean time of the pass of a prompt, (columns, knots) [1]
     passes: Floats  # passes for each prompt, at most one [1]
-    idle: Floats  # seats over the seats that decode: above 1 only with prefill delay [1]
-    left: Floats  # seats that stay free after a pass [request]
+    idle: Floats  # slots over the slots that decode: above 1 only with prefill delay [1]
+    left: Floats  # slots that stay free after a pass [request]
 
     def of(self, columns: slice) -> Refill:
         """Take some columns, without the knots that have no weight there."""
@@ -48,11 +48,11 @@ class Refill(NamedTuple):
 def refill_passes(
     batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, hold_steps: Ints | int = 0
 ) -> Refill:
-    r"""Count the passes that fill free seats, and find what to time for their mean.
+    r"""Count the passes that fill free slots, and find what to time for their mean.
 
     Every resident ends in a step with the probability q, independently of the others: lengths differ, or requests
-    arrived at different times. So the number k of free seats among the n of a rank is Binomial(n, q). A rank takes up
-    to :math:`m = \max(\lfloor b/R \rfloor, 1)` prompts into a pass, all ranks run passes until the last seat is filled,
+    arrived at different times. So the number k of free slots among the n of a rank is Binomial(n, q). A rank takes up
+    to :math:`m = \max(\lfloor b/R \rfloor, 1)` prompts into a pass, all ranks run passes until the last slot is filled,
     and in pass i a rank has :math:`a_i = \min(\max(k - (i-1)m, 0), m)` prompts:
 
     .. math:: \Pr(\max a_i \ge a) = 1 - \prod_{ranks} \Pr(k < (i-1)m + a)
@@ -73,7 +73,7 @@ def refill_passes(
         Probability q that a resident ends in a step, at most 1, a number or (columns,); 1/(E[OSL]-1) without drafts.
         [1]
     hold_steps
-        Prefill delay: most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 =
+        Prefill delay: most decode steps that prompts wait until every rank has a free slot, a number or (columns,); 0 =
         none. With a delay a rank takes at most one prompt into a pass, and ``prefill_delay.delayed_passes`` counts s
         prompts in a pass on average. Its time lies (s-1)/(R-1) of the way from a pass with a prompt on one rank to one
         with a prompt on all; the pass of an average prompt lies s/R of it. [1]
@@ -125,15 +125,15 @@ def refill_passes(
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
     """Tell where a pass needs room for several prompts of a rank, (columns, sizes).
 
-    Where more than one in a hundred of the steps that free a seat frees more than half of ``together`` on some rank.
+    Where more than one in a hundred of the steps that free a slot frees more than half of ``together`` on some rank.
     """
     ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
     found = np.zeros((batch.size, together.size), dtype=bool)
     for rows in _alike(_reached(batch, ranks, ending)):
-        seats = _FreeSlots.of(batch[rows], ranks[rows], ending[rows], 1)
-        some = seats.more_than(0)
+        slots = _FreeSlots.of(batch[rows], ranks[rows], ending[rows], 1)
+        some = slots.more_than(0)
         for column, each in enumerate(together.tolist()):
-            found[rows, column] = seats.more_than(each // 2) > _WORTH * some
+            found[rows, column] = slots.more_than(each // 2) > _WORTH * some
     return found
 
 
@@ -145,14 +145,14 @@ def _alike(*keys: Ints) -> list[Ints]:
 
 
 def _reached(batch: Ints, ranks: Ints, ending: Floats) -> Ints:
-    """Find the base-2 logarithm, rounded up, of the seats of a rank that may be free after a step."""
-    seats = batch // ranks + 1
-    mean = seats * ending
-    return np.asarray(np.ceil(np.log2(np.minimum(mean + _DEVIATIONS * np.sqrt(mean) + _FEW, seats))), dtype=np.int64)
+    """Find the base-2 logarithm, rounded up, of the slots of a rank that may be free after a step."""
+    slots = batch // ranks + 1
+    mean = slots * ending
+    return np.asarray(np.ceil(np.log2(np.minimum(mean + _DEVIATIONS * np.sqrt(mean) + _FEW, slots))), dtype=np.int64)
 
 
 class _FreeSlots(NamedTuple):
-    """Free seats of the ranks of some batches after a step: those with a seat more than the others come first.
+    """Free slots of the ranks of some batches after a step: those with a slot more than the others come first.
 
     Arrays have shape (columns, kinds of ranks) or (columns, kinds of ranks, counts), counts from one on.
     """
@@ -164,10 +164,10 @@ class _FreeSlots(NamedTuple):
     @classmethod
     def of(cls, batch: Ints, ranks: Ints, ending: Floats, whole: int) -> _FreeSlots:
         """Counts up to a multiple of ``whole``."""
-        seats = np.stack([batch // ranks + 1, batch // ranks], axis=1)
+        slots = np.stack([batch // ranks + 1, batch // ranks], axis=1)
         counts = -(-(2 ** int(_reached(batch, ranks, ending).max())) // whole) * whole
-        k, n, q = np.arange(1, counts + 1), seats[..., None], ending[:, None, None]
-        fact = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(int(seats.max()), counts) + 1)))])
+        k, n, q = np.arange(1, counts + 1), slots[..., None], ending[:, None, None]
+        fact = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(int(slots.max()), counts) + 1)))])
         with np.errstate(divide="ignore", invalid="ignore"):
             others = np.where(k >= n, 0.0, (n - k) * np.log1p(-q))  # more than all: see ``share``
             ways = fact[n] - fact[k] - fact[np.maximum(n - k, 0)]
@@ -176,7 +176,7 @@ class _FreeSlots(NamedTuple):
         return cls(np.stack([batch % ranks, ranks - batch % ranks], axis=1), share, reach)
 
     def more_than(self, count: int) -> Floats:
-        """Probability that some rank has more free seats, (columns,). [1]"""
+        """Probability that some rank has more free slots, (columns,). [1]"""
         beyond = self.reach[..., count] if count < self.reach.shape[-1] else np.zeros(self.ranks.shape)
         return 1.0 - _none(beyond, self.ranks)
 
@@ -189,12 +189,12 @@ def _none(reach: Floats, ranks: Ints) -> Floats:
 
 def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) -> Refill:
     """Passes with room for the same number of prompts of a rank, or of all ranks if they take turns."""
-    seats = _FreeSlots.of(batch, ranks, ending, room)
-    reach = seats.reach.reshape(batch.size, 2, -1, room)  # passes one after the other, prompts of a rank within
-    passes, prompts, squares = _by_fullest(seats, reach)
+    slots = _FreeSlots.of(batch, ranks, ending, room)
+    reach = slots.reach.reshape(batch.size, 2, -1, room)  # passes one after the other, prompts of a rank within
+    passes, prompts, squares = _by_fullest(slots, reach)
     expected, most = prompts.sum(1), ranks
     if turns:
-        filled = (seats.ranks[..., None] * reach.sum(-1)).sum(1) / ranks[:, None]
+        filled = (slots.ranks[..., None] * reach.sum(-1)).sum(1) / ranks[:, None]
         passes, squares = (each.sum(1)[:, None] for each in _turns(filled, int(ranks[0]), turns))
         most = np.full_like(ranks, turns)
     knots = np.unique([*(2 ** np.arange(room.bit_length())).clip(max=room), room])
@@ -219,12 +219,12 @@ def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) ->
     )
 
 
-def _by_fullest(seats: _FreeSlots, reach: Floats) -> tuple[Floats, Floats, Floats]:
+def _by_fullest(slots: _FreeSlots, reach: Floats) -> tuple[Floats, Floats, Floats]:
     """Passes, prompts in them and squares of these, by the prompts of the fullest rank, (columns, prompts). [1]"""
-    count, on = np.arange(1, reach.shape[-1] + 1), seats.ranks
+    count, on = np.arange(1, reach.shape[-1] + 1), slots.ranks
     more = np.zeros_like(reach)
     more[..., :-1] = reach[..., 1:]
-    share = seats.share.reshape(reach.shape)
+    share = slots.share.reshape(reach.shape)
     share = np.concatenate([share[..., :-1], reach[..., -1:]], axis=-1)  # the last has all that is left
     first, second = (count * share).cumsum(-1), (count**2 * share).cumsum(-1)  # of ranks with at most as many
 

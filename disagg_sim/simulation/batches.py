@@ -1,4 +1,4 @@
-"""Hold the prompts that wait for a policy to form prefill batches: those of an instance, and those of any."""
+"""Queue prompts for policies that form prefill batches: one queue an instance, and one that all instances share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from disagg_sim.simulation.view import ClusterState, Waiting
 from disagg_sim.simulation.wishes import Batch, Role, State
 
 MANUAL, READY, DECODE = Mode.MANUAL, State.READY, Role.DECODE  # an enum's members are slow to look up
-#: Prompts that a policy is shown of a queue, the oldest ones: a look costs the same however long the queue is. [1]
-SEEN = 256
-NOBODY: OrderedDict[int, Waiting] = OrderedDict()  # a queue in which nobody waits
+#: Oldest prompts that a policy may choose from, so that its time does not grow with the queue. [1]
+MOST_OFFERED = 256
+EMPTY: OrderedDict[int, Waiting] = OrderedDict()
 
 Submit = Callable[[int, Sequence[tuple[int, Waiting]]], None]
 
 
 class Batches:
-    """Queues of waiting prompts, one an instance and one that all share; asks the policy what instances take of
-    them.
-    """
+    """Queues of waiting prompts; asks the policy which of them an instance takes."""
 
     def __init__(self, forming: BatchForming | None, state: ClusterState, submit: Submit) -> None:
         self.forming, self._submit = forming, submit
@@ -32,8 +30,8 @@ class Batches:
         self._queues: dict[int, OrderedDict[int, Waiting]] = {}  # instance -> request -> segment, oldest first
         self._running: dict[int, set[int]] = {}  # requests that an instance took and that have not left it
         self.wakes: dict[int, float] = {}  # when an instance is asked again [s]
-        #: Instances that may take of the shared queue at once, those that have waited longest first.
-        self._wanting: dict[int, None] = dict.fromkeys(state.roster.prefill.tolist())
+        #: Instances that may take from the shared queue at once, longest idle first.
+        self._takers: dict[int, None] = dict.fromkeys(state.roster.prefill.tolist())
 
     @property
     def waiting(self) -> int:
@@ -41,21 +39,21 @@ class Batches:
         return len(self._shared.segments) + sum(len(queue) for queue in self._queues.values())
 
     def wait(self, instance: int, request: int, segment: Waiting) -> None:
-        """A prompt has come to an instance."""
+        """Add a prompt to the queue of an instance."""
         self._queues.setdefault(instance, OrderedDict())[request] = segment
         self.ask(instance)
 
     def share(self, request: int, segment: Waiting) -> None:
-        """A prompt has come for whichever instance takes it first."""
+        """Add a prompt to the shared queue, and offer it to idle instances."""
         shared = self._shared
         shared.add(request, segment)
-        for instance in list(self._wanting):
+        for instance in list(self._takers):
             self.ask(instance)
             if request not in shared.segments:
                 break
 
     def ended(self, instance: int, request: int) -> None:
-        """A segment has left its instance; where it was taken from a queue, there is room for another."""
+        """Note that a segment has left its instance, and offer the instance further prompts."""
         running = self._running.get(instance)
         if running and request in running:
             running.remove(request)
@@ -69,38 +67,38 @@ class Batches:
         return list(self._queues.pop(instance, {}))
 
     def ask(self, instance: int) -> None:
-        """Let the policy say what an instance takes, if it may take anything now."""
+        """Ask the policy what an instance takes, if it may take anything now."""
         if self.forming is None:
             return
         manual = self._roster.mode[instance] == MANUAL
         while not (manual and self._running.get(instance)):
             serves = self._roster.state[instance] == READY and self._roster.role[instance] != DECODE
-            own: dict[int, Waiting] = self._queues.get(instance, NOBODY)
-            shared = self._shared.segments if serves else NOBODY
+            own: dict[int, Waiting] = self._queues.get(instance, EMPTY)
+            shared = self._shared.segments if serves else EMPTY
             if not own and not shared:
-                self._want(instance, serves)
+                self._note_taker(instance, serves)
                 return
             batch = self._formed(instance, own, shared)
             if not batch.requests:
-                self._want(instance, serves and not self._running.get(instance))
+                self._note_taker(instance, serves and not self._running.get(instance))
                 if batch.wake_s < math.inf:
                     self.wakes[instance] = batch.wake_s
                     self._engine.at(max(batch.wake_s, self._engine.now), NORMAL, self._woken, instance, batch.wake_s)
                 return
-            self._wanting.pop(instance, None)
+            self._takers.pop(instance, None)
             self._begin(instance, batch, own)
 
-    def _want(self, instance: int, wants: bool) -> None:
-        """Whether an instance is asked when a prompt comes to the shared queue."""
+    def _note_taker(self, instance: int, wants: bool) -> None:
+        """Note whether an instance is asked when a prompt joins the shared queue."""
         if wants:
-            self._wanting.setdefault(instance)
+            self._takers.setdefault(instance)
         else:
-            self._wanting.pop(instance, None)
+            self._takers.pop(instance, None)
 
     def _formed(self, instance: int, own: dict[int, Waiting], shared: dict[int, Waiting]) -> Batch:
-        """What the policy lets an instance take, checked."""
+        """Ask the policy for the batch of an instance, and check it."""
         assert self.forming is not None
-        waiting = tuple(islice(chain(own, shared), SEEN))
+        waiting = tuple(islice(chain(own, shared), MOST_OFFERED))
         batch = self.forming.form(self._view, instance, waiting)
         refuse = self._roster.refuse
         if type(batch) is not Batch or not isinstance(batch.requests, tuple | list):

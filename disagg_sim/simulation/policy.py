@@ -44,7 +44,7 @@ class BatchForming(Protocol):
     """
 
     def form(self, view: ClusterView, instance: int, waiting: Sequence[int]) -> Batch:
-        """Asked while prompts wait, and again at ``wake_s``; ``waiting`` has the oldest first, ``SEEN`` at most.
+        """Asked while prompts wait, and again at ``wake_s``; ``waiting`` has the oldest first, 256 at most.
 
         A ``MANUAL`` instance is asked when it is free. Another is asked when a prompt comes to the shared queue and
         when one that it took has left, until it takes none: whether it has room is for the policy to say.

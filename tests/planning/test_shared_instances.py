@@ -12,7 +12,14 @@ from disagg_sim.planning.evaluate import evaluate
 from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.queueing import Occupancy
-from disagg_sim.planning.shared_instances import alike, beside, in_company, raised, renewed, sent
+from disagg_sim.planning.shared_instances import (
+    arrivals_in_prefill,
+    arrivals_while_decoding,
+    chance_of_close_ends,
+    in_company,
+    unsteered_share,
+    variance_while_decoding,
+)
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.techniques.ranks.physics_sums import RequestLaw
 
@@ -23,19 +30,19 @@ def at(number: float) -> Occupancy:
 
 
 def test_one_instance_is_given_all_its_requests_whatever_it_does() -> None:
-    assert raised(at(7.3), 1) == 1.0
-    assert sent(at(7.3), 1, 0.0, 50.0) == sent(at(7.3), 1, 1.0, 50.0) == (1.0, 1.0)
+    assert unsteered_share(at(7.3), 1) == 1.0
+    assert arrivals_in_prefill(at(7.3), 1, 0.0, 50.0) == arrivals_in_prefill(at(7.3), 1, 1.0, 50.0) == (1.0, 1.0)
 
 
 def test_many_instances_with_less_than_a_request_each_are_given_none_while_they_have_one() -> None:
-    assert raised(at(0.7), 1000) == pytest.approx(1e-3)
+    assert unsteered_share(at(0.7), 1000) == pytest.approx(1e-3)
     assert in_company(at(0.7)) == 0.0
 
 
 def test_answers_of_one_length_keep_requests_together() -> None:
     one = ds.lengths(1000, 200).requests
-    assert alike(one, 1e-3) == 1.0
-    assert sent(at(9.0), 8, 1.0, 50.0)[0] == 1.0
+    assert chance_of_close_ends(one, 1e-3) == 1.0
+    assert arrivals_in_prefill(at(9.0), 8, 1.0, 50.0)[0] == 1.0
 
 
 def test_answers_that_differ_end_together_as_often_as_pairs_of_them_are_near() -> None:
@@ -43,12 +50,14 @@ def test_answers_that_differ_end_together_as_often_as_pairs_of_them_are_near() -
     osl = np.sort(rng.uniform(100.0, 300.0, 400))
     law = RequestLaw(isl=osl, isl_weight=np.full(400, 1 / 400), osl=osl, osl_weight=np.full(400, 1 / 400), joint=True)
     for tokens in (1.0, 10.0, 100.0, 1000.0):
-        assert alike(law, tokens) == pytest.approx((np.abs(osl[:, None] - osl) < tokens).mean())
+        assert chance_of_close_ends(law, tokens) == pytest.approx((np.abs(osl[:, None] - osl) < tokens).mean())
 
 
 def test_equal_answers_vary_only_by_what_all_instances_share() -> None:
-    assert renewed(ds.lengths(1000, 200).requests, 8, 1.0) == 1 / 8
-    assert renewed(ds.lengths("log_normal_4096_512").requests, 10**6, 1.0) == pytest.approx(1.0, abs=1e-5)
+    assert variance_while_decoding(ds.lengths(1000, 200).requests, 8, 1.0) == 1 / 8
+    assert variance_while_decoding(ds.lengths("log_normal_4096_512").requests, 10**6, 1.0) == pytest.approx(
+        1.0, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("number", [0.4, 1.5, 6.25])
@@ -57,7 +66,7 @@ def test_a_request_meets_what_takes_the_places_of_the_others_at_its_instance(num
     each = np.full(100, int(number))
     each[: round((number - int(number)) * 100)] += 1
     others = float(each @ (each - 1)) / each.sum()
-    assert beside(at(number), 100, 1.0) == pytest.approx(max(others / number, 1e-6))
+    assert arrivals_while_decoding(at(number), 100, 1.0) == pytest.approx(max(others / number, 1e-6))
 
 
 def test_an_instance_that_is_sent_nothing_while_it_prefills_has_no_queue() -> None:
