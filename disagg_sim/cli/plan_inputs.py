@@ -14,7 +14,7 @@ from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.launch.expressible import engines_of
 from disagg_sim.planning.limits import TPOT, TTFT
-from disagg_sim.planning.question import OWN, PlanOptions
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.question import PlanQuestion, prices_of
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.prefix.search import GpuCaches
@@ -60,7 +60,6 @@ def plan_inputs(asked: PlanQuestion) -> PlanInputs:
     given |= {
         "trace": work if isinstance(work, Trace) else None,
         "engine": asked.engine or (starts[0] if len(starts) == 1 else None),
-        "within": OWN if asked.emit else None,
         "prices": prices,
         "pools": tuple(dict.fromkeys(part.strip() for part in asked.pools.split(",") if part.strip())),
         "images": images_of(asked.images) if asked.images else None,

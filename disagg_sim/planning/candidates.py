@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from disagg_sim.choices import TUNED_DELAY, TWO
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
@@ -106,7 +108,17 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
         )
         drafted = found if at.speculation is None else replace(found, draft_tokens=1)  # all hold the drafter
         rules, engine = broken_rules(at, drafted), at.engine if options.within == OWN else options.within
-        return found[rules[engine] == ""] if engine in rules else found
+        if engine not in rules:
+            return found
+        kept = found[rules[engine] == ""]
+        for name, most in (("dcp", max_dcp), ("pcp", max_pcp)):
+            if most > 1 and np.all(getattr(kept, name) == 1) and np.any(getattr(found, name) > 1):
+                others = [each for each, rule in rules.items() if np.any((rule == "") & (getattr(found, name) > 1))]
+                raise InputError(
+                    f"max_{name} {most}: {engine} starts no such layout of {at.model.name} on {at.system.name}; "
+                    f"engines that do: {', '.join(others) or 'none'}"
+                )
+        return kept
 
     at, prefill_at = setups
     decode = taken(at, options.max_dcp, 1)

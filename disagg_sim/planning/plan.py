@@ -165,7 +165,14 @@ def _cases(
                     raise
                 unpriced.append(decode.system.name)
                 break
-            grids = grids_of(*pair, mappings_of(pair, options), work)
+            try:
+                mappings = mappings_of(pair, options)
+            except InputError as refused:
+                if len(setups) == 1:
+                    raise
+                left_out.append(str(refused))
+                break
+            grids = grids_of(*pair, mappings, work)
             each = candidates_of(pair, work, grids, costs, options.max_nic, further)
             each = replace(each, prices=options.prices, drawn=options.objective == JOULE)
             if options.availability is not None:

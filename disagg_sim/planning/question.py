@@ -71,7 +71,7 @@ class PlanOptions:
     max_pcp: int = 1  # most attention ranks that share a prompt, of prefill pools [1]
     max_redundant_experts: int = 0  # most slots for copies of experts, over all EP ranks [1]
     expert_skew: float = 0.0  # coefficient of variation of the popularity of experts [1]
-    within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
+    within: str | None = OWN  # engine that must be able to start the mappings; ``OWN`` = that of the times; None = any
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
     availability: float | None = None  # share of time with full capacity, for which spares are added; None = none [1]

@@ -110,7 +110,6 @@ REACHED = [
     Row("availability", "--availability 99.9%", "availability", 0.999),
     Row("failures", "--failures rsc_1", "failures", "rsc_1"),
     Row("emit", "--emit vllm", "engine", "vllm"),
-    Row("emit", "--emit vllm", "within", "own"),
     Row("emit", "--emit dynamo", "engine", None),
     Row("pools", "", "pools", ("encode", "prefill", "decode"), ENCODE),
     Row("availability", "--availability 99.9%", "availability", 0.999, ENCODE),

@@ -106,7 +106,7 @@ PLANNED = {
 def test_pairs_act_in_plans(monkeypatch):
     """Compares all steps, the instances that a plan weighs, and its designs with their spares, not how sure."""
     monkeypatch.setattr(planned, "assurance", Mock())
-    base = {"model": MODEL, "system": SYSTEM, "precision": RECIPE, "isl": 8192, "osl": 512}
+    base = {"model": MODEL, "system": SYSTEM, "precision": RECIPE, "isl": 8192, "osl": 512, "engine": "sglang"}
     base |= {"rate": 40.0, "ttft": "5 s", "tpot": "30 ms"}
 
     def numbers(choice):

@@ -107,7 +107,7 @@ def at_load(choice: AnyChoice, rate: float, count: int) -> dict[str, Any]:
 def candidates(name: str) -> list[tuple[str, AnyChoice]]:
     """All of a question, planned once for the short and the long comparison."""
     model, system, lengths, rate, limits, options = ASKED[name]
-    case = ds.plan(model, system, lengths(), rate=rate, **limits, options=PlanOptions(**options)).cases[0]
+    case = ds.plan(model, system, lengths(), rate=rate, **limits, options=PlanOptions(within=None, **options)).cases[0]
     sides = {"prefill": case.across[0], "decode": case.across[1], "both": case.colocated}
     return [(role, choice) for role, choices in sides.items() for choice in choices]
 

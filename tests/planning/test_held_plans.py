@@ -18,7 +18,7 @@ from disagg_sim.techniques.prefill_delay.plan_queue import mixed_share, waits
 
 
 def asked(hold, **options):
-    options = ds.PlanOptions(hold_prompts=hold, **options)
+    options = ds.PlanOptions(hold_prompts=hold, within=None, **options)
     return ds.plan("deepseek_r1", "h200_sxm", ds.lengths(4096, 1024), ttft="5 s", gpus=64, options=options)
 
 

@@ -121,6 +121,17 @@ def test_systems_without_a_price_are_left_out_where_others_have_one():
         asked(system="gb200_nvl72", rate=20, options=PlanOptions(objective="usd"))
 
 
+def test_layouts_are_those_that_the_engine_of_the_times_can_start():
+    """TensorRT-LLM has attention DP over all GPUs of a stage or none, and shares no caches on Hopper."""
+    question = ("deepseek_r1", "h200_sxm", ds.lengths(8192, 1024))
+    found = ds.plan(*question, ttft="5 s", tpot="25 ms", gpus=64)
+    pools = [pool for each in (found.best, *found.runners_up) for pool in each.pools]
+    assert all(1 in (pool.mapping.tp_attn, pool.mapping.dp_attn) for pool in pools)
+    said = "max_dcp 4: trtllm starts no such layout of deepseek_r1 on h200_sxm; engines that do: sglang, vllm"
+    with pytest.raises(InputError, match=said):
+        ds.plan(*question, gpus=64, options=PlanOptions(max_dcp=4))
+
+
 def test_errors_name_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'h200_sxm'"):
         asked(system="h200", rate=1)

@@ -93,7 +93,8 @@ def test_a_proof_has_the_links_that_may_be_used_and_the_fastest_tiers_first(plan
 @pytest.fixture(scope="module")
 def found():
     """Eight ranks with attention each for itself serve prompts and tokens: as planned on half of the GPUs."""
-    return ds.plan("kimi_k2", "h100_sxm", ds.lengths(8192, 256), ttft="1 s", tpot="50 ms", rate=1.2)
+    options = ds.PlanOptions(within=None)
+    return ds.plan("kimi_k2", "h100_sxm", ds.lengths(8192, 256), ttft="1 s", tpot="50 ms", rate=1.2, options=options)
 
 
 def flattered(plan):

@@ -8,7 +8,7 @@ interactivity of each of them five forecasts are held against the measured throu
 * ``same_workers``: the frontier over the workers that the group's runs have, at any batch and in any number;
 * ``same_kinds``: the frontier over the kinds of their layouts ("DP, EP"), at any degree;
 * ``planned``: the same on no more GPUs than the largest run of the group, with prefill loaded as a plan loads it;
-* ``free``: the frontier over all layouts that a plan may take (``supported``).
+* ``free``: the frontier over all layouts that a plan of this engine may take.
 
 So ``as_run`` is the error of the model, ``same_workers`` over it what the search gains by counts and batches,
 ``same_kinds`` over that what it gains by degrees, and ``free`` what it gains by kinds that others did not run. A right
@@ -30,11 +30,12 @@ import pandas as pd
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.candidates import mappings_of
 from disagg_sim.planning.limits import MOST_LOAD
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.words import mapping_text
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.layouts import Layouts, layouts_of
-from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.layouts import layouts_of
 from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -91,8 +92,8 @@ class SplitGroup:
 
     @cached_property
     def every(self) -> Sharding:
-        """All layouts that a plan takes."""
-        return enumerate_mappings(self.at, layouts=Layouts.SUPPORTED)
+        """All layouts that a plan takes: those that the engine of the group can start."""
+        return mappings_of((self.at, self.at), PlanOptions())[1]
 
     @cached_property
     def frontiers(self) -> dict[str, pd.DataFrame]:
