@@ -117,10 +117,10 @@ Told = tuple[str, bool] | tuple[str, bool, str]
 
 
 def finding(
-    judge: Callable[..., Told | Finding], ways: Ways | None, data: Sequence[str], given: Mapping[str, Any]
+    judge: Callable[..., Told | Finding], *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
 ) -> Callable[[Any], Finding]:
-    """Make of a judge with the arguments ``given`` one of evidence alone, in both ``ways``; stand-ins of ``data`` are
-    told in the note.
+    """Make of a judge with the arguments ``given`` one of evidence alone, in both ``ways``; its note begins with the
+    stand-ins of ``data``.
     """
 
     def found(evidence: Any) -> Finding:
@@ -205,26 +205,22 @@ class PaperText:
         words = self._table.get("words", {})
         return {key: text.format(**words) if isinstance(text, str) else text for key, text in texts.items()}
 
-    def claim(
-        self, name: str, *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
-    ) -> Callable[[Callable[..., Told | Finding]], Claim[Any]]:
-        """Make the decorated judge the claim of a number; see ``finding``."""
+    def claim(self, name: str, **settings: Any) -> Callable[[Callable[..., Told | Finding]], Claim[Any]]:
+        """Make the decorated judge, under the settings of ``finding``, the claim of a number."""
         texts = {"kind": "paper"} | self._filled(self._table["claims"][name])
         del texts["authors"]
 
         def registered(judge: Callable[..., Told | Finding]) -> Claim[Any]:
-            made = self._claims[name] = Claim(id=name, judge=finding(judge, ways, data, given), **texts)
+            made = self._claims[name] = Claim(id=name, judge=finding(judge, **settings), **texts)
             return made
 
         return registered
 
-    def authors(
-        self, name: str, *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
-    ) -> Callable[[Judge], Judge]:
-        """Let the decorated judge test a claim in the setting of its authors, in place of that of the claim."""
+    def authors(self, name: str, **settings: Any) -> Callable[[Judge], Judge]:
+        """Let the decorated judge test a claim as its authors set it up, in place of the judge of the claim."""
 
         def registered(judge: Judge) -> Judge:
-            self._judges[name] = finding(judge, ways, data, given)
+            self._judges[name] = finding(judge, **settings)
             return judge
 
         return registered
