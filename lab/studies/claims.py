@@ -229,7 +229,7 @@ class PaperText:
     def claims(self) -> tuple[Claim[Any], ...]:
         """The claims of the package, in the order of their numbers."""
         for path in self._folder.glob("*.py"):
-            if path.stem.startswith(("claims", "as_authors")):
+            if path.stem.startswith("claims"):
                 import_module(f"{self._package}.{path.stem}")
         return tuple(sorted(self._claims.values(), key=lambda each: int(each.id[1:])))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.studies.arrow import TEXT, as_authors
+from lab.studies.arrow import TEXT
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.papers import Paper
 
@@ -55,7 +55,7 @@ PAPER = Paper(
     bench=lambda traces, quick, engine: ArrowBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
     text=TEXT,
-    engines=as_authors.ENGINES,
+    engines=("vllm_v0",),
     searches=searches,
     search=ArrowBench.capacity,
     tables={"runs": runs, "capacities": capacities},

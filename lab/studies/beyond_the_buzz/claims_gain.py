@@ -33,6 +33,7 @@ from lab.studies.claims import Told, Ways
 LITTLE = (0.9, 1.25)  # an area ratio, or G near 1, that counts as little gain [1]
 IN_DOMAIN = (R1, MIDDLE)  # models of figure 11
 SMALL_DOMAIN = 8  # GPUs [1]
+PLACES = 201  # of interactivity, on a linear axis [1]
 FIGURE_8 = ((16_384, 2048), (16_384, 16_384), (2048, 2048), (2048, 16_384))
 
 
@@ -92,6 +93,23 @@ def c4_medium_latency(evidence: Evidence) -> Told:
         holds &= low < best.largest_at < high and all(LITTLE[0] <= end <= LITTLE[1] for end in (loose, tight))
         values.append(f"{model} {best.largest:.3g} at {best.largest_at:.0f}, ends {loose:.3g} and {tight:.3g}")
     return "; ".join(values), holds
+
+
+@TEXT.authors("C4")
+def heights(evidence: Evidence) -> Told:
+    """Figure 6: where whole curves lie furthest apart, relative to the peak, on its linear axis."""
+    said, holds = [], True
+    for model in (R1, MIDDLE):
+        ours, theirs = evidence.both("fig06", model=model, isl=LONG_PROMPTS[0])
+        x = np.linspace(max(ours.x[0], theirs.x[0]), min(ours.x[-1], theirs.x[-1]), PLACES)
+        apart = (ours.throughput(x) - theirs.throughput(x)) / float(ours.throughput(x).max())
+        best = int(apart.argmax())
+        holds = holds and PLACES // 10 < best < PLACES - 1 - PLACES // 10
+        said.append(
+            f"{model} {apart[best]:.2f} at {x[best]:.0f} of {x[0]:.0f} to {x[-1]:.0f} tokens/s/user, {apart[0]:.2f} "
+            f"and {apart[-1]:.2f} at the ends"
+        )
+    return f"difference over the peak: {'; '.join(said)}", holds
 
 
 def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
@@ -256,6 +274,17 @@ def c26_cached(evidence: Evidence) -> Told:
         f"mean over the middle third of {LOW:.0f}-{HIGH:.0f}: {before.mean():.2f} naive, {after.mean():.2f} cached; "
         f"memory filled to {filled.min():.2f}-{filled.max():.2f} of the limit",
     )
+
+
+@TEXT.authors("C26")
+def mitigated(evidence: Evidence) -> Told:
+    """Every step mixed with the projected past kept in memory, over the same without."""
+    naive, cached = (
+        evidence.front(MIXED, modes=("piggyback",), model=R1, mla_form=form) for form in ("naive", "cached")
+    )
+    x = third(*shared(naive, cached), 1)
+    ratio = cached.throughput(x) / naive.throughput(x)
+    return f"{ratio.min():.2f} to {ratio.max():.2f} times over the middle third", bool(ratio.min() > 1)
 
 
 @TEXT.claim("C27")

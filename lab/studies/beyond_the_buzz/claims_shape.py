@@ -34,7 +34,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
 )
 from lab.studies.beyond_the_buzz.frontiers import depth_row
-from lab.studies.claims import Told
+from lab.studies.claims import Finding, Told, Without
 
 
 @TEXT.claim("C5")
@@ -70,6 +70,23 @@ def c7_expert_parallel(evidence: Evidence) -> Told:
     return f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9)
 
 
+@TEXT.authors("C7")
+def expert_parallel(evidence: Evidence) -> Finding:
+    """Share of R1's frontier that runs experts in parallel inside the domain, even and picked at random."""
+
+    def share(front: Front) -> tuple[str, bool]:
+        parallel = float(in_parallel(front).mean())
+        return f"{parallel:.2f} of the points", parallel >= 0.9
+
+    at = evidence.setup(R1)
+    even = at.changed(profile=replace(at.profile, random_routing=False, expert_skew=0.0, rank_skew=0.0))
+    table, work = evidence.mappings(R1), lengths(*LONG_PROMPTS)
+    prefill, decode = (score(even, table, work, allow_long_context=True) for score in (prefill_grid, decode_grid))
+    front = Front(match_pools(prefill, decode, Rules(keep="frontier")))
+    usual = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
+    return Finding(*share(front), without=Without("experts as the profile has them", *share(usual)))
+
+
 def in_parallel(front: Front) -> NDArray[np.bool_]:
     """Whether each point runs experts in parallel inside the domain."""
     stage = front.column("decode_gpus") / front.column("decode_pp")
@@ -92,11 +109,34 @@ def c9_loose_batch(evidence: Evidence) -> Told:
     return f"{batch:.0f} requests", bool(batch >= 100)
 
 
+@TEXT.authors("C9")
+def loose_batch(evidence: Evidence) -> Finding:
+    """Batch of R1 at the throughput end, a replica of the model and one of its attention."""
+    front = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
+    batch, ranks = front.column("decode_batch")[0], front.column("decode_dp_attn")[0]
+
+    def hundreds(requests: float) -> tuple[str, bool]:
+        return f"{requests:.0f} requests", 100 <= requests < 1000
+
+    return Finding(
+        *hundreds(batch),
+        f"{ranks:.0f} attention ranks",
+        Without("a replica is that of attention, an attention rank", *hundreds(batch / ranks)),
+    )
+
+
 @TEXT.claim("C31")
 def c31_tensor_parallel(evidence: Evidence) -> Told:
     """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
     medians = median_tp(evidence)
     return listed(medians), all(value >= 1 for value in medians.values())
+
+
+@TEXT.authors("C31")
+def higher_tp(evidence: Evidence) -> Told:
+    """TP of disaggregated decode over co-located TP, in the middle half of the range."""
+    medians = median_tp(evidence)
+    return f"median ratio {listed(medians)}", min(medians.values()) > 1
 
 
 def median_tp(evidence: Evidence) -> dict[str, float]:
@@ -115,6 +155,8 @@ def _front(evidence: Evidence, model: str) -> Front:
 
 
 DEPTHS = (1, 32)  # pipeline stages that figure 5 begins and ends with [1]
+#: Chunks of figure 5, of which the paper names none: the best keeps the rate within a tenth. [token]
+CHUNKS = (512, 1024, 2048, 4096)
 CUT_OFFS = (0.5, 1.0, 2.0, 10.0, 100.0)  # limits on the first token [s]
 
 
@@ -130,6 +172,23 @@ def c10_pipelined_prefill(evidence: Evidence) -> Told:
     note = f"chunks of 1024: factor {coarse[0]:.1f}, rate {coarse[1]:.3f}"
     holds = 20 <= factor <= 32 and abs(kept - 1) <= 0.10 and 60 <= ftl <= 140 and 2 <= deep <= 5
     return f"factor {factor:.1f} ({ftl:.1f} s to {deep:.2f} s), rate {kept:.3f}", bool(holds), note
+
+
+@TEXT.authors("C10")
+def pipelined(evidence: Evidence) -> Told:
+    """Figure 5: FTL and rate from one to 32 stages by chunk."""
+    rows = {}
+    for chunk in CHUNKS:
+        one, many = (depth_row(evidence.setup(R1), depth, chunk_tokens=chunk) for depth in DEPTHS)
+        times = one["ftl_s"], many["ftl_s"]
+        rows[chunk] = times[0] / times[1], many["request_rate_per_s"] / one["request_rate_per_s"], times
+    kept = {chunk: each for chunk, each in rows.items() if each[1] >= 0.9}
+    said = ", ".join(f"{chunk} {factor:.1f} at {rate:.3f}" for chunk, (factor, rate, _) in rows.items())
+    if not kept:
+        return f"factor of the FTL at the rate, by chunk: {said}", False
+    factor, _, (first, last) = kept[max(kept, key=lambda chunk: kept[chunk][0])]
+    holds = 20 <= factor <= 32 and 60 <= first <= 140 and 2 <= last <= 5
+    return f"factor of the FTL at the rate, by chunk: {said}; {first:.1f} s to {last:.2f} s", holds
 
 
 @TEXT.claim("C28")
@@ -173,6 +232,15 @@ def c32_active_parameters(evidence: Evidence) -> Told:
     cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     holds = near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
     return f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds
+
+
+@TEXT.authors("C32")
+def in_tensors(evidence: Evidence) -> Finding:
+    """FTL of C32 by stages, and with TP in their place."""
+    ratios = {f"TP {n}": ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+    second = f"FTL {listed(ratios, '.2f')}", all(map(near_parameters, ratios.values()))
+    found = c32_active_parameters(evidence)
+    return found._replace(without=Without("TP 2, 4 and 8 in place of stages", *second))
 
 
 def near_parameters(ratio: float) -> bool:

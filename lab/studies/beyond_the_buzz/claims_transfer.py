@@ -21,6 +21,7 @@ from lab.studies.claims import Told
 EGRESS, INGRESS = "kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu"
 PROMPTS = (4096, 8192, 16_384, 32_768, 65_536)  # [token]
 MILLION = 1_048_576  # [token]
+NOISE = 0.01  # rise of the ingress that two integer matchings may make [1]
 #: max(egress, ingress) of figure 12: loose to tight, by prompt. [B/s]
 FIGURE_12 = {LONG_PROMPTS[0]: (0.4 * GB, 1.2 * GB), MILLION: (1.0 * GB, 1.8 * GB)}
 
@@ -55,6 +56,15 @@ def c20_ingress_falls(evidence: Evidence) -> Told:
     rise = largest_rise(ingress) - 1
     value = f"{ingress[0] / GB:.3g} to {ingress[-1] / GB:.3g} GB/s per decode GPU"
     return value, rise <= 0, f"largest rise above an earlier point: {rise:.1%}"
+
+
+@TEXT.authors("C20")
+def ingress(evidence: Evidence) -> Told:
+    """Ingress of a decode GPU along R1's frontier, but for noise of matching."""
+    front = evidence.front("fig12", isl=LONG_PROMPTS[0])
+    found = decode_ingress(front)
+    rise = largest_rise(found) - 1
+    return f"falls {found[0] / found[-1]:.0f} times, rises by {rise:.2%} at most", rise <= NOISE
 
 
 @TEXT.claim("C21")

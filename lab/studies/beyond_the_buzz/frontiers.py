@@ -9,7 +9,7 @@ earlier and the request rate stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from disagg_sim.facts.yaml_files import spec_roots
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
-from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweeps
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.sweep.store import RunListener
@@ -102,8 +101,8 @@ class Frontiers:
     jobs: int = 1  # worker processes [1]
     listener: RunListener = field(default_factory=Silent)  # told what a computation does
     study: str = BEYOND_THE_BUZZ  # directory of the sweeps below ``sweeps/``
-    _tables: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
-    _results: dict[tuple[str, str], SweepResult] = field(default_factory=dict, init=False, repr=False)
+    #: Frontier, and design points whose time and memory were computed for it [1], by sweep and profile.
+    _kept: dict[tuple[str, str], tuple[pd.DataFrame, int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ class Frontiers:
     @property
     def design_points(self) -> int:
         """Design points whose time and memory were computed for what was asked so far. [1]"""
-        return sum(map(len, self._tables.values())) + sum(result.total.computed for result in self._results.values())
+        return sum(points for _, points in self._kept.values())
 
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
         """The frontiers of a figure in all its modes and cases, below one another.
@@ -127,37 +126,28 @@ class Frontiers:
 
     def tables(self, figures: Iterable[str], profile: str) -> Tables:
         """The frontiers of some figures under a profile, computed, as another process takes them."""
-        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
-        return Tables({name: self._table(name, profile) for name in names})
+        return Tables({name: self._kept[name, profile][0] for name in self.prepare(figures, [profile])})
 
-    def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
-        """Compute all sweeps of these figures under these profiles, several at once."""
-        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
-        wanted = [(name, profile) for profile in profiles for name in names if name != FIGURE_5]
-        self._run([key for key in wanted if key not in self._results])
-
-    def _table(self, name: str, profile: str) -> pd.DataFrame:
-        if name != FIGURE_5:
-            if (name, profile) not in self._results:
-                parts_of(name, self.names)
-                self._run([(name, profile)])
-            return self._results[name, profile].frontier
-        if (name, profile) not in self._tables:
-            self._tables[name, profile] = pipelined_prefill(profile)
-        return self._tables[name, profile]
-
-    def _run(self, keys: Sequence[tuple[str, str]]) -> None:
-        """Compute sweeps, given by name and profile; cases that they share are computed once."""
-        files = study_files(self.study)
-        specs = [load_sweep(str(files[name]), profile=profile) for name, profile in keys]
-        plans = plan_sweeps(specs, keep=FRONTIER)
+    def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> list[str]:
+        """Compute what is not kept yet of the sweeps of these figures, which it returns, under these profiles: several
+        at once, and cases that they share once.
+        """
+        names = list(dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names)))
+        keys = [(name, profile) for profile in profiles for name in names if (name, profile) not in self._kept]
+        for name, profile in keys:
+            if name == FIGURE_5:
+                table = pipelined_prefill(profile)
+                self._kept[name, profile] = table, len(table)
+        keys = [key for key in keys if key not in self._kept]
+        found = study_files(self.study)
+        plans = plan_sweeps([load_sweep(str(found[name]), profile=profile) for name, profile in keys], keep=FRONTIER)
         places = [self.root / profile / "sweeps" / name for name, profile in keys]
-        results = run_sweeps(
-            list(zip(plans, places, strict=True)), jobs=self.jobs, listener=ProgressOnly(self.listener)
-        )
+        pairs = list(zip(plans, places, strict=True))
+        results = run_sweeps(pairs, jobs=self.jobs, listener=ProgressOnly(self.listener))
         for (name, profile), result in zip(keys, results, strict=True):
             self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
-            self._results[name, profile] = result
+            self._kept[name, profile] = result.frontier, result.total.computed
+        return names
 
 
 def pipelined_prefill(profile: str) -> pd.DataFrame:

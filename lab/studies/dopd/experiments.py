@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pandas as pd
 
 from disagg_sim.simulation.metrics import summary
-from lab.studies.dopd import TEXT, as_authors
-from lab.studies.dopd.setup import PROFILE, SLO, DopdBench
+from lab.studies.dopd import TEXT
+from lab.studies.dopd.setup import AUTHORS_ENGINE, PROFILE, SLO, DopdBench
 from lab.studies.papers import Paper
 
 
@@ -21,6 +21,6 @@ PAPER = Paper(
     bench=lambda traces, quick, engine: DopdBench(traces, quick=quick, engine=engine),
     profile=PROFILE,
     text=TEXT,
-    engines=as_authors.ENGINES,
+    engines=(AUTHORS_ENGINE,),
     tables={"runs": runs},
 )

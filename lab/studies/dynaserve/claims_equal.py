@@ -1,6 +1,8 @@
 """Test claims of "DynaServe" on equal requests and step times: table 1, the best split, batches and chunks.
 
 Splits are scanned in steps of 1 % of the length. Y14 holds by construction: a cache has as many tokens as it has.
+
+As the authors set them up rates saturate: arrivals are Poisson at the rate that a full closed loop serves.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.bench import StudyCase
-from lab.studies.claims import Told, Ways
+from lab.studies.claims import Finding, Told, Ways, Without
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
     CASES,
+    FIGURE_7,
     LIMIT,
     MIDDLE,
     MODEL,
@@ -45,11 +48,19 @@ PERCENTS = range(1, 100)
 ATTAINED = ((1.0, 0.9983, 0.9995), (0.0173, 0.8409, 0.9446))
 FULL = 0.963
 POINTS = 0.1  # that count as near [1]
-DOUBLED = (256, 512, 1024, 2048)  # chunks of Y17 [token]
+#: Chunks of the co-located baseline, "tuned between" 256 and 2048 in section 6.1: the powers of two. [token]
+DOUBLED = ("chunk_256", "chunk_512", "chunk_1024", "chunk_2048")
+LIGHT = 8  # requests in flight an instance of a light load, for insight 3 [request]
 #: Gaps of table 1 are taken over so many requests: several times what is served at once. [request]
 COUNTED, QUICK = 2000, 300
 #: Two ways to move caches: as ours are, and when the first part has ended.
 LATER = Ways("policy", "pull", "the second instance reserves blocks when the first part ends, not when it begins")
+#: Figure 7, and the second reading of when the second instance takes blocks.
+PULLED = Ways(
+    FIGURE_7,
+    "pull",
+    "blocks for the whole cache are taken, and it moves, when the first part ends, later than figure 7 has it",
+)
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
 
 
@@ -105,8 +116,16 @@ def at_splits(bench: DynaServeBench, way: str, said: Callable[[Map[int, DynaServ
     return said(scan(bench, transfer=way))
 
 
+def by_way(bench: DynaServeBench, way: str, said: Callable[[Map[int, DynaServeMeasures]], Any]) -> Told:
+    """What a scan of all splits shows, by when the second instance takes blocks."""
+    whole, _ = at_splits(bench, LATER.ours, said)
+    return *at_splits(bench, way, said), f"blocks for the whole cache from the start: {whole}"
+
+
 TEXT.claim("Y5", ways=LATER, said=peaks)(at_splits)
 TEXT.claim("Y6", ways=LATER, said=equal)(at_splits)
+TEXT.authors("Y5", ways=PULLED, said=peaks)(by_way)
+TEXT.authors("Y6", ways=PULLED, said=equal)(by_way)
 
 
 def at_rate(bench: DynaServeBench, shape: tuple[int, int], name: str, rate: float) -> DynaServeMeasures:
@@ -166,6 +185,47 @@ def y3_disaggregated_in_time(bench: DynaServeBench) -> Told:
     """Gaps of disaggregation."""
     rows = {shape: table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
     return _gaps(rows), all(row.itl_p99_s < LIMIT.tpot for row in rows.values())
+
+
+def _at_saturation(bench: DynaServeBench, name: str) -> tuple[str, list[tuple[float, float]]]:
+    rows = [saturated(bench, shape, name) for shape in SHAPES]
+    gaps = [(seen.summary.itl_p50_s, seen.summary.itl_p99_s) for seen in rows]
+    said = ", ".join(
+        f"{shape_name(shape)} {1e3 * half:.0f}/{1e3 * late:.0f} at {seen.rate:.2f}"
+        for shape, seen, (half, late) in zip(SHAPES, rows, gaps, strict=True)
+    )
+    return f"p50/p99 {said} ms at requests/s", gaps
+
+
+@TEXT.authors("Y2")
+def late_at_saturation(bench: DynaServeBench) -> Finding:
+    """Gaps of co-location."""
+    said, gaps = _at_saturation(bench, LARGEST)
+
+    def pattern(found: list[tuple[float, float]]) -> bool:
+        late, half = [p99 > LIMIT.tpot for _, p99 in found], [p50 > LIMIT.tpot for p50, _ in found]
+        return all(late) and half == [True, False, False]
+
+    rate = saturated(bench, SHAPES[-1], LARGEST).rate
+    trace = mini_reasoning_standin(rate=rate, requests=QUICK if bench.quick else COUNTED)
+    row = look(bench.result(trace, CASES[LARGEST]), rate).summary
+    spread = (row.itl_p50_s, row.itl_p99_s)
+    return Finding(
+        said,
+        pattern(gaps),
+        without=Without(
+            "219/1467 are means, lengths spread by c_v 1",
+            f"p50/p99 {1e3 * spread[0]:.0f}/{1e3 * spread[1]:.0f} ms",
+            pattern([*gaps[:-1], spread]),
+        ),
+    )
+
+
+@TEXT.authors("Y3")
+def in_time_at_saturation(bench: DynaServeBench) -> Told:
+    """Gaps of disaggregation."""
+    said, gaps = _at_saturation(bench, "disaggregated")
+    return said, all(p99 < LIMIT.tpot for _, p99 in gaps)
 
 
 @TEXT.claim("Y4", at=table_1)
@@ -228,11 +288,20 @@ def y16_batch(bench: DynaServeBench) -> Told:
 @TEXT.claim("Y17")
 def y17_chunks(bench: DynaServeBench) -> Told:
     """Gaps and largest rate by chunk size."""
-    found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in DOUBLED]
+    found = [bench.saturated(SHAPES[1], CASES[case]) for case in DOUBLED]
     late = [seen.summary.itl_p99_s for seen in found]
     rates = [seen.steady for seen in found]
     said = f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s"
     return said, bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all())
+
+
+@TEXT.authors("Y17")
+def larger_batches(bench: DynaServeBench) -> Told:
+    """Gaps under load and the rate of a light load by chunk, at 2048/512."""
+    late = [bench.saturated(SHAPES[1], CASES[case]).summary.itl_p99_s for case in DOUBLED]
+    light = [bench.saturated(SHAPES[1], CASES[case], LIGHT).steady for case in DOUBLED]
+    said = f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms; light load {listed(light, '.3f')} requests/s"
+    return said, bool((np.diff(late) > 0).all()) and late[-1] > LIMIT.tpot and light[-1] >= light[0]
 
 
 def shape_name(shape: tuple[int, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.studies.dynaserve import TEXT, as_authors
+from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import (
     CASES,
     COLOCATED,
@@ -68,7 +68,7 @@ PAPER = Paper(
     bench=lambda traces, quick, engine: DynaServeBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
     text=TEXT,
-    engines=as_authors.ENGINES,
+    engines=("vllm_v0", "vllm"),  # 0.7.2 by its default engine, and the one that disaggregation was extended to
     engine="vllm",
     searches=searches,
     search=DynaServeBench.rate,

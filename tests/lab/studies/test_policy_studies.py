@@ -10,7 +10,7 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.simulation.records import Decision
 from disagg_sim.workload.statistics import per_minute
-from lab.studies.arrow import claims as arrow
+from lab.studies.arrow import claims_times as arrow
 from lab.studies.arrow import experiments as arrow_experiments
 from lab.studies.arrow import setup as arrow_setup
 from lab.studies.arrow.setup import ALL, CASES, SHAPES, ArrowBench, fewest_instances, loads, workloads
@@ -19,7 +19,6 @@ from lab.studies.dopd import TEXT
 from lab.studies.dopd import claims as dopd
 from lab.studies.dopd import setup as dopd_setup
 from lab.studies.dopd.setup import DopdBench
-from lab.studies.dynaserve import as_authors as dynaserve_authors
 from lab.studies.dynaserve import claims_equal as dynaserve
 from lab.studies.dynaserve import experiments as dynaserve_experiments
 from lab.studies.dynaserve import setup as dynaserve_setup
@@ -182,9 +181,8 @@ def of_dynaserve(patch):
 
     patch(dynaserve_setup, "bracket", once)
     patch(dynaserve_setup, "QUICK_REQUESTS", 30)
-    for module in (dynaserve, dynaserve_authors):
-        patch(module, "QUICK", 30)
-        patch(module, "COUNTED", 30)
+    patch(dynaserve, "QUICK", 30)
+    patch(dynaserve, "COUNTED", 30)
     patch(dynaserve, "PERCENTS", (50, 60, 70, 90))
     patch(dynaserve_experiments, "OTHERS", ())
 

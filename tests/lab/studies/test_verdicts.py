@@ -14,7 +14,7 @@ import pytest
 from disagg_sim.domain import Slo
 from lab.studies.arrow import TEXT as ARROW
 from lab.studies.arrow import claims as arrow
-from lab.studies.arrow.as_authors import phases
+from lab.studies.arrow.claims_times import phases
 from lab.studies.arrow.setup import ALL, HOUR
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.claims import (
