@@ -20,7 +20,7 @@ from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, Span, Written, keys_of, validate
 from disagg_sim.units import GB, MB, MS
 
-#: Sizes of a call, as kernel tables (``lab.calibration.kernels.forms``) and the ranges of fits name them.
+#: Sizes of a call, as kernel tables (``lab.calibration.kernels.tables``) and the ranges of fits name them.
 GEMM_SIZES = ("m", "n", "k")
 PROMPT_LENGTH, CACHE_LENGTH = "seq_len", "kv_len"
 HEADS, LATENT_HEADS = ("q_heads", "kv_heads", "head_dim"), ("heads",)

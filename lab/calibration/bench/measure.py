@@ -1,6 +1,6 @@
 """Run micro-benchmarks on the user's own GPU and write them as rows of kernel tables.
 
-What is measured, at which sizes, and how the times become rows of ``lab.calibration.kernels.forms``. How a call is
+What is measured, at which sizes, and how the times become rows of ``lab.calibration.kernels.tables``. How a call is
 timed is the business of ``lab.calibration.bench.torch_bench``, which runs PyTorch's own kernels.
 """
 
@@ -18,7 +18,7 @@ from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.units import US
 from lab.calibration.bench.torch_bench import TorchBench
-from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
+from lab.calibration.kernels.tables import FORM, FORMS, IDENTITY, LATENCY
 
 #: A measured row: its form, words and sizes.
 Row = dict[str, str | int]

@@ -16,11 +16,10 @@ from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import US
-from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, TableForm
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS
 from lab.calibration.kernels.residuals import band, error_table, part_of
-from lab.calibration.kernels.tables import KernelTable, read_all
+from lab.calibration.kernels.tables import IDENTITY, LATENCY, ROW_ID, KernelTable, TableForm, read_all
 
 #: Columns of the verdicts, in order.
 COLUMNS = (

@@ -1,9 +1,13 @@
-"""Read kernel tables: CSV to checked rows, excluded rows, and the split into fitted and held-out shapes."""
+"""Read kernel tables: CSV to checked rows, excluded rows, and the split into fitted and held-out shapes.
+
+The columns of each form of table are in ``tables.yaml``. A file with a column ``form`` holds tables of several forms,
+one below the other; cells of columns that a row's form lacks are empty.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +18,46 @@ import pandas as pd
 
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
-from disagg_sim.facts.yaml_files import canonical_name, list_specs, shown
+from disagg_sim.facts.yaml_files import canonical_name, list_specs, read_mapping, shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_file, read_table, table_of, unpacked
 from disagg_sim.units import US
 from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
-from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, TableForm, form_of
 from lab.calibration.names import names
+
+#: Words of every form.
+IDENTITY = ("system", "framework", "version", "kernel_source")
+#: Column of the measurement. [us]
+LATENCY = "latency_us"
+#: Column that names the form of each row where a file holds several.
+FORM = "form"
+#: Column that any table may have: a name of each row, by which verdicts tell it; else its line does.
+ROW_ID = "row_id"
+
+
+@dataclass(frozen=True, slots=True)
+class TableForm:
+    """Columns of one kind of table."""
+
+    name: str
+    words: tuple[str, ...]  # columns of text beside IDENTITY
+    sizes: tuple[str, ...]  # whole numbers
+    key: tuple[str, ...]  # columns of the shape by which rows are held out
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns."""
+        return (*IDENTITY, *self.words, *self.sizes, LATENCY)
+
+
+#: Name -> form.
+FORMS = {
+    name: TableForm(name, tuple(row["words"]), tuple(row["sizes"]), tuple(row.get("key", row["sizes"])))
+    for name, row in read_mapping(Path(__file__).with_suffix(".yaml")).items()
+}
+#: Sizes that may be zero; all others start at 1.
+MAY_BE_ZERO = frozenset({"sms", "past_len", "rank0_num_tokens", "past_tokens", "shared_index"})
 
 #: Faults of a file that are listed one by one; more are counted.
 LISTED_FAULTS = 20
@@ -219,6 +255,18 @@ def read_cells(path: Path) -> pd.DataFrame:
     if twice := given_twice(map(str, header)):
         raise TableError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
     return cells
+
+
+def form_of(columns: Iterable[str]) -> TableForm | None:
+    """The form that shares most columns with a table; None when it has less than half of every form's own."""
+    present = set(columns) - {*IDENTITY, LATENCY}
+
+    def likeness(form: TableForm) -> float:
+        own = {*form.words, *form.sizes}
+        return len(own & present) / len(own | present)
+
+    best = max(FORMS.values(), key=likeness)
+    return best if likeness(best) >= 0.5 else None
 
 
 def _form(path: Path, columns: list[str]) -> TableForm:

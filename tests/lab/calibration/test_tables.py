@@ -8,8 +8,7 @@ from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
 
 from lab.calibration.files import HELD_OUT_SHARE
 from lab.calibration.kernels.conditions import LONGEST, ConditionError, parse_condition
-from lab.calibration.kernels.forms import FORMS, form_of
-from lab.calibration.kernels.tables import TableError, held_out, read_exclusions, read_tables
+from lab.calibration.kernels.tables import FORMS, TableError, form_of, held_out, read_exclusions, read_tables
 
 GOOD = "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5"
 
