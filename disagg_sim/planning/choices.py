@@ -209,8 +209,8 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     """Prefill configurations at some rows and columns of a grid."""
     if not points:
         return []
-    rows = sorted({row for row, _ in points})
-    last = max(column for _, column in points) + 1
+    mappings = {row: grid.mappings[row] for row, _ in points}
+    rows, last = sorted(mappings), max(column for _, column in points) + 1
     nodes = work.lengths.prompt_nodes()
     weights, below = nodes.weight, set(nodes.tier) != {HBM}
     load = np.zeros((weights.size, len(rows), last))
@@ -225,7 +225,8 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     for row, column in points:
         place = rows.index(row)
         computed = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
-        made = _prefill(grid, work, (row, column), (ftl[:, place], computed), float(spread[place, column]))
+        times = ftl[:, place], computed
+        made = _prefill(grid, work, (row, column), mappings[row], times, float(spread[place, column]))
         if made.mapping.pp > 1:
             after = later[:, place, : column + 1]
             made = replace(made, stages=StageTimes(made.ftl - after, after))
@@ -236,10 +237,15 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
 
 
 def _prefill(
-    grid: PhaseGrid, work: Demand, point: tuple[int, int], times: tuple[Floats, Floats], spread: float
+    grid: PhaseGrid,
+    work: Demand,
+    point: tuple[int, int],
+    mapping: Sharding,
+    times: tuple[Floats, Floats],
+    spread: float,
 ) -> PrefillChoice:
     (row, column), (ftl, busy) = point, times
-    batch, mapping, busy = grid.batch[: column + 1].astype(float), grid.mappings[row], busy[: column + 1]
+    batch, busy = grid.batch[: column + 1].astype(float), busy[: column + 1]
     return PrefillChoice(
         at=grid.setup,
         mapping=mapping,

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from disagg_sim.planning.pool_choice import PoolChoice, gpus_of
+from disagg_sim.planning.pool_choice import PoolChoice, first_of, gpus_of
 from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice
 
 #: Relative width at which the search for the most rate ends. [1]
 NARROW = 2e-3
 
 
-def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES) -> int | None:
+def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES, low: int | None = None) -> int | None:
     """Find the fewest instances that keep the limits at a rate.
 
-    Takes ``rate`` [request/s]. Returns None where ``most`` do not.
+    Takes ``rate`` [request/s] and ``low`` (instances that ``choice.most`` asks for, if known; below it the queue grows
+    without end). Returns None where ``most`` do not.
     """
-    if not choice.most > 0:
-        return None
-    low = max(1, math.ceil(rate / choice.most))  # below it the queue grows without end
-    if low > most:
-        return None
-    if choice.holds(rate, low):
-        return low
-    if low == most or not choice.holds(rate, most):
-        return None
-    low, high, step = low + 1, low + 1, 2
-    while not choice.holds(rate, high):
-        low, high, step = high + 1, min(high + step, most), 2 * step
-    return bisect_left(range(high + 1), True, lo=low, hi=high, key=partial(choice.holds, rate))
+    low = choice.asks(rate, most) if low is None else low
+    return None if low is None else first_of(low, most, partial(choice.holds, rate))
 
 
 class SizedPool(NamedTuple):
@@ -54,30 +43,31 @@ def pools(
     most: float,
     within: Callable[[float, float], float],
     handing: Callable[[AnyChoice], AnyChoice] | None = None,
+    largest: Callable[[AnyChoice], float] = lambda _: math.inf,
 ) -> Iterator[SizedPool]:
     """Find pools that keep the limits at a rate, those of choices that could do with the fewest GPUs first.
 
     A choice could do with the GPUs of as many instances as its ``most`` asks for. ``ceiling`` is known before, and
     choices that lose by it are not looked at closer. Takes ``rate`` [request/s], ``within`` (GPUs that a pool may
-    have, by the fewest found so far and those that the next could do with [1]) and ``handing`` (of a choice the same
-    before a decode pool; None = itself).
+    have, by the fewest found so far and those that the next could do with [1]), ``handing`` (of a choice the same
+    before a decode pool; None = itself) and ``largest`` (GPUs that a pool of a choice may have [1]).
     """
-    fewest = most
+    fewest, gpus = most, [gpus_of(choice) for choice in choices]
     order = [
-        (math.ceil(rate / choice.ceiling) * gpus_of(choice), False, place)
+        (math.ceil(rate / ceiling) * gpus[place], False, place, 0)
         for place, choice in enumerate(choices)
-        if choice.ceiling > 0
+        if (ceiling := choice.ceiling) > 0
     ]
     heapq.heapify(order)
     while order and order[0][0] <= (limit := within(fewest, order[0][0])):
-        _, known, place = heapq.heappop(order)
+        _, known, place, low = heapq.heappop(order)
         choice = choices[place] if handing is None or not known else handing(choices[place])
-        room = limit // gpus_of(choice)
+        room = min(int(min(limit, largest(choice)) // gpus[place]), MOST_INSTANCES)
         if not known:
-            if choice.reaches(rate / max(room, 1.0)):
-                heapq.heappush(order, (math.ceil(rate / choice.most) * gpus_of(choice), True, place))
+            if (asked := choice.asks(rate, room)) is not None:
+                heapq.heappush(order, (asked * gpus[place], True, place, asked))
             continue
-        instances = least(choice, rate, min(int(room), MOST_INSTANCES))
+        instances = least(choice, rate, room, low)
         if instances is not None:
             found = SizedPool(choice, instances)
             fewest = min(fewest, found.gpus)
@@ -90,7 +80,7 @@ def best_rate(choices: Sequence[AnyChoice]) -> float:
     for choice in sorted(choices, key=lambda each: each.ceiling / gpus_of(each), reverse=True):
         if choice.ceiling / gpus_of(choice) <= best:
             break
-        if choice.reaches(best * gpus_of(choice)):
+        if choice.asks(best * gpus_of(choice), 1) is not None:
             best = max(best, choice.most / gpus_of(choice))
     return best
 

@@ -9,12 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.pools import ColocatedChoice
 from disagg_sim.planning.queueing import Delay, Occupancy, Service, share_that_waits, shortest_queue_delay
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OneByOne(ColocatedChoice):
+class OneByOne(QuickBound, ColocatedChoice):
     r"""An instance of one attention rank and one slot: a request is prefilled and decoded before the next one starts.
 
     No prompt delays the tokens of another request, so TPOT is the decode step alone; all waiting is before the first
@@ -56,15 +57,6 @@ class OneByOne(ColocatedChoice):
     def most(self) -> float:
         """Rate of an instance at the largest load that is planned; 0 where a token alone is too late. [request/s]"""
         return self.work.share / self.service.mean if self._step <= self.work.tpot.seconds else 0.0
-
-    @property
-    def ceiling(self) -> float:
-        """See ``PoolChoice``."""
-        return self.most
-
-    def reaches(self, rate: float) -> bool:
-        """See ``PoolChoice``."""
-        return self.most >= rate
 
     def delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""

@@ -153,7 +153,9 @@ def _sizes(rate: float, batch: Floats, busy: Floats, servers: int, unlike: Float
     """
     size, each = 1.0, float(busy[-1] - busy[0]) / max(float(batch[-1]) - 1.0, 1.0)
     for _ in range(STEPS):
-        size = min(max(rate * float(np.interp(size, batch, busy)), 1.0), float(batch[-1]))
+        before, size = size, min(max(rate * float(np.interp(size, batch, busy)), 1.0), float(batch[-1]))
+        if size == before:
+            break
     more = (rate * float(np.interp(size, batch, unlike.std(axis=1)))) ** 2
     wide = math.sqrt(((size + more) / servers + 0.25) / (1.0 - min(rate * each, 0.99) ** 2))
     sizes = np.arange(1.0, min(float(batch[-1]), MOST_STATES, math.ceil(size + CHANCE * wide)) + 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Protocol
 
 from disagg_sim.domain import Sharding
@@ -27,8 +30,8 @@ class PoolChoice(Protocol):
     def ceiling(self) -> float:
         """Upper bound of ``most`` that takes less time to compute. [request/s]"""
 
-    def reaches(self, rate: float) -> bool:
-        """Whether ``most`` is at least a rate [request/s], which takes less time to find where it is not."""
+    def asks(self, rate: float, most: float) -> int | None:
+        """Instances that ``most`` asks for at a rate [request/s]; None where more than ``most`` of them."""
 
     def holds(self, rate: float, instances: int) -> bool:
         """Whether so many instances keep the limits at a rate [request/s]."""
@@ -49,11 +52,29 @@ class QuickBound:
         """See ``PoolChoice``."""
         return self.most
 
-    def reaches(self, rate: float) -> bool:
+    def asks(self, rate: float, most: float) -> int | None:
         """See ``PoolChoice``."""
-        return self.most >= rate
+        found = max(math.ceil(rate / self.most), 1) if self.most > 0 else math.inf
+        return int(found) if found <= most else None
 
 
 def gpus_of(choice: PoolChoice) -> int:
     """GPUs of one instance. [1]"""
     return int(choice.mapping.gpus)
+
+
+def first_of(low: int, most: int, holds: Callable[[int], bool]) -> int | None:
+    """Find the least number from ``low`` to ``most`` that holds, as all above it do; None where none does.
+
+    >>> first_of(2, 100, lambda number: number >= 41), first_of(2, 100, lambda number: number > 100)
+    (41, None)
+    """
+    for number in range(low, min(low + 2, most + 1)):  # most of the time one of these
+        if holds(number):
+            return number
+    if low + 1 >= most or not holds(most):
+        return None
+    low, high, step = low + 2, min(low + 3, most), 4
+    while not holds(high):
+        low, high, step = high + 1, min(high + step, most), 2 * step
+    return bisect_left(range(high + 1), True, lo=low, hi=high, key=holds)

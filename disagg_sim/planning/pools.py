@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocking_one_by_one, blocking_passes
@@ -23,8 +23,8 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import kinds, parts, passes
-from disagg_sim.planning.pool_choice import QuickBound
-from disagg_sim.planning.prompt_queue import prompt_delay
+from disagg_sim.planning.pool_choice import QuickBound, first_of
+from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -154,9 +154,7 @@ class PrefillChoice(QuickBound):
         alone, mean = (own.beside + own.ftl)[:, :1], self.weights @ self.ftl
         if not np.isfinite(mean).all():  # of encoders that cannot keep up
             return shortest_queue_delay(alone[:, 0], weights, instances, used, Service(float(self.busy[0])))
-        # n unlike prompts are off by the root of n times what one is off, where n alike ones are by n times that
-        taken = self.ftl if self.stages is None else self.stages.first
-        unlike = kinds(self.weights, (taken - self.weights @ taken) / np.sqrt(self.batch))
+        unlike = self._unlike()
         found = passes(each, self.batch, self.busy, instances, unlike)
         if self.mapping.dp_attn > 1:  # others of the pass are on other ranks, and the times have waits for them
             joined = np.stack([np.interp(found.beside, self.batch, row) for row in own.ftl])
@@ -195,7 +193,24 @@ class PrefillChoice(QuickBound):
         limit = self.work.ttft
         if math.isinf(limit.seconds) and self.loads is None and self.encode is None:
             return True  # below full load every wait ends
-        return self.delay(sized, instances).late(limit.seconds - self.hand_over) <= 1.0 - limit.share
+        left, late = limit.seconds - self.hand_over, 1.0 - limit.share
+        queued = self.queued or self
+        return queued.late_at_most(sized, instances, left) <= late or self.delay(sized, instances).late(left) <= late
+
+    def late_at_most(self, rate: float, instances: int, limit: float) -> float:
+        """Bound ``delay(rate, instances).late(limit)`` from above: all meet the longest pass that there is. [1]"""
+        left = limit - _longest(self)
+        if left <= 0.0:
+            return 1.0
+        servers, used = instances * int(self.batch[-1]), self.utilisation(rate, instances)
+        wait = mean_wait(servers, used, float(self.busy[-1]), (self.work.dispersion + self.spread) / 2)
+        return share_that_waits(servers, used) * math.exp(-left / wait) * (1.0 + ROUNDED)
+
+    def _unlike(self) -> Floats:
+        """What passes of equally probable kinds of prompts last longer than the mean of their size. [s]"""
+        # n unlike prompts are off by the root of n times what one is off, where n alike ones are by n times that
+        taken = self.ftl if self.stages is None else self.stages.first
+        return kinds(self.weights, (taken - self.weights @ taken) / np.sqrt(self.batch))
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
@@ -204,6 +219,20 @@ class PrefillChoice(QuickBound):
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
         return self.delay(rate, instances).mean + self.hand_over
+
+
+@lru_cache(maxsize=1024)
+def _longest(choice: PrefillChoice) -> float:
+    """Time to the first token beside the longest passes, apart from what does not fit into the next one. [s]"""
+    if choice.loads is not None or choice.encode is not None or choice.batch[-1] == 1:
+        return math.inf  # they are not looked at
+    own, mean = choice._own(1.0), choice.weights @ choice.ftl
+    others = own.ftl.max() if choice.mapping.dp_attn > 1 else own.ftl[:, 0].max() + np.ptp(mean)
+    longest = own.beside.max() + others + choice.busy.max() + 2.0 * np.abs(choice._unlike()).max()
+    if choice.stages is not None:
+        added = choice.stages.added(choice.weights, choice.batch, choice.batch).later
+        longest += np.ptp(choice.stages.later[:, 0]) + np.ptp(added)
+    return float(longest)
 
 
 @lru_cache(maxsize=256)  # a search asks for some again; kept by each choice they held gigabytes
@@ -261,6 +290,16 @@ class DecodeChoice(QuickBound):
     def tpot(self, rate: float, instances: int, share: float) -> float:
         """TPOT that a share of the requests does not exceed. [s]"""
         return self._tpot(self.occupied(rate, instances).at(share))
+
+
+@lru_cache(maxsize=256)
+def _reaching(steps: MixedSteps, slowest: float, rate: float) -> Mask:
+    """Whether instances keep up with a rate [request/s] or a higher one, by ``waits``, as ``steps.highest`` does."""
+    rates, waits = np.maximum(rate, steps.batch / slowest), np.array(steps.waits, dtype=float)[:, None]
+    (some,) = np.nonzero(steps.bounds >= rates)  # of the batches
+    rates = np.tile(rates[some], waits.shape)
+    mixing = steps.mixing(rates, waits, some)
+    return np.asarray(((mixing.steps * steps.batch[some] >= rates * steps.each) & (mixing.used < 1.0)).any(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -342,16 +381,18 @@ class ColocatedChoice:
     @cached_property
     def most(self) -> float:
         """Highest rate of an instance with TPOT at its limit, at the best number of sequences. [request/s]"""
-        return self._most_from(0.0)
-
-    def _most_from(self, least: float) -> float:
-        """``most`` if that is at least ``least``, else some rate below ``least``. [request/s]"""
-        rates = self.steps.highest(self._slowest, least * self.work.spare * (1.0 - ROUNDED))
+        rates = self.steps.highest(self._slowest)
         return float(rates[self.steps.waits.index(self.hold_steps)]) / self.work.spare
 
-    def reaches(self, rate: float) -> bool:
+    def asks(self, rate: float, most: float) -> int | None:
         """See ``PoolChoice``."""
-        return self._most_from(rate) >= rate
+        low = max(math.ceil(rate / self.ceiling), 1) if self.ceiling > 0 else math.inf
+        sized, place = rate * self.work.spare * (1.0 - ROUNDED), self.steps.waits.index(self.hold_steps)
+
+        def reaches(number: int) -> bool:
+            return bool(_reaching(self.steps, self._slowest, sized / number)[place])
+
+        return None if low > most else first_of(int(low), int(most), reaches)
 
     @cached_property
     def _known(self) -> dict[tuple[str, float, int], Any]:
@@ -448,9 +489,25 @@ class ColocatedChoice:
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or self.work.overloads(np.interp(found.mean, self.batch, mixing.used)):
             return False
-        if math.isfinite(tpot.seconds) and self._tpot(rate, instances).late(tpot.seconds) > 1.0 - tpot.share:
+        slowest = max(self.step.max(), (self.steps.full if self.ranks == 1 else mixing.time).max()) * (1.0 + ROUNDED)
+        if slowest > tpot.seconds * self._accepted and self._tpot(rate, instances).late(tpot.seconds) > 1 - tpot.share:
             return False
-        return math.isinf(ttft.seconds) or self._delay(rate, instances).late(ttft.seconds) <= 1.0 - ttft.share
+        if math.isinf(ttft.seconds) or self._most_delay(rate / instances, found.mean) <= ttft.seconds:
+            return True
+        return self._delay(rate, instances).late(ttft.seconds) <= 1.0 - ttft.share
+
+    def _most_delay(self, rate: float, sequences: float) -> float:
+        """Bound TTFT at a rate of the instance [request/s] beside so many sequences from above. [s]"""
+        if self.ranks > 1 or self.loads is not None:
+            return math.inf  # they are not looked at
+        room, step = self.steps.with_prompts(sequences)
+        prompts = self.steps.worth(sequences, self.nodes, self.pasts)
+        timed = prompts if self.parts is None else self.steps.worth(sequences, self.parts.isl, 0.0)
+        _, waiting = reach(rate, prompts, self.weights, room, step, self.work.dispersion)  # few come more evenly
+        if math.isinf(waiting):
+            return waiting
+        sizes = np.clip(self.steps.tokens - np.interp(sequences, self.batch, self.steps.verified), 0.0, room)
+        return self.host + most_delay(waiting, float(timed.max()), room, float(step(sizes).max()))
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""

@@ -91,20 +91,13 @@ def prompt_delay(
     >>> round(float(times @ chances), 2), round(float(chances.sum()), 6)
     (2.0, 1.0)
     """
-    mean, full = float(weights @ prompts), float(step(np.array([room]))[0])
-    timed, used = prompts if own is None else own, rate * mean * full / room
-    if used >= 1.0:
+    timed, mean = prompts if own is None else own, float(weights @ prompts)
+    held, most = reach(rate, prompts, weights, room, step, dispersion)
+    if math.isinf(most):
         return [(np.array([math.inf]), np.ones(1)) for _ in timed]
-    square = float(weights @ prompts**2) / mean * max(dispersion, 1.0)
-    held, least = mean, min(mean, room)
-    for _ in range(TURNS):  # prompt tokens of a step, where it is not full
-        before, held = held, max(min(rate * mean * float(step(np.array([held]))[0]), room), least)
-        if held == before:
-            break
-    reach = held + REACH * (math.sqrt(held * square / (1.0 - used)) + square * used / (1.0 - used) / 2.0)
     cells = math.ceil(min(max(STEP_CELLS, 2.0 * room / mean), MOST_STEP_CELLS))  # that a full step takes away
-    cells = max(min(cells, int(CELLS * room / reach)), 2)
-    places = min(math.ceil(reach / room * cells) + cells, CELLS)
+    cells = max(min(cells, int(CELLS * room / most)), 2)
+    places = min(math.ceil(most / room * cells) + cells, CELLS)
     width = room / cells
     times = step(width * np.arange(cells + 1, dtype=np.float64))
     busy = min(rate * mean / held * float(step(np.array([held]))[0]), 1.0)  # share of the time in steps with prefill
@@ -143,14 +136,41 @@ def prompt_delay(
     rest, ahead_of_it = (1.0 - PARTS[part]) * times[kind], cell * width
     beside = rates[kind] * rest / group  # that come in what is left of the step
     behind = [(0.0, 1.0 / group), *([(group, 1.0 - 1.0 / group)] if group > 1.0 else [])]  # in the group of a prompt
-    found = []
+    laws = []
     for length in timed.tolist():
         parts = [
             _own(rest, ahead_of_it + length, chance * share, room, mean, (beside, rates[-1] / group, more), step)
             for more, share in behind
         ]
-        found.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))
-    return found
+        laws.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))
+    return laws
+
+
+def most_delay(waiting: float, longest: float, room: float, slowest: float) -> float:
+    """Bound what ``prompt_delay`` gives from above by how many tokens its cells reach. [s]
+
+    Takes tokens: ``waiting`` at most (``reach``), of the ``longest`` prompt, and those for which a step has ``room``
+    [token]; and the time of the ``slowest`` step [s].
+    """
+    most = 1.5 * (waiting + room)  # in whole cells, of which there may be few
+    return (math.ceil((most + longest) / room) + 1) * slowest
+
+
+def reach(
+    rate: float, prompts: Floats, weights: Floats, room: float, step: Callable[[Floats], Floats], dispersion: float
+) -> tuple[float, float]:
+    """Prompt tokens of a step with some, and those that wait at most; inf where the queue grows without end. [token]"""
+    mean, full = float(weights @ prompts), float(step(np.array([room]))[0])
+    used = rate * mean * full / room
+    if used >= 1.0:
+        return room, math.inf
+    square = float(weights @ prompts**2) / mean * max(dispersion, 1.0)
+    held, least = mean, min(mean, room)
+    for _ in range(TURNS):  # prompt tokens of a step, where it is not full
+        before, held = held, max(min(rate * mean * float(step(np.array([held]))[0]), room), least)
+        if held == before:
+            break
+    return held, held + REACH * (math.sqrt(held * square / (1.0 - used)) + square * used / (1.0 - used) / 2.0)
 
 
 def _met(rate: float, rates: Floats, times: Floats, arrived: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, product
 from operator import itemgetter
 from typing import TypeVar
@@ -52,6 +53,7 @@ def _worth_pairing(
     found: list[SizedPool] = []
     fewest_of: dict[Sharding, int] = {}
     run: set[Sharding] = set()
+    layout_of = {id(each.mapping): _layout(each.mapping) for each in choices}
 
     def within(fewest: float, coming: float) -> float:
         """GPUs of the last layout that is kept, as soon as all with nearly the fewest GPUs are known."""
@@ -62,9 +64,13 @@ def _worth_pairing(
         others = _others(len(fewest_of) - len(far))
         return limit if len(far) < others else min(far[others - 1], limit)
 
-    for each in pools(choices, rate, most, within, handed):
+    def smallest(choice: AnyChoice) -> float:
+        """GPUs of the smallest pool of its layout so far: larger ones are not kept."""
+        return fewest_of.get(layout_of[id(choice.mapping)], math.inf)
+
+    for each in pools(choices, rate, most, within, handed, smallest):
         found.append(each)
-        layout = _layout(each.choice.mapping)
+        layout = layout_of[id(each.choice.mapping)]
         if layout not in fewest_of and not is_unknown(_planned(role, each, rate)):
             run.add(layout)
         fewest_of[layout] = min(each.gpus, fewest_of.get(layout, each.gpus))
@@ -72,9 +78,9 @@ def _worth_pairing(
         return []
     layouts: dict[Sharding, list[SizedPool]] = {}
     for each in (order := sorted(found, key=_size)):
-        of_layout = layouts.setdefault(_layout(each.choice.mapping), [])
-        if not of_layout or each.gpus == of_layout[0].gpus:
-            of_layout.append(each)
+        layout = layout_of[id(each.choice.mapping)]
+        if each.gpus == fewest_of[layout]:
+            layouts.setdefault(layout, []).append(each)
     close = [each for each in layouts.values() if each[0].gpus <= NEAR * order[0].gpus]
     far = [each for each in layouts.values() if each[0].gpus > NEAR * order[0].gpus]
 
@@ -337,6 +343,7 @@ def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
     return [each for each in choices if _layout(each.mapping) == layout]
 
 
+@lru_cache(maxsize=4096)
 def _layout(mapping: Sharding) -> Sharding:
     """A mapping with any chunk size; one with feed-forward ranks of its own is only itself."""
     return replace(mapping, chunk_tokens=0) if mapping.chunk_tokens else mapping

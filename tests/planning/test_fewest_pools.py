@@ -54,8 +54,8 @@ def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, s
         some = replace(choice, steps=steps, work=work, hold_steps=hold)
         fast = rates >= steps.batch / (work.lengths.gaps * work.tpot.seconds)
         most = rates[fast].max(initial=0.0) / work.spare
-        for asked in (1.01 * most, most, 0.5 * most):
-            assert some.reaches(asked) == (most >= asked)
+        for asked in (1.01 * most, most):
+            assert (some.asks(asked, 1) is not None) == (0 < asked <= most)
         assert some.most == most <= some.ceiling
 
 
@@ -128,11 +128,10 @@ def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
         assert _winner(plan.cases, rate, (*now, False)) == (mode, system, False)
 
 
-def test_few_highest_rates_are_computed(choice):
+def test_a_size_needs_no_highest_rate(choice):
     case = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), rate=1).cases[0]
     assert math.isfinite(fewest(case, ServingMode.COLOCATED, 20.0, 100_000))
-    known = sum("most" in vars(each) for each in case.colocated)
-    assert 0 < known < len(case.colocated) / 2
+    assert not any("most" in vars(each) for each in case.colocated)
 
 
 def test_many_latencies_count_in_pieces():
