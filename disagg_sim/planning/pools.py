@@ -22,7 +22,7 @@ from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocki
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
-from disagg_sim.planning.passes import kinds, parts, passes
+from disagg_sim.planning.passes import kinds, most_together, parts, passes
 from disagg_sim.planning.pool_choice import QuickBound, first_of
 from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
@@ -199,10 +199,16 @@ class PrefillChoice(QuickBound):
 
     def late_at_most(self, rate: float, instances: int, limit: float) -> float:
         """Bound ``delay(rate, instances).late(limit)`` from above: all meet the longest pass that there is. [1]"""
-        left = limit - _longest(self)
+        if self.loads is not None or self.encode is not None or self.batch[-1] == 1:
+            return 1.0  # they are not looked at
+        left, used = limit - _longest(self, int(self.batch[-1])), self.utilisation(rate, instances)
+        if left <= 0.0:
+            left = limit - _longest(
+                self, most_together(rate / instances, self.batch, self.busy, instances, self._unlike())
+            )
         if left <= 0.0:
             return 1.0
-        servers, used = instances * int(self.batch[-1]), self.utilisation(rate, instances)
+        servers = instances * int(self.batch[-1])
         wait = mean_wait(servers, used, float(self.busy[-1]), (self.work.dispersion + self.spread) / 2)
         return share_that_waits(servers, used) * math.exp(-left / wait) * (1.0 + ROUNDED)
 
@@ -222,15 +228,14 @@ class PrefillChoice(QuickBound):
 
 
 @lru_cache(maxsize=1024)
-def _longest(choice: PrefillChoice) -> float:
-    """Time to the first token beside the longest passes, apart from what does not fit into the next one. [s]"""
-    if choice.loads is not None or choice.encode is not None or choice.batch[-1] == 1:
-        return math.inf  # they are not looked at
-    own, mean = choice._own(1.0), choice.weights @ choice.ftl
+def _longest(choice: PrefillChoice, most: int) -> float:
+    """Time to the first token beside passes of ``most`` prompts, apart from what does not fit into the next one. [s]"""
+    own, sizes = choice._own(1.0), np.append(choice.batch[choice.batch < most], most)
+    mean, busy = (np.interp(sizes, choice.batch, each) for each in (choice.weights @ choice.ftl, choice.busy))
     others = own.ftl.max() if choice.mapping.dp_attn > 1 else own.ftl[:, 0].max() + np.ptp(mean)
-    longest = own.beside.max() + others + choice.busy.max() + 2.0 * np.abs(choice._unlike()).max()
+    longest = own.beside.max() + others + busy.max() + 2.0 * np.abs(choice._unlike()).max()
     if choice.stages is not None:
-        added = choice.stages.added(choice.weights, choice.batch, choice.batch).later
+        added = choice.stages.added(choice.weights, choice.batch, sizes).later
         longest += np.ptp(choice.stages.later[:, 0]) + np.ptp(added)
     return float(longest)
 
