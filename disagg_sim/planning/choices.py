@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,7 +23,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.leaving_order import StageTimes
-from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.limits import NO_LIMIT, Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import BUDGETS, SIZES, MixedSteps, mixed_bytes, mixed_tables, waits_of
@@ -50,6 +51,8 @@ SHORT_PASS_OF_MEANS = 0.1
 FULLEST = 0.97
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
+#: Batches by whose multiples steps of co-located instances are timed, so that those under other limits are known. [1]
+ALIKE_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,15 +348,24 @@ def colocated_choices(grids: Grids, work: Demand) -> list[ColocatedChoice]:
     rows, columns, last = _colocated_rows(grids, work)
     if not rows.size:
         return []
-    grid = grids.decode
+    grid, plain = grids.decode, replace(work, ttft=NO_LIMIT, tpot=NO_LIMIT)
     mappings = grid.chosen(rows, columns)
-    tables = mixed_tables(grid, work, rows, mappings.for_grid(), last)
-    memory = mixed_bytes(grid, work, mappings.for_grid(), last)
+    wide = min(math.ceil(last / ALIKE_BATCHES) * ALIKE_BATCHES, grid.batch.size)
+    tables, memory = _times_and_memory(grid, plain, tuple(rows.tolist()), mappings.for_grid(), wide)
     return [
         each
         for place, row in enumerate(rows.tolist())
-        for each in _colocated(grid, work, row, mappings[place], (tables[:, place], memory[place]))
+        for each in _colocated(grid, work, row, mappings[place], (tables[:, place, :, :last], memory[place, :, :last]))
     ]
+
+
+@lru_cache(maxsize=8)  # other limits ask for the same
+def _times_and_memory(
+    grid: PhaseGrid, work: Demand, rows: tuple[int, ...], mappings: Sharding, last: int
+) -> tuple[Floats, Floats]:
+    """Times of the steps of co-located instances, and their memory under each budget."""
+    tables = mixed_tables(grid, work, np.array(rows), mappings, last)
+    return tables, mixed_bytes(grid, work, mappings, last)
 
 
 def _colocated_rows(grids: Grids, work: Demand) -> tuple[Ints, Ints, int]:

@@ -302,6 +302,8 @@ def _reaching(steps: MixedSteps, slowest: float, rate: float) -> Mask:
     """Whether instances keep up with a rate [request/s] or a higher one, by ``waits``, as ``steps.highest`` does."""
     rates, waits = np.maximum(rate, steps.batch / slowest), np.array(steps.waits, dtype=float)[:, None]
     (some,) = np.nonzero(steps.bounds >= rates)  # of the batches
+    if not some.size:
+        return np.zeros(waits.size, dtype=bool)
     rates = np.tile(rates[some], waits.shape)
     mixing = steps.mixing(rates, waits, some)
     return np.asarray(((mixing.steps * steps.batch[some] >= rates * steps.each) & (mixing.used < 1.0)).any(axis=1))
