@@ -14,6 +14,7 @@ from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
 from disagg_sim.planning.design import PlannedPool
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import HALVINGS
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
@@ -126,6 +127,21 @@ def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
         simple = fewest(alone, ServingMode.COLOCATED, rate, 100_000) <= SIMPLER * apart
         mode = ServingMode.COLOCATED if joint < apart or simple else ServingMode.DISAGGREGATED
         assert _winner(plan.cases, rate, (*now, False)) == (mode, system, False)
+
+
+@pytest.mark.parametrize("instances", [1, 7])
+def test_what_queues_are_bound_by_is_more_than_they_take(plan, instances):
+    for case in plan.cases:
+        for each in case.across[0][::3]:
+            rate = 0.8 * each.most * instances
+            law = each.delay(rate, instances)
+            for limit in np.geomspace(law.at(0.5), 4.0 * law.at(0.99), 6):
+                assert each.late_at_most(rate, instances, limit) >= law.late(limit)
+        for each in case.colocated[::3]:
+            if each.ranks == 1 and not isinstance(each, OneByOne) and each.most > 0:
+                rate = 0.8 * each.most * instances
+                slots, _ = each._state(rate, instances)
+                assert each._most_delay(rate / instances, slots.mean) >= each._delay(rate, instances).calm.max()
 
 
 def test_a_size_needs_no_highest_rate(choice):
