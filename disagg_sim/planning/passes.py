@@ -151,12 +151,12 @@ def _sizes(rate: float, batch: Floats, busy: Floats, servers: int, unlike: Float
     About that in which as many come, and by chance more: numbers of Poisson arrivals that servers share, rounded, each
     with its part in the time of the next pass.
     """
-    sizes = np.arange(1.0, most_together(rate, batch, busy, servers, unlike) + 1)
+    sizes = np.arange(1.0, largest_pass(rate, batch, busy, servers, unlike) + 1)
     kinds = np.stack([np.interp(sizes, batch, kind) for kind in unlike.T], axis=1)
     return sizes, np.interp(sizes, batch, busy), kinds
 
 
-def most_together(rate: float, batch: Floats, busy: Floats, servers: int, unlike: Floats) -> int:
+def largest_pass(rate: float, batch: Floats, busy: Floats, servers: int, unlike: Floats) -> int:
     """Find the largest pass that is looked at, as ``_sizes`` takes them. [request]"""
     size, each = 1.0, float(busy[-1] - busy[0]) / max(float(batch[-1]) - 1.0, 1.0)
     for _ in range(STEPS):

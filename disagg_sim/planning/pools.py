@@ -22,7 +22,7 @@ from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocki
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
-from disagg_sim.planning.passes import kinds, most_together, parts, passes
+from disagg_sim.planning.passes import kinds, largest_pass, parts, passes
 from disagg_sim.planning.pool_choice import QuickBound, first_of
 from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
@@ -204,7 +204,7 @@ class PrefillChoice(QuickBound):
         left, used = limit - _longest(self, int(self.batch[-1])), self.utilisation(rate, instances)
         if left <= 0.0:
             left = limit - _longest(
-                self, most_together(rate / instances, self.batch, self.busy, instances, self._unlike())
+                self, largest_pass(rate / instances, self.batch, self.busy, instances, self._unlike())
             )
         if left <= 0.0:
             return 1.0
