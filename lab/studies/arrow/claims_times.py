@@ -21,7 +21,7 @@ from disagg_sim.workload.trace import Trace
 from lab.studies.arrow import TEXT
 from lab.studies.arrow.setup import ALL, CLIP, MODEL, ArrowBench, loads
 from lab.studies.bench import SCHEDULER, replicas
-from lab.studies.claims import Finding, Told, Ways, Without
+from lab.studies.claims import Told, Ways
 
 PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=replicas(1, 1), decode=replicas(1, 1))
 FIFO_REQUESTS, FIFO_LOAD = 2000, 0.7  # of A4: requests, and share of the time that its instance works [1]
@@ -144,16 +144,12 @@ def phases(load: Ints, step: float) -> tuple[float, float, float]:
     return onset * step, peak * step, decline * step
 
 
-@TEXT.authors("A6", data=(CLIP,))
-def decode_later(bench: ArrowBench) -> Finding:
+@TEXT.authors("A6", ways=Ways(SHARES[1], SHARES[0], f"{SHARES[0]:g} of the rate"), data=(CLIP,))
+def decode_later(bench: ArrowBench, share: float) -> Told:
     """Onset, peak and decline of the load of decode after those of prefill, on the clip of figure 4."""
-    found = {}
-    for share in SHARES:
-        scale = share * bench.capacity("conversation", "least_load").rate_scale
-        step = bench.workloads[CLIP].trace.duration / scale / 10_000
-        prefill, decode = (phases(load, step) for load in loads(bench.result(CLIP, "least_load", scale), step))
-        lags = [there - here for here, there in zip(prefill, decode, strict=True)]
-        said = f"onset, peak, decline at {share:g} of capacity: {', '.join(f'{lag:+.1f}' for lag in lags)} s"
-        found[share] = said, min(lags) > 0
-    half, full = (found[share] for share in SHARES)
-    return Finding(*full, without=Without(f"{SHARES[0]:g} of the rate", *half))
+    scale = share * bench.capacity("conversation", "least_load").rate_scale
+    step = bench.workloads[CLIP].trace.duration / scale / 10_000
+    prefill, decode = (phases(load, step) for load in loads(bench.result(CLIP, "least_load", scale), step))
+    lags = [there - here for here, there in zip(prefill, decode, strict=True)]
+    said = f"onset, peak, decline at {share:g} of capacity: {', '.join(f'{lag:+.1f}' for lag in lags)} s"
+    return said, min(lags) > 0

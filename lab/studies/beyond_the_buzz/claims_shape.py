@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import DEGREES, ServingMode, Sharding
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import Rules, match_pools
@@ -34,7 +36,7 @@ from lab.studies.beyond_the_buzz.evidence import (
     shared,
 )
 from lab.studies.beyond_the_buzz.frontiers import depth_row
-from lab.studies.claims import Finding, Told, Without
+from lab.studies.claims import Told, Ways
 
 
 @TEXT.claim("C5")
@@ -70,21 +72,16 @@ def c7_expert_parallel(evidence: Evidence) -> Told:
     return f"{parallel.mean():.2f} of {parallel.size} points", bool(parallel.mean() >= 0.9)
 
 
-@TEXT.authors("C7")
-def expert_parallel(evidence: Evidence) -> Finding:
+@TEXT.authors("C7", ways=Ways(True, False, "experts as the profile has them"))
+def expert_parallel(evidence: Evidence, even: bool) -> Told:
     """Share of R1's frontier that runs experts in parallel inside the domain, even and picked at random."""
-
-    def share(front: Front) -> tuple[str, bool]:
-        parallel = float(in_parallel(front).mean())
-        return f"{parallel:.2f} of the points", parallel >= 0.9
-
-    at = evidence.setup(R1)
-    even = at.changed(profile=replace(at.profile, random_routing=False, expert_skew=0.0, rank_skew=0.0))
-    table, work = evidence.mappings(R1), lengths(*LONG_PROMPTS)
-    prefill, decode = (score(even, table, work, allow_long_context=True) for score in (prefill_grid, decode_grid))
-    front = Front(match_pools(prefill, decode, Rules(keep="frontier")))
-    usual = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
-    return Finding(*share(front), without=Without("experts as the profile has them", *share(usual)))
+    front = _front(evidence, R1)
+    if even:
+        at = evidence.setup(R1)
+        at = at.changed(profile=replace(at.profile, random_routing=False, expert_skew=0.0, rank_skew=0.0))
+        front = front_of(at, evidence.mappings(R1), lengths(*LONG_PROMPTS), allow_long_context=True)
+    parallel = float(in_parallel(front).mean())
+    return f"{parallel:.2f} of the points", parallel >= 0.9
 
 
 def in_parallel(front: Front) -> NDArray[np.bool_]:
@@ -109,20 +106,13 @@ def c9_loose_batch(evidence: Evidence) -> Told:
     return f"{batch:.0f} requests", bool(batch >= 100)
 
 
-@TEXT.authors("C9")
-def loose_batch(evidence: Evidence) -> Finding:
+@TEXT.authors("C9", ways=Ways(False, True, "a replica is that of attention, an attention rank"))
+def loose_batch(evidence: Evidence, a_rank: bool) -> Told:
     """Batch of R1 at the throughput end, a replica of the model and one of its attention."""
-    front = evidence.front("fig06", model=R1, isl=LONG_PROMPTS[0])
-    batch, ranks = front.column("decode_batch")[0], front.column("decode_dp_attn")[0]
-
-    def hundreds(requests: float) -> tuple[str, bool]:
-        return f"{requests:.0f} requests", 100 <= requests < 1000
-
-    return Finding(
-        *hundreds(batch),
-        f"{ranks:.0f} attention ranks",
-        Without("a replica is that of attention, an attention rank", *hundreds(batch / ranks)),
-    )
+    front = _front(evidence, R1)
+    batch, ranks = (float(front.column(f"decode_{name}")[0]) for name in ("batch", "dp_attn"))
+    requests = batch / ranks if a_rank else batch
+    return f"{requests:.0f} requests", 100 <= requests < 1000, f"{ranks:.0f} attention ranks"
 
 
 @TEXT.claim("C31")
@@ -201,7 +191,7 @@ def c28_representative_lengths(evidence: Evidence) -> Told:
         x = np.geomspace(*shared(front, constant), 200)
         return np.abs(constant.throughput(x) / front.throughput(x) - 1)
 
-    error, halved = apart(spread), apart(_front_under(evidence, _log_normal(0.5)))
+    error, halved = apart(spread), apart(front_of(evidence.setup(MIDDLE), evidence.mappings(MIDDLE), _log_normal(0.5)))
     ends = [float(constant.throughput(x) / spread.throughput(x)) for x in (LOW, HIGH)]
     note = (
         f"constant over distribution at {LOW:.0f} and {HIGH:.0f} tokens/s/user: {ends[0]:.2f} and {ends[1]:.2f}. "
@@ -225,22 +215,17 @@ def c29_cut_off(evidence: Evidence) -> Told:
 
 
 @TEXT.claim("C32")
-def c32_active_parameters(evidence: Evidence) -> Told:
+@TEXT.authors("C32", ways=Ways(False, True, "TP 2, 4 and 8 in place of stages"))
+def c32_active_parameters(evidence: Evidence, in_tensors: bool = False) -> Told:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on two GPUs, as 405B does not fit on one."""
+    if in_tensors:
+        ratios = {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+        return f"FTL {listed(ratios, '.2f')}", all(map(near_parameters, ratios.values()))
     large, small = (load_model(name) for name in (LARGE, MIDDLE))
-    piped = ftl_ratio(evidence, Sharding(pp=2))
+    piped = _ftl_ratio(evidence, Sharding(pp=2))
     cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     holds = near_parameters(piped) and abs(cache / 1.575 - 1) <= 1e-9
     return f"FTL {piped:.2f} in two stages, cache {cache:.3f}", holds
-
-
-@TEXT.authors("C32")
-def in_tensors(evidence: Evidence) -> Finding:
-    """FTL of C32 by stages, and with TP in their place."""
-    ratios = {f"TP {n}": ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
-    second = f"FTL {listed(ratios, '.2f')}", all(map(near_parameters, ratios.values()))
-    found = c32_active_parameters(evidence)
-    return found._replace(without=Without("TP 2, 4 and 8 in place of stages", *second))
 
 
 def near_parameters(ratio: float) -> bool:
@@ -257,16 +242,13 @@ def _log_normal(share: float) -> Lengths:
     return lengths(TrafficCase(isl=isl, osl=osl))
 
 
-def _front_under(evidence: Evidence, law: Lengths) -> Front:
-    """The disaggregated frontier of Llama-70B under a distribution of lengths."""
-    at = evidence.setup(MIDDLE)
-    table = evidence.mappings(MIDDLE)
-    prefill, decode = prefill_grid(at, table, law), decode_grid(at, table, law)
+def front_of(at: Setup, mappings: Sharding, law: Lengths, **options: Any) -> Front:
+    """The disaggregated frontier of a model under a distribution of lengths."""
+    prefill, decode = (score(at, mappings, law, **options) for score in (prefill_grid, decode_grid))
     return Front(match_pools(prefill, decode, Rules(keep="frontier")))
 
 
-def ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
-    """FTL of Llama 405B over 70B under a mapping. [1]"""
+def _ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
     large, small = (
         float(prefill_grid(evidence.setup(model), mapping, lengths(4096, 2), batch=1, chunk_tokens=0).latency[0, 0])
         for model in (LARGE, MIDDLE)

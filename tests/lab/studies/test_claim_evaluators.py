@@ -279,7 +279,8 @@ def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
     """Means of 6653/740 tokens behind medians of 4096/512: constant lengths promise 1.4 times too much."""
     laws = {"log_normal_4096_512": lengths("log_normal_4096_512"), "4096/512": lengths(4096, 512)}
     pools = Evidence(ByHand(), "measured")
-    fronts = {traffic: claims_shape._front_under(pools, law).table for traffic, law in laws.items()}
+    at, table = pools.setup(MIDDLE), pools.mappings(MIDDLE)
+    fronts = {traffic: claims_shape.front_of(at, table, law).table for traffic, law in laws.items()}
     figure = below(*(front.assign(mode="disaggregated", traffic=traffic) for traffic, front in fronts.items()))
     found = claims_shape.c28_representative_lengths(Evidence(ByHand(fig14=figure), "measured"))
     assert not found.holds
