@@ -473,20 +473,17 @@ def test_more_cases_with_drafts():
 
 
 def test_without_the_compiler_runs_are_the_same_to_the_last_bit():
-    """Eight random runs, short of memory, of one rank and several, and one of every policy."""
+    """Four random runs, two short of memory, of one rank and several, and one of every policy."""
     script = "import test_reference; print(test_reference.digest_of_runs())"
-    found = []
-    for off in ("0", "1"):
-        environment = {**os.environ, "NUMBA_DISABLE_JIT": off, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-W", "ignore", "-c", script]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.append(done.stdout)
-    assert found[0] == found[1]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == digest_of_runs()
 
 
 def digest_of_runs():
     """Of the records of requests and instances."""
-    cases = [case(seed, 4, (0, 1, 3) if seed % 2 else (0,)) for seed in range(50_000, 50_008)]
+    cases = [case(seed, 4, (0, 1, 3) if seed % 2 else (0,)) for seed in range(50_002, 50_006)]
     found = [by_kernel(*each, small_setup())[0] for each in cases]
     requests = [(0.05 * each, 20 + 90 * (each % 7), 3 + each % 9) for each in range(24)]
     parts = deployment(prefill=2, decode=2, colocated=2, pairs=2)
