@@ -205,7 +205,7 @@ class PaperText:
         words = self._table.get("words", {})
         return {key: text.format(**words) if isinstance(text, str) else text for key, text in texts.items()}
 
-    def claim(self, name: str, **settings: Any) -> Callable[[Callable[..., Told | Finding]], Claim[Any]]:
+    def claim(self, name: str, /, **settings: Any) -> Callable[[Callable[..., Told | Finding]], Claim[Any]]:
         """Make the decorated judge, under the settings of ``finding``, the claim of a number."""
         texts = {"kind": "paper"} | self._filled(self._table["claims"][name])
         del texts["authors"]
@@ -216,7 +216,7 @@ class PaperText:
 
         return registered
 
-    def authors(self, name: str, **settings: Any) -> Callable[[Judge], Judge]:
+    def authors(self, name: str, /, **settings: Any) -> Callable[[Judge], Judge]:
         """Let the decorated judge test a claim as its authors set it up, in place of the judge of the claim."""
 
         def registered(judge: Judge) -> Judge:

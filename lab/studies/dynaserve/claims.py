@@ -200,7 +200,8 @@ def push(bench: DynaServeBench, number: int) -> Told:
     return f"{100 * (1 - left):.0f} % less with chunks of {PUSHED[1 + number]}", left <= 0.1
 
 
-def reaches(bench: DynaServeBench, name: str, least: float, transfer: str | None = None) -> tuple[str, bool]:
+@TEXT.authors("Y15", ways=PULLED, name="printed", least=ORACLE)
+def reaches(bench: DynaServeBench, transfer: str | None, *, name: str, least: float) -> tuple[str, bool]:
     """Rates of splits that follow the queue, and whether all are at least a share of the best split for all."""
     said, shares = [], []
     for shape, model, batch in ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH)):
@@ -217,13 +218,7 @@ def reaches(bench: DynaServeBench, name: str, least: float, transfer: str | None
 @TEXT.claim("Y15", ways=PRINTED)
 def y15_six_steps(bench: DynaServeBench, name: str) -> Told:
     """Six halvings against all splits, in closed loops of equal requests with outputs known exactly to both."""
-    return reaches(bench, name, 0.98)
-
-
-@TEXT.authors("Y15", ways=PULLED)
-def within_the_oracle(bench: DynaServeBench, way: str) -> Told:
-    """Six halvings of algorithm 1 against all splits, with outputs known exactly."""
-    return reaches(bench, "printed", ORACLE, way)
+    return reaches(bench, None, name=name, least=0.98)
 
 
 @TEXT.claim("Y18", ways=PRINTED, data=(MIX,))
