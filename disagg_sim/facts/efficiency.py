@@ -160,15 +160,17 @@ class ExpertKernels:
     library: _Library  # whose fits stand for it
     like: _Format  # format of those fits, and of the arithmetic and the activations
     e_compute: _Share | None = None  # share of the peak, where the kernel expands the weights; None = as the fits [1]
+    t0: _Time | None = None  # None = as the fits [s]
     input_multiple: _Multiple = 1  # to which the kernel rounds up the hidden size that the first matrices read [1]
     multiple: _Multiple = 1  # and all other sizes of an expert's matrices [1]
     source: str
 
     def instead_of(self, row: MoeFit) -> MoeFit:
         """A fit of the kernel that was timed, as the engine's own kernel runs."""
-        share = row.e_compute if self.e_compute is None else self.e_compute
-        row = replace(row, input_multiple=self.input_multiple, multiple=self.multiple)
-        return replace(row, stands_for=self.kernel, e_compute=share)
+        own = {"e_compute": self.e_compute, "t0": self.t0}
+        told = {name: value for name, value in own.items() if value is not None}
+        sizes = {"input_multiple": self.input_multiple, "multiple": self.multiple}
+        return replace(row, stands_for=self.kernel, **sizes, **told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

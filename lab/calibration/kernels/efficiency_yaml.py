@@ -109,8 +109,10 @@ def efficiency_text(
     if beside.expert_kernels:
         lines += ["", f"# {comments['expert_kernels']}", "expert_kernels:"]
         usual = {field.name: field.default for field in dataclasses.fields(ExpertKernels)}
-        rows = (dataclasses.asdict(row).items() for row in beside.expert_kernels)
-        lines += [f"  - {_flow(_words({key: told for key, told in row if told != usual[key]}))}" for row in rows]
+        units, rows = units_of(ExpertKernels), (dataclasses.asdict(row).items() for row in beside.expert_kernels)
+        lines += [
+            f"  - {_flow({key: _value(told, units[key]) for key, told in row if told != usual[key]})}" for row in rows
+        ]
     if beside.inherits_rows:
         lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
         lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
