@@ -167,10 +167,10 @@ class ExpertKernels:
 
     def instead_of(self, row: MoeFit) -> MoeFit:
         """A fit of the kernel that was timed, as the engine's own kernel runs."""
-        own = {"e_compute": self.e_compute, "t0": self.t0}
-        told = {name: value for name, value in own.items() if value is not None}
-        sizes = {"input_multiple": self.input_multiple, "multiple": self.multiple}
-        return replace(row, stands_for=self.kernel, **sizes, **told)
+        share = row.e_compute if self.e_compute is None else self.e_compute
+        start = row.t0 if self.t0 is None else self.t0
+        row = replace(row, input_multiple=self.input_multiple, multiple=self.multiple)
+        return replace(row, stands_for=self.kernel, e_compute=share, t0=start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from docs.computed import slow, table
 from lab.calibration.served.bands import with_bands
+from lab.calibration.served.drafts import drafts_summed, judged_drafts
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import BARS, PARTS, coverage, groups, judged, points
 from lab.calibration.served.ranking import GROUP, SLOW, heights, modes, ranked, served_points, summed
@@ -35,6 +36,8 @@ FILES = {
     "measured_2026": ("inferencex_dsr1_amd_runs", "inferencex_newmodels_runs"),
     "measured_3/recipes": ("joined", "joined_flags.parquet"),  # launch flags of them
 }
+#: Cells that state drafts and the acceptance of each.
+DRAFTED = DATA / "measured_3" / "served_cells" / "gptoss_h200_speculation.csv"
 #: Form of a file -> its name on the page.
 FORMS = {
     "inferencex_dense": "InferenceX, Llama 70B and gpt-oss, aggregated",
@@ -140,6 +143,21 @@ def served_date() -> str:
     """Day on which the limits on the page were last found to be others than before."""
     today = date.today()
     return written("served-date") if written("served-bars") == served_bars() else f"{today.day} {today:%B %Y}"
+
+
+@slow
+@from_files(lambda: [*paths(), DRAFTED])
+def served_drafts() -> str:
+    """Runs with drafts: TPOT and its gain over equal runs without, by model and part."""
+    rows, _ = read_files([DRAFTED, *(path for path in paths() if path.name != AMD)])
+    found = drafts_summed(judged_drafts(rows)).fillna(0.0)
+    lines = [
+        [f"{each.model}, acceptance {each.acceptance}", each.part]
+        + [f"{100 * error:.1f} % ({runs})" * bool(runs) for error, runs in each_of]
+        for each in found.itertuples()
+        for each_of in [((each.error_tpot, each.runs), (each.error_gain, each.pairs))]
+    ]
+    return table(["runs with drafts", "part", "TPOT", "its gain over equal runs without"], lines)
 
 
 def _by(found: pd.DataFrame, dimension: str, value: str) -> list[str]:

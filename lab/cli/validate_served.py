@@ -17,6 +17,7 @@ from disagg_sim.sweep.backends.run import run_tasks
 from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.boards import NEAR, boards, judged_boards, met
+from lab.calibration.served.drafts import drafts_summed, judged_drafts
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import (
     ENGINE_NOISE,
@@ -114,6 +115,11 @@ def validate_serving(
     if bars["rows"].sum():
         typer.echo("\nBars (engines of today in a closed loop, below saturation, by operating points):")
         print_frame(bars)
+    drafts = judged_drafts(rows)
+    if len(drafts):
+        typer.echo("\nRuns with drafts, apart: TPOT, and its gain over equal runs without:")
+        print_frame(drafts_summed(drafts))
+        write_frames({"drafts": drafts}, out)
     covered = coverage(table)
     if len(covered):
         typer.echo(

@@ -14,14 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from disagg_sim.facts.load import load_checkpoints, load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.yaml_files import list_specs, read_mapping
 from disagg_sim.units import MS
 from disagg_sim.workload.named import lengths_named
-from lab.calibration.names import engine_named, model_named, old_engine, source_engine
+from lab.calibration.names import engine_named, model_named, old_engine, recipe_of, source_engine, system_named
 from lab.calibration.served.cells import (
     Names,
+    cache_format,
     count,
     groups_of,
     instance,
@@ -58,6 +61,8 @@ NODE_GPUS = 8.0
 FULL_PASS = 16384.0
 #: Copies of experts of SGLang's deployment on 96 H100, in both phases (LMSYS, large-scale EP, 2025-05-05). [1]
 LMSYS_COPIES = 32
+#: Most in flight of cells that state acceptance: beyond, some wait for a place. [request]
+MOST_IN_FLIGHT = 128
 #: Words of the long form (``forms.yaml``).
 _WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
 NOT_SERVED, METRICS, THROUGHPUTS, PHASES, SOURCE_CHUNKS = (
@@ -319,6 +324,42 @@ def argonne(line: Any) -> ServingRow:
         quantities=tuple(quantity for quantity in found if stated(quantity.measured)),
         batch=value(line, "batch"),
         workers=WorkerGroup(mapping=instance(gpus, pp=gpus if pipeline else 1)),
+    )
+
+
+def drafted_cells(line: Any) -> ServingRow:
+    """A cell of one server that states drafts and the acceptance of each, or none; lengths as InferenceX draws them."""
+    model, _, weights = text(line, "model").rstrip(")").partition(" (")
+    gpus, _, hardware = text(line, "gpu").partition("x ")
+    framework = text(line, "engine")
+    system, reason = system_named(hardware, hardware)
+    model, engine = model_named(model), engine_named(framework)
+    drafts = count(line, "num_spec")
+    waits = value(line, "concurrency") > MOST_IN_FLIGHT
+    shares = [value(line, f"accept_pos{place}") for place in range(drafts)]
+    return ServingRow(
+        file="",
+        row="",
+        form="",
+        model=model,
+        system=system,
+        engine=engine,
+        recipe=recipe_of(weights, cache_format(engine, weights), model),
+        hardware=hardware,
+        framework=framework,
+        quantities=mean_or_median(line, "tpot"),
+        load="closed_loop",
+        mode="aggregated",
+        workers=WorkerGroup(mapping=instance(int(gpus))),
+        isl=INFERENCEX_MEAN_LENGTH * value(line, "isl"),
+        osl=INFERENCEX_MEAN_LENGTH * value(line, "osl"),
+        concurrency=value(line, "concurrency"),
+        waves=INFERENCEX_WAVES,
+        spread=INFERENCEX_SPREAD,
+        speculative=drafts > 0,
+        drafts=drafts or 1,
+        accepted=tuple(float(share) for share in np.minimum.accumulate(shares)) if drafts else (),
+        reason=reason or "some requests wait for a place" * waits,
     )
 
 

@@ -24,6 +24,8 @@ from lab.calibration.served.cells import text, version_in
 from lab.calibration.served.launch_flags import FURTHER, MARKS, launched
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
+#: Why a run with drafts is not judged with the others.
+SPECULATIVE = "speculative decoding: a step makes more than one token"
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
 DIGEST = 12
 #: Longest header of a CSV; those known have some 1,500. [character]
@@ -33,6 +35,7 @@ FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
     "inferencex_dsr1": ({"tput_total_tok_s_gpu", "tpot_median_ms", "prefill_workers", "concurrency"}, forms.inferencex),
     "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex),
     "inferencex_models": ({"ttft_mean_ms", "tpot_mean_ms", "moe_ep", "decode_moe_ep"}, forms.inferencex_models),
+    "drafted_cells": ({"num_spec", "accept_pos0", "tpot_mean_ms"}, forms.drafted_cells),
     "nvidia_gap": ({"ttft_mean_ms", "tpot_mean_ms", "gemm_quant", "moe_ep"}, forms.nvidia_gap),
     "trtllm_docs": ({"scenario", "metric", "value", "parallelism_label"}, forms.trtllm_docs),
     "mlperf": ({"mlperf_id", "scenario", "samples_per_s"}, forms.mlperf),
@@ -126,7 +129,7 @@ def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
     row = replace(row, file=path.name, form=form, row=row.row or str(number))
     row = replace(row, workers=_with_slots(row, row.workers), prefill=_with_slots(row, row.prefill))
     if row.speculative:
-        row = row.refused("speculative decoding: a step makes more than one token")
+        row = row.refused(SPECULATIVE)
     for what, name in (("model", row.model), ("system", row.system), ("engine profile", row.engine)):
         if not name:
             row = row.refused(f"no {what} for {row.framework!r}" if what == "engine profile" else f"no {what}")

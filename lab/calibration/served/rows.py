@@ -15,7 +15,14 @@ UNKNOWN_LENGTHS = "lengths are not stated"
 #: Why a run is not judged whose layout nothing else tells.
 MULTIPLIED = "more GPUs than a node: the source multiplies degrees of the same GPUs"
 #: Forms whose load generators draw the tokens of prompts at random.
-RANDOM_TOKENS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap", "trtllm_docs")
+RANDOM_TOKENS = (
+    "inferencex_dsr1",
+    "inferencex_dense",
+    "inferencex_models",
+    "nvidia_gap",
+    "trtllm_docs",
+    "drafted_cells",
+)
 #: Digits of the word of an operating point. [1]
 POINT_DIGITS = 10
 
@@ -80,6 +87,8 @@ class ServingRow:
     gather_steps: int = 0  # decode steps that a prompt waits for others to come with it; 0 = none [1]
     cold: bool = False  # nothing was sent before: its first requests hold what a server does once
     speculative: bool = False
+    drafts: int = 1  # of a step, where it is; 1 where the source states none [token]
+    accepted: tuple[float, ...] = ()  # share of steps that accept each of them, where the source states it [1]
     assumed_layout: bool = False  # the source states GPUs alone
     submitter: str = ""  # who sent a result to a benchmark
     scenario: str = ""  # of a benchmark
