@@ -26,6 +26,8 @@ ENCODER_TRANSFER = "zmq_to_scheduler"
 DISPATCHED, MOST_DISPATCHED = 128, 1024
 #: Entries of NVSHMEM's queues by default; DeepEP needs two a token, and two more. [1]
 QUEUE_DEPTH = 1024
+#: Kernel of experts in MXFP4 that vLLM on Hopper has to be told to take, as the efficiency files name it.
+MARLIN = "W4A16: Marlin"
 #: The exchange of vLLM that needs no library beside it.
 GATHERED = "allgather_reducescatter"
 #: Directory of the SSD tier on each node.
@@ -260,6 +262,9 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
     """List environment variables of all workers of an engine."""
     tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
     heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
+    if engine == "vllm":
+        used = (fit for each in every for taken in each.setup.rates.used for fit in taken.fits)
+        return {"VLLM_MXFP4_USE_MARLIN": "1"} if any(fit.stands_for == MARLIN for fit in used) else {}
     if engine != "sglang":
         return {}
     found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if heads_cut else {}

@@ -10,6 +10,8 @@ from disagg_sim.certainty.trust import Trust, trust_of
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.precision import MXFP4
+from disagg_sim.launch.engines import environment_of
+from disagg_sim.launch.workers import Workers
 from disagg_sim.physics.experts import moe_cost
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
@@ -161,8 +163,7 @@ def test_random_routing_slows_small_batches_most():
 @pytest.mark.parametrize(
     ("system", "engine", "library", "like"),
     [
-        ("h200_sxm", "trtllm", "vllm", "bf16"),  # W4A16: Triton
-        ("h200_sxm", "sglang", "sglang", "bf16"),
+        ("h200_sxm", "sglang", "sglang", "bf16"),  # W4A16: Triton
         ("b200_sxm", "trtllm", "vllm", "fp8"),  # W4A8: generated kernels, MXFP8 activations
         ("gb300_nvl72", "vllm", "vllm", "fp8"),
     ],
@@ -174,6 +175,26 @@ def test_experts_in_mxfp4_run_as_each_engine_multiplies_them_on_each_system(syst
     assert (kernel.flops, kernel.t0) == (share * load_system(system).peak_flops[like], fit.t0)
     assert kernel.element == {"bf16": 2.0, "fp8": 1.0}[like]  # of an activation
     assert setup("gpt_oss_120b", system, "mxfp4", "ideal").rates.moe["tp"][0].flops >= kernel.flops
+
+
+@pytest.mark.parametrize(("engine", "share", "start"), [("trtllm", 0.35, 80e-6), ("vllm", 0.295, 23.8e-6)])
+def test_kernels_whose_served_runs_tell_start_and_share_have_them(engine, share, start):
+    (kernel,) = setup("gpt_oss_120b", "h200_sxm", "mxfp4", engine=engine).rates.moe["tp"]
+    peak = load_system("h200_sxm").peak_flops["bf16"]
+    assert (kernel.flops, kernel.t0) == pytest.approx((share * peak, start))
+
+
+@pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
+def test_vllm_is_told_to_take_the_kernel_of_the_forecast(system):
+    """Marlin on Hopper: sizes rounded up, and the variable that asks for it."""
+    at = setup("gpt_oss_120b", system, "mxfp4", engine="vllm")
+    (kernel,) = at.rates.moe["tp"]
+    one = Workers(role="colocated", mapping=Sharding(), instances=1, setup=at)
+    hopper = system != "b200_sxm"
+    assert environment_of("vllm", [one]) == ({"VLLM_MXFP4_USE_MARLIN": "1"} if hopper else {})
+    assert not environment_of("vllm", [replace(one, setup=setup("gpt_oss_120b", system, "bf16", engine="vllm"))])
+    if hopper:
+        assert (kernel.input_multiple, kernel.multiple) == (256, 128)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,7 @@ def test_a_cell_states_its_drafts_and_their_acceptance(rows):
     plain, drafted, full = rows
     assert (plain.system, plain.engine, plain.model) == ("h200_sxm", "vllm", "gpt_oss_120b")
     assert (plain.speculative, plain.accepted, plain.reason) == (False, (), "")
-    assert (drafted.drafts, drafted.accepted, drafted.reason) == (
-        2,
-        (0.5, 0.5),
-        SPECULATIVE,
-    )
+    assert (drafted.drafts, drafted.accepted, drafted.reason) == (2, (0.5, 0.5), SPECULATIVE)
     assert full.reason == "some requests wait for a place"
 
 
