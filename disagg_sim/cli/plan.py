@@ -97,7 +97,7 @@ def plan_answer(asked: PlanQuestion) -> PlanAnswer:
     if found.best is None:
         return PlanAnswer(found=found)
     if asked.proof:
-        from disagg_sim.planning.proven import proven  # the simulator takes a second to load
+        from disagg_sim.planning.prove import proven  # the simulator takes a second to load
         from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
         with on_compilation(lambda: typer.echo(COMPILING, err=True)):

@@ -27,7 +27,15 @@ from disagg_sim.facts.load import (
     load_traffic,
 )
 from disagg_sim.facts.yaml_files import DIRECTORIES, list_specs, shown, spec_files
-from disagg_sim.report.lines import Line, model_lines, precision_lines, profile_lines, system_lines, traffic_lines
+from disagg_sim.report.lines import (
+    Line,
+    model_lines,
+    option_lines,
+    precision_lines,
+    profile_lines,
+    system_lines,
+    traffic_lines,
+)
 from disagg_sim.report.schemas import SCHEMAS, json_schema
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import US
@@ -118,11 +126,35 @@ def check(
         raise SpecError("\n".join(faulty))
 
 
-def _print_policies(name: str) -> None:
-    """Print one serving policy, those of a file, or all."""
-    from disagg_sim.cli.policies import policies_of, print_policies  # they simulate, an extra
+_OPTION_HEADER = ("option", "default", "allowed", "meaning")
 
-    print_policies(policies_of(name))
+
+def _print_policies(name: str) -> None:
+    """Print what one serving policy does, those of a file, or all, with the parts that each needs and its options; then
+    the keys of ``run``.
+    """
+    from disagg_sim.scenario.options import load_policies
+    from disagg_sim.simulation.policies.registry import policies, policy_named, title_of  # they simulate, an extra
+    from disagg_sim.simulation.run_options import RunOptions
+    from disagg_sim.techniques.availability.play import Failures
+
+    chosen = dict(policies())
+    if name.endswith(".py"):
+        load_policies(name)
+        chosen = {each: policy for each, policy in policies().items() if each not in chosen}
+        if not chosen:
+            raise SpecError(f"{name}: registers no serving policy")
+    elif name:
+        chosen = {name: type(policy_named(name))}
+    for each, policy in chosen.items():
+        typer.echo(": ".join(filter(None, (each, title_of(policy)))))
+        typer.echo(f"takes the parts {', '.join(policy.needs)} of a deployment")
+        print_table(option_lines(policy), header=_OPTION_HEADER)
+        typer.echo()
+    typer.echo("run: keys of a scenario that hold for every policy")
+    print_table(option_lines(RunOptions), header=_OPTION_HEADER)
+    typer.echo("run.failures: keys of what fails, beside its events")
+    print_table(option_lines(Failures), header=_OPTION_HEADER)
 
 
 _FIT_HEADER = ("operator", "engine", "fit", "error: median, p90", "of rows held out", "measured on")

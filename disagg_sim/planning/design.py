@@ -239,7 +239,13 @@ class Design:
         def sides(rate: float) -> list[tuple[AnyChoice, int]]:
             first = self._first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate, work.ttft.share)
             passed = (first if pool.role == first.role else pool for pool in self.pools)
-            return [(_under(pool.choice, asked), pool.instances) for pool in passed]
+            return [
+                (
+                    one.under(asked) if isinstance(one := pool.choice, ColocatedChoice) else replace(one, work=asked),
+                    pool.instances,
+                )
+                for pool in passed
+            ]
 
         def serves(rate: float) -> bool:
             return all(choice.holds(rate / work.spare, instances) for choice, instances in sides(rate))
@@ -319,8 +325,3 @@ class Availability:
             named.append((name, gpus))
             needs.append(Need(instances=count, cost=gpus, blast=blast))
         return named, spares_for(needs, self.target)
-
-
-def _under(choice: AnyChoice, work: Demand) -> AnyChoice:
-    """The same choice under other limits."""
-    return choice.under(work) if isinstance(choice, ColocatedChoice) else replace(choice, work=work)

@@ -1,5 +1,7 @@
 """Prove a plan by simulation: replay requests at its rate, and adapt the counts of instances until the limits hold.
 
+``proven`` does so for several designs of both modes: the answer is the better one as simulated, not as planned.
+
 A trace is replayed whole, its time stamps scaled to the planned rate. Without one, Poisson arrivals with the lengths of
 the question are drawn, and the requests of the first two mean times in the system, in which it fills, are not judged.
 
@@ -7,6 +9,8 @@ Counts are searched without spares. A plan with spares is then played with them:
 has spares fail at once, in full load, and are away for the restart of the stated failures. Their requests begin again
 elsewhere, and the limits must hold for those in flight and all that come after. Simulated encoders do not fail: their
 spares are away from the beginning.
+
+Past 400 lines: the proofs of one design and of both modes judge the same simulations.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.pools import PrefillChoice
+from disagg_sim.planning.ranking import first_mode
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
-from disagg_sim.planning.sizing import cost_of
+from disagg_sim.planning.sizing import cost_of, designs_at
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
@@ -31,6 +37,8 @@ from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.encode.play import Encoders
 from disagg_sim.workload.trace import Trace
 
+#: Designs of a mode that are proven. [1]
+MOST_PROVEN = 6
 #: Simulations of a search. [1]
 MOST_RUNS = 40
 #: Rate over the planned one below which none is tried. [1]
@@ -353,3 +361,67 @@ def _most_rate(runs: _Runs, first: ProofRun) -> ProofRun:
         run = runs.at(counts, math.sqrt(held.rate * failed.rate))
         held, failed = (run, failed) if run.holds else (held, run)
     return held
+
+
+def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
+    """Put proven designs in the place of the planned ones: of both modes, so that the better one is.
+
+    Of each mode designs are proven, the cheapest as planned first, until none of the others would be cheaper, or
+    ``MOST_PROVEN`` are: the one that planned best may need more than another. Returns the plan with its proven designs,
+    and the proof of its best.
+
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
+    >>> plan, proof = proven(found)
+    >>> plan.best == proof.design, proof.proven
+    (True, True)
+    """
+    if plan.best is None:
+        prove(plan)  # says why not
+    tried = {mode: _tried(plan, mode, seed) for mode in ServingMode}
+    every = [pair for pairs in tried.values() for pair in pairs]
+    if not every:
+        prove(plan, seed=seed)  # says why not
+    heads = {mode: min((each for _, each in pairs), key=_standing) for mode, pairs in tried.items() if pairs}
+    held = {mode: each for mode, each in heads.items() if each.proven}
+    alike = len({each.design.pools[-1].setup.system.name for each in held.values()}) == 1
+    first = first_mode({mode: _value(each.design) for mode, each in held.items()}, simpler=alike) if held else None
+    best = min(heads.values(), key=_standing) if first is None else held[first]
+    other = next((each.design for each in held.values() if each is not best), None)
+    gain = math.inf if other is None else _value(other) / _value(best.design)
+    rest = [each.design for _, each in every if each.proven and each is not best and each.design is not other]
+    later = [each for each in plan.runners_up if all(each is not planned for planned, _ in every)]
+    rest += [each for each in later if _value(each) >= _value(best.design)]  # no simulation of a cheaper one holds
+    runners = sorted([*([] if other is None else [other]), *sorted(rest, key=_value)[: RUNNERS_UP - 1]], key=_value)
+    cheapest = min((each.design for _, each in every if each.proven), key=_value, default=best.design)
+    told = replace(plan, best=best.design, other=other, gain=gain, runners_up=tuple(runners), cheapest=cheapest)
+    return told, best
+
+
+def _tried(plan: Plan, mode: ServingMode, seed: int) -> list[tuple[Design, Proof]]:
+    """Designs of a mode with their proofs, until none of the others could be cheaper."""
+    designs = [each for each in (plan.best, plan.other, *plan.runners_up) if each is not None]
+    if plan.size.rate is not None:
+        designs += [each for case in plan.cases for each in designs_at(case, plan.size.rate)]
+    found: list[tuple[Design, Proof]] = []
+    least = math.inf
+    for design in sorted((each for each in dict.fromkeys(designs) if each.mode == mode), key=_value):
+        if len(found) == MOST_PROVEN or _value(design) >= least:
+            break
+        try:
+            proof = prove(plan, design, seed=seed)
+        except InfeasibleError:  # the simulator sees no request that could keep its limits
+            continue
+        found.append((design, proof))
+        least = min(least, _value(proof.design)) if proof.proven else least
+    return found
+
+
+def _value(design: Design) -> float:
+    """Cost of the work, in the unit of the objective times seconds a request."""
+    return design.cost / design.rate
+
+
+def _standing(proof: Proof) -> tuple[bool, float]:
+    """The smaller comes first."""
+    return not proof.proven, _value(proof.design)

@@ -8,7 +8,7 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, MissingExtraError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
-from disagg_sim.planning import proven as module
+from disagg_sim.planning import prove as module
 from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import DRAWS, RATE_STEP, Proof, ProofRun, _holding, checked, prove, resized
 from disagg_sim.planning.replayed import run_options
