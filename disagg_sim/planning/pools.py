@@ -199,18 +199,9 @@ class PrefillChoice(QuickBound):
 
     def late_at_most(self, rate: float, instances: int, limit: float) -> float:
         """Bound ``delay(rate, instances).late(limit)`` from above: all meet the longest pass that there is. [1]"""
-        if self.loads is not None or self.encode is not None or self.batch[-1] == 1:
-            return 1.0  # they are not looked at
-        left, used = limit - _longest(self, int(self.batch[-1])), self.utilisation(rate, instances)
-        if left <= 0.0:
-            left = limit - _longest(
-                self, largest_pass(rate / instances, self.batch, self.busy, instances, self._unlike())
-            )
-        if left <= 0.0:
-            return 1.0
-        servers = instances * int(self.batch[-1])
-        wait = mean_wait(servers, used, float(self.busy[-1]), (self.work.dispersion + self.spread) / 2)
-        return share_that_waits(servers, used) * math.exp(-left / wait) * (1.0 + ROUNDED)
+        longest, waits, wait = _longest(self, rate, instances)
+        left = limit - longest
+        return waits * math.exp(-left / wait) * (1.0 + ROUNDED) if left > 0.0 else 1.0
 
     def _unlike(self) -> Floats:
         """What passes of equally probable kinds of prompts last longer than the mean of their size. [s]"""
@@ -228,16 +219,22 @@ class PrefillChoice(QuickBound):
 
 
 @lru_cache(maxsize=1024)
-def _longest(choice: PrefillChoice, most: int) -> float:
-    """Time to the first token beside passes of ``most`` prompts, apart from what does not fit into the next one. [s]"""
+def _longest(choice: PrefillChoice, rate: float, instances: int) -> tuple[float, float, float]:
+    """Time to the first token beside the longest passes [s], and the share that waits for more [1], how long [s]."""
+    if choice.loads is not None or choice.encode is not None or choice.batch[-1] == 1:
+        return math.inf, 1.0, 0.0  # they are not looked at
+    used, unlike = choice.utilisation(rate, instances), choice._unlike()
+    most = largest_pass(rate / instances, choice.batch, choice.busy, instances, unlike)
     own, sizes = choice._own(1.0), np.append(choice.batch[choice.batch < most], most)
     mean, busy = (np.interp(sizes, choice.batch, each) for each in (choice.weights @ choice.ftl, choice.busy))
     others = own.ftl.max() if choice.mapping.dp_attn > 1 else own.ftl[:, 0].max() + np.ptp(mean)
-    longest = own.beside.max() + others + busy.max() + 2.0 * np.abs(choice._unlike()).max()
+    longest = own.beside.max() + others + busy.max() + 2.0 * np.abs(unlike).max()
     if choice.stages is not None:
         added = choice.stages.added(choice.weights, choice.batch, sizes).later
         longest += np.ptp(choice.stages.later[:, 0]) + np.ptp(added)
-    return float(longest)
+    servers = instances * int(choice.batch[-1])
+    wait = mean_wait(servers, used, float(choice.busy[-1]), (choice.work.dispersion + choice.spread) / 2)
+    return float(longest), share_that_waits(servers, used), wait
 
 
 @lru_cache(maxsize=256)  # a search asks for some again; kept by each choice they held gigabytes

@@ -147,7 +147,9 @@ class Delay:
     @property
     def mean(self) -> float:
         """Mean latency; inf where the queue grows without end. [s]"""
-        return _mean(self.calm_share, self.calm) + _mean(self.held_share, self.held + self.wait)
+        sides = ((self.calm_share, self.calm), (self.held_share, self.held + self.wait))
+        calm, held = (_mean(share, np.where(share > 0.0, values, 0.0)) for share, values in sides)
+        return calm + held  # 0 times infinity is 0: a case that never comes
 
     def at(self, share: float) -> float:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
@@ -184,7 +186,6 @@ def _reached(values: Floats, shares: Floats, share: float) -> float:
 
 def _mean(shares: Floats, values: Floats | Mask) -> float:
     """Add up shares times values in pieces for one core of OpenBLAS: the sum is the same on any number of cores."""
-    values = np.where(shares > 0.0, values, 0.0)  # 0 times infinity is 0: a case that never comes
     if shares.size <= ONE_CORE:
         return float(shares @ values)
     pieces = range(0, shares.size, ONE_CORE)

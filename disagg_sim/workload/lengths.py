@@ -205,10 +205,18 @@ class Lengths(ByValue, Shown):
         >>> nodes.new.tolist(), nodes.past.tolist()
         ([6560.0], [58976.0])
         """
-        if self.cached is not None:
-            return self.cached.nodes(step)
-        isl, weight = self.isl_nodes(step)
-        return Prompts(isl, np.zeros_like(isl), weight, (HBM,) * isl.size)
+        if step not in self._nodes:
+            if self.cached is not None:
+                self._nodes[step] = self.cached.nodes(step)
+            else:
+                isl, weight = self.isl_nodes(step)
+                self._nodes[step] = Prompts(isl, np.zeros_like(isl), weight, (HBM,) * isl.size)
+        return self._nodes[step]
+
+    @cached_property
+    def _nodes(self) -> dict[float, Prompts]:
+        """What ``prompt_nodes`` found, by its steps: a search asks for each of its points."""
+        return {}
 
     @cached_property
     def prompt_parts(self) -> PromptParts | None:

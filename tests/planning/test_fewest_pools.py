@@ -55,8 +55,6 @@ def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, s
         some = replace(choice, steps=steps, work=work, hold_steps=hold)
         fast = rates >= steps.batch / (work.lengths.gaps * work.tpot.seconds)
         most = rates[fast].max(initial=0.0) / work.spare
-        for asked in (1.01 * most, most):
-            assert (some.asks(asked, 1) is not None) == (0 < asked <= most)
         assert some.most == most <= some.ceiling
 
 
@@ -93,6 +91,8 @@ def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
                 found = list(pools(choices, rate, most, within))
                 assert found == list(one_after_the_other(choices, rate, most, within))
         assert best_rate(case.colocated) == max(each.most / gpus_of(each) for each in case.colocated)
+        for each in case.colocated:
+            assert [each.asks(share * each.most * 3, 3) for share in (0.6, 0.999, 1.01)] == [2, 3, None]
 
 
 def standing(role, pool, rate):
