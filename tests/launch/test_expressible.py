@@ -310,6 +310,15 @@ def test_a_prompt_of_one_token_more_is_one_pass_and_not_refused(isl):
         assert trtllm_config(workers(role, LLAMA, tp(4), batch=1), NAMED)["enable_chunked_prefill"]
 
 
+def test_passes_of_a_prefill_pipeline_are_filled_across_prompts():
+    """Whole prompts of unlike lengths would leave stages idle: engines keep only as many passes in flight as stages."""
+    for pp, packed in ((1, False), (2, True)):
+        pool = workers(
+            "prefill", LLAMA, ds.Sharding(pp=pp), batch=1, token_budget=60_000, lengths=ds.lengths(4096, 128)
+        )
+        assert trtllm_config(pool, NAMED)["enable_chunked_prefill"] is packed
+
+
 def test_no_request_is_longer_than_the_model_takes():
     pool = workers("decode", LLAMA, tp(4), batch=1, lengths=ds.lengths(120_000, 2_000))
     assert vllm_flags(pool, NAMED)["--max-model-len"] == LLAMA.model.max_context == 131_072
