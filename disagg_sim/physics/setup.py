@@ -73,6 +73,16 @@ class Setup(Shown):
         return None if self.overheads is None else self.overheads.memory
 
     @property
+    def request_host(self) -> float:
+        """What the engine spends on a request before its prefill: HTTP, tokenising, scheduling. [s]
+
+        >>> import disagg_sim as ds
+        >>> ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels").request_host
+        0.0
+        """
+        return 0.0 if self.overheads is None else self.overheads.request_host
+
+    @property
     def cache_share(self) -> float:
         """Share of what weights and activations leave that the cache may fill. [1]"""
         return 1.0 if self.overheads is None else self.overheads.cache_share

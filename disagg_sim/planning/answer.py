@@ -16,7 +16,6 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.planning.candidates import Candidates, DecodeGrid, under_limits
-from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import least_hand_over
 from disagg_sim.planning.limits import Demand, Limit
@@ -241,7 +240,7 @@ def _why(case: Candidates, size: Size, max_nic: float | None) -> str:
     if fastest > work.tpot.seconds:
         told.append(f"no mapping decodes in the TPOT limit of {_ms(work.tpot)}; the best step is {_ms(fastest)}")
     encoding = 0.0 if case.encode is None else case.encode.alone_s
-    first = host_of(case.prefill_at) + least(prefill.latency, prefill.feasible) + encoding
+    first = case.prefill_at.request_host + least(prefill.latency, prefill.feasible) + encoding
     if first > work.ttft.seconds:
         encoded = f" and {_ms(encoding)} of encoding" if encoding else ""
         told.append(

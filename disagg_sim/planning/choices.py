@@ -153,7 +153,7 @@ def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Ma
     Those ``among`` further rows, too.
     """
     found: dict[tuple[int, int], None] = {}
-    host = host_of(grid.setup)
+    host = grid.setup.request_host
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
     for view, time in product([*_views(grid), *among], pass_times(limit, short)):
         usable = view[:, None] & alone & grid.feasible & (grid.latency + host <= time)
@@ -196,11 +196,6 @@ def axes_of(choices: Sequence[PrefillChoice], batch: Ints) -> Axes:
     most = 2 * max(int(each.batch[-1]) for each in choices)
     chunks = np.unique([int(each.mapping.chunk_tokens) for each in choices])
     return chunks, batch[batch <= most]
-
-
-def host_of(at: Setup) -> float:
-    """Host time of a request before its prefill; 0 without an engine. [s]"""
-    return 0.0 if at.overheads is None else at.overheads.request_host
 
 
 def prefill_choices(grid: PhaseGrid, work: Demand) -> list[PrefillChoice]:
@@ -258,7 +253,7 @@ def _prefill(
         ftl=ftl[:, : column + 1],
         spread=spread,
         weights=work.lengths.prompt_nodes().weight,
-        host=host_of(grid.setup),
+        host=grid.setup.request_host,
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         bound=BOUNDS[grid.bound[row, column]],
@@ -449,11 +444,11 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             pasts=nodes.past,
             weights=nodes.weight,
             parts=work.lengths.prompt_parts,
-            host=host_of(at),
+            host=at.request_host,
             memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
             memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
             bound=BOUNDS[decode.bound[own, 0]],
-            passes=host_of(at) + (ftl + load)[:, 0, 0],
+            passes=at.request_host + (ftl + load)[:, 0, 0],
         )
 
 
@@ -531,7 +526,7 @@ def colocated_of(
         pasts=prompts.past,
         weights=prompts.weight,
         parts=lengths.prompt_parts,
-        host=host_of(at),
+        host=at.request_host,
         loads=Loads.of(at, mapping, prompts),
         memory=memory,
         memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),

@@ -34,7 +34,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import ServiceClass, slo_of
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.site import Site, placed_slo, request_host
+from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.techniques.split.physics import half_setups, split_bytes, split_step
 from disagg_sim.techniques.split.search import check_split
@@ -325,7 +325,7 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | Trac
             time = split_step(own, ffn.setup or own, alone, sequences=1.0, context=float(prompt)).ttl
         steps.append(float(np.min(time)) / (1 + mapping.draft_tokens))
     single = output == 1
-    ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
+    ttft, tpot = at.request_host + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return LeastLatency(ttft=ttft, tpot=tpot, prompt=prompt)
 
 

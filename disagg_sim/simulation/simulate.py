@@ -25,7 +25,6 @@ from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.scaling import TIME, at_rate
 from disagg_sim.workload.stream import TraceStream, in_memory
@@ -58,7 +57,7 @@ def loss(plan: Deployment, lengths: Lengths, trace: Trace, row: Summary, replay:
     planned = rate * lengths.mean_osl / plan.gpus  # output tokens of the slower pool over ALL GPUs [token/s]
     at, decodes = plan.prefill.members[0][0].setup, sum(each.batch * count for each, count in plan.decode.members)
     prefills = PREFILLS_AHEAD * sum(each.batch * count for each, count in plan.prefill.members)
-    held = decodes + prefills + math.ceil(rate * (request_host(at) if at is not None else 0.0))  # that fill both pools
+    held = decodes + prefills + math.ceil(rate * (at.request_host if at is not None else 0.0))  # that fill both pools
     constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))
     offered = trace.rate * float(trace.output_tokens.mean()) / plan.gpus
     limits = f"TTFT {row.slo_ttft_s:g} s and TPOT {row.slo_tpot_s:g} s"

@@ -37,16 +37,6 @@ SCHEDULER = "vllm_v1_2026"
 LEAST_TTFT_SHARE = 1e-3
 
 
-def request_host(at: Setup) -> float:
-    """Look up the host time that the engine of a setup takes for a request before its prefill; 0 without an engine. [s]
-
-    >>> import disagg_sim as ds
-    >>> request_host(ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"))
-    0.0
-    """
-    return 0.0 if at.overheads is None else at.overheads.request_host
-
-
 def placed_slo(slo: Slo, at: Setup) -> Slo:
     """Take the host time of a request off its TTFT limit: what is left when a policy places it.
 
@@ -57,11 +47,11 @@ def placed_slo(slo: Slo, at: Setup) -> Slo:
     >>> import disagg_sim as ds
     >>> for engine in ("trtllm", "kernels"):
     ...     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine=engine)
-    ...     print(f"{placed_slo(Slo(ttft=0.2, tpot=0.05), at).ttft + request_host(at):.1f} s in all")
+    ...     print(f"{placed_slo(Slo(ttft=0.2, tpot=0.05), at).ttft + at.request_host:.1f} s in all")
     0.2 s in all
     0.2 s in all
     """
-    return replace(slo, ttft=max(slo.ttft - request_host(at), LEAST_TTFT_SHARE * slo.ttft))
+    return replace(slo, ttft=max(slo.ttft - at.request_host, LEAST_TTFT_SHARE * slo.ttft))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +81,8 @@ class Site:
 
     @property
     def request_host_s(self) -> float:
-        """See ``request_host``. [s]"""
-        return request_host(self.setup)
+        """See ``Setup.request_host``. [s]"""
+        return self.setup.request_host
 
     def table(self, mapping: Sharding, max_sequences: int = MAX_SEQUENCES) -> StepTable:
         """Step times of an instance that decodes up to ``max_sequences`` [1]."""

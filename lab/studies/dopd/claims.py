@@ -18,7 +18,6 @@ from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.policies.dopd.sizes import BANDWIDTH_SHARE, LARGEST_GRAPH, kingman_wait, matching_prefill
-from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB, MS, TERA
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from lab.studies.claims import Told
@@ -152,7 +151,7 @@ def d8_kingman(bench: DopdBench) -> Told:
             services = np.array([times.pass_time(each)[1] for each in trace.input_tokens.tolist()])
             case = case_of(pools(1, 1), "disaggregated", prefill="whole", token_budget=1)
             found = bench.result(("kingman", load, prompts), trace, case).requests
-            placed = found.arrival_s + request_host(bench.llama)
+            placed = found.arrival_s + bench.llama.request_host
             waits.append(float(np.mean(found.prefill_start_s - placed)))
             expected = kingman_wait(np.diff(trace.arrival), services, servers=1)
             worst = max(worst, abs(waits[-1] / expected - 1))
