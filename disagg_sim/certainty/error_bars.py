@@ -17,8 +17,8 @@ r"""Compute error bars of latencies and throughput of designs, and of frontiers.
   where two modes are compared.
 
 The time of a request outside its pass before the first token (HTTP, tokenising, scheduling, hand-over) is not in the
-FTL of a configuration. Its error is in seconds, not a factor (``ServedSpread`` of ``first_token``); ``beside`` has
-draws of it, to add to a pass.
+FTL of a configuration. Its error is a share of that time (``ServedSpread`` of ``first_token``); ``beside`` has draws of
+it in seconds, to add to a pass.
 
 All z and :math:`\epsilon` are standard normal and drawn by name from one seed, so that several tables have the same
 factors.
@@ -324,11 +324,11 @@ def _beside(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> Floats:
     at = designs.prefill_at
     engine = engine_of(at.rates, at.engine, spec)
     sigma = _engine_sigma(designs, designs.prefill_mapping, engine, spec.served["first_token"])
-    return sigma[:, None] * draws.of(f"engine {engine} first token")
+    return at.request_host * sigma[:, None] * draws.of(f"engine {engine} first token")
 
 
 def _engine_sigma(designs: Designs, mapping: Sharding, engine: str, spread: ServedSpread) -> Floats:
-    """Standard deviation of the error of an engine on designs like these, (rows,), in the unit of ``spread``."""
+    """Standard deviation of the error of an engine on designs like these, (rows,). [1]"""
     kinds = layout_kinds(mapping)
     rows = len(designs.rows)
     same = {

@@ -33,8 +33,8 @@ class KindSpread:
     rows: _Rows  # measurements behind them [1]
 
 
-#: What served runs have spreads of: a step or an output token, the time to the first token beside its pass where an
-#: instance has few requests [s], the first token of one with more (queueing is in it), throughput.
+#: What served runs have spreads of: a step or an output token, what an engine spends on a request beside its pass
+#: before the first token, passes and queues before it where an instance has more than a few requests, throughput.
 SERVED = ("step", "first_token", "first_token_loaded", "throughput")
 #: By what kinds of evidence are told apart: ``certainty.evidence`` has the words of family, layout and mode.
 EVIDENCE = ("engine", "load", "family", "layout", "mode", "version")
@@ -44,12 +44,12 @@ EVIDENCE = ("engine", "load", "family", "layout", "mode", "version")
 class ServedSpread:
     """What served runs show beyond their kernels, by kind of evidence.
 
-    The s.d. of log(measured/predicted), of ``first_token`` that of measured - predicted [s], is ``base`` times one
-    factor for each of ``EVIDENCE``: of its level where runs of that level were fitted, ``unseen`` where there were
-    none, 1 where nothing is said.
+    The s.d. of log(measured/predicted), of ``first_token`` that of the error over the engine's ``request_host``, is
+    ``base`` times one factor for each of ``EVIDENCE``: of its level where runs of that level were fitted, ``unseen``
+    where there were none, 1 where nothing is said.
     """
 
-    base: _Spread  # [1], of ``first_token`` [s]
+    base: _Spread  # [1]
     rows: _Rows  # operating points behind it [1]
     levels: Mapping[Annotated[str, OneOf(EVIDENCE)], Mapping[str, _Factor]]
     unseen: Mapping[Annotated[str, OneOf(EVIDENCE)], _Factor]

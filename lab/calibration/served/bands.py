@@ -12,9 +12,18 @@ configurations' worth of doubt. Then two things that a fit to its own data canno
   points, all levels with equal weight, and is no less than that of any level that was fitted;
 * the base is what holds 80 % of the points of configurations that a fit of four fifths of the others did not see.
 
-What a request spends beside its pass (HTTP, tokenising, scheduling, hand-over) does not grow with the pass: the error
-of a first token is measured - predicted [s], its kernels are those of the pass with the spread of ``step``, and it is
-told apart by engine and mode alone.
+The time to a first token T is a sum of causes, whose errors add up in seconds:
+
+.. math:: \sigma_T^2\,T^2 = (\sigma_h h)^2 + (2p)^2/12 + (\sigma_s (p + s))^2 + (\sigma_q q)^2
+
+* h, what the engine spends on a request beside its pass (HTTP, tokenising, scheduling, hand-over), is off by a share of
+  itself (``first_token``), told apart by engine and mode alone;
+* p, the mean wait for the next look at requests every so many steps: all of a closed loop may come just before a look
+  or just after it, so the wait is uniform on 0 to 2 p, and nothing of it is fitted;
+* s, half of the decode step under way, is off as steps are (``step``);
+* q is the rest: the own pass, and where an instance has more than a few requests the passes of others that it queues
+  for. No data tell both apart, as queues grow with passes: one spread counts for both, ``step`` where there is no
+  queue, ``first_token_loaded`` elsewhere.
 
 Points of configurations that are held out are used in no fit here.
 """
@@ -25,7 +34,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +46,8 @@ from disagg_sim.certainty.error_bars import kind_of, sigma_of
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_engine, load_uncertainty
-from disagg_sim.facts.uncertainty import EIGHTY, EVIDENCE, SERVED, ServedSpread, UncertaintySpec
+from disagg_sim.facts.load import load_uncertainty
+from disagg_sim.facts.uncertainty import EVIDENCE, SERVED, ServedSpread, UncertaintySpec
 from disagg_sim.physics.setup import Setup
 from lab.calibration.kernels.residuals import CLIP, band, deviation
 from lab.calibration.served.evaluate import engine_of, expert_kernel_of, pool_of
@@ -49,13 +58,23 @@ from lab.calibration.served.steady_state import (
     ServedModel,
     WorkerPool,
     decode_time,
+    looked_late,
     pieces_of,
     prefill_time,
     served,
 )
 
-#: Columns that ``with_bands`` adds.
-COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")
+
+class FirstTokenCauses(NamedTuple):
+    """Parts of the time to a first token under load that are neither its pass nor a queue."""
+
+    engine: float = 0.0  # what the engine spends on a request [s]
+    poll: float = 0.0  # mean wait for the next look at requests [s]
+    step: float = 0.0  # half of the decode step under way [s]
+
+
+#: Loads in which requests come one by one, through the engine's front.
+ONE_BY_ONE = ("closed_loop", "server")
 
 
 def kernel_doubt(
@@ -65,11 +84,11 @@ def kernel_doubt(
     lengths: RowLengths,
     in_flight: Floats,
     spec: UncertaintySpec,
-) -> Iterator[tuple[float, float, str]]:
+) -> Iterator[tuple[float, float, str, FirstTokenCauses]]:
     """How sure the passes of each run are, with so many requests ``in_flight``.
 
-    S.d. of the logarithm of the time of a decode step and of a pass of prefill [1], and what the run rests on beside
-    measurements, as ``certainty.extrapolation.outside_calibration`` says it.
+    S.d. of the logarithm of the time of a decode step and of a pass of prefill [1], what the run rests on beside
+    measurements, as ``certainty.extrapolation.outside_calibration`` says it, and causes of the time to a first token.
     """
     batch = np.maximum(in_flight / decode.count, 1.0)
     _, size, _ = pieces_of(run.engine, lengths.isl)
@@ -85,7 +104,10 @@ def kernel_doubt(
     times = Times(step(run.at).step, *fill(run.at)[1:])
     steps, fills = contributions_in("decode", run.at, step), contributions_in("prefill", run.at, fill)
     outside = words_of([*steps, *fills], times)
-    return zip(_deviation(steps, times, "step", spec), _deviation(fills, times, "fill", spec), outside, strict=True)
+    poll, under_way = looked_late(run, times.step), times.step / 2
+    causes = [FirstTokenCauses(run.engine.request_host, *each) for each in zip(poll, under_way, strict=True)]
+    doubts = _deviation(steps, times, "step", spec), _deviation(fills, times, "fill", spec)
+    return zip(*doubts, outside, causes, strict=True)
 
 
 def _deviation(parts: list[Contribution], times: Times, name: str, spec: UncertaintySpec) -> Floats:
@@ -106,19 +128,20 @@ def with_bands(
 ) -> pd.DataFrame:
     """Add bands to the evaluated lines of served rows.
 
-    Returns the lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation
-    that comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
-    on none.
+    Returns the lines and ends of the 80 % band in the unit of the prediction, the part of the deviation that comes from
+    kernels [1], what the run rests on beside measurements, in words, ``calibrated`` where it rests on none, and of
+    first tokens the parts of ``FirstTokenCauses`` [s].
     """
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
-    doubted: dict[tuple[str, str], tuple[float, float, str]] = {}
+    doubted: dict[tuple[str, str], tuple[float, float, str, FirstTokenCauses]] = {}
     usable = sorted((row for row in rows if (row.file, row.row) in known), key=_run)
     for _, found in groupby(usable, key=_run):
         members = list(found)
         first = members[0]
         engine = engine_of(first, {})
         run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
+        run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps)
         decode = pool_of(row.workers for row in members if row.workers)
         prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
         lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
@@ -127,33 +150,29 @@ def with_bands(
         doubted |= zip(((row.file, row.row) for row in members), doubts, strict=True)
     keys = list(zip(lines["file"], lines["row"], strict=True))
     words = [doubted[key][2] if key in doubted else "" for key in keys]
-    kernels, beyond = np.full((2, len(lines)), np.nan)
+    kernels, causes = np.full(len(lines), np.nan), np.zeros((len(lines), len(FirstTokenCauses._fields)))
     for place, line in enumerate(lines.itertuples()):
         if line.evaluated and keys[place] in doubted:
-            step, fill, _ = doubted[keys[place]]
+            step, fill, _, apart = doubted[keys[place]]
             kernels[place] = fill if line.quantity == "ttft" else step  # others are mostly steps of decode
-    known_by = evidence_of(lines)
-    for field, spread in spec.served.items():
-        mine = (known_by["field"] == field).to_numpy() & np.isfinite(kernels)
-        beyond[mine] = served_sigma(spread, {kind: known_by.loc[mine, kind].tolist() for kind in EVIDENCE})
-    low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(kernels, beyond))
-    few = (known_by["field"] == FEW).to_numpy() & np.isfinite(kernels)
-    passes, off = pass_doubt(
-        lines[few].drop(columns=list(EVIDENCE), errors="ignore").join(known_by).assign(kernel_sigma=kernels[few]),
-        spec.served["step"],
-    )
-    half = EIGHTY * np.hypot(passes * off, beyond[few])
-    middle = lines.loc[few, "predicted"].to_numpy(dtype=float)
-    low[few], high[few] = np.maximum(middle - half, passes / np.exp(EIGHTY * off)), middle + half
+            if line.quantity == "ttft" and line.load in ONE_BY_ONE:
+                causes[place] = apart
+    told = lines.assign(kernel_sigma=kernels, **{f"ttft_{each}_s": causes[:, n] for n, each in enumerate(CAUSES)})
+    seen = _with_evidence(told)
+    sigma = np.full(len(lines), np.nan)
+    for field in SERVED:
+        mine = (seen["field"] == field).to_numpy() & np.isfinite(kernels)
+        other, share = doubt(seen[mine], field, spec.served)
+        sigma[mine] = np.hypot(other, share * _beyond(spec.served[field], seen[mine]))
+    low, high = band(lines["predicted"].to_numpy(dtype=float), sigma)
     inside = [key in doubted and not word for key, word in zip(keys, words, strict=True)]
-    return lines.assign(
-        predicted_p10=low, predicted_p90=high, kernel_sigma=kernels, outside_calibration=words, calibrated=inside
-    )
+    return told.assign(predicted_p10=low, predicted_p90=high, outside_calibration=words, calibrated=inside)
 
 
 def _run(row: ServingRow) -> tuple[Any, ...]:
     engine = row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
-    return row.model, row.system, row.recipe, *engine, row.prefill is not None
+    looks = row.poll_steps, row.gather_steps
+    return row.model, row.system, row.recipe, *engine, *looks, row.prefill is not None
 
 
 def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: WorkerPool, run: ServedModel) -> Floats:
@@ -164,8 +183,9 @@ def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: WorkerPool, run: 
     return np.asarray(np.minimum(np.where(stated > 0, stated, limit), limit))
 
 
-#: Field whose spread is in seconds.
-FEW = SERVED[1]
+CAUSES = FirstTokenCauses._fields
+#: Fields of first tokens: what the engine spends beside a pass, seen where an instance has few requests; with more.
+FEW, LOADED = SERVED[1:3]
 #: Configurations' worth of doubt that pulls a factor towards 1, and those from which a level has a factor. [1]
 PRIOR, LEAST = 10, 3
 #: Rounds of raking, and the share of a step that each takes. [1]
@@ -174,6 +194,8 @@ ROUNDS, STEP = 30, 0.7
 EACH = 50
 #: Folds in which the base is checked. [1]
 FOLDS = 5
+#: Least time of passes before a first token. [s]
+LEAST_PASS = 1e-3
 #: Least base: nothing is surer than this beyond its kernels. [1]
 LEAST_BASE = 0.01
 #: Kinds of evidence by which the time beside the pass is told apart: factors of more would multiply on 100 points.
@@ -195,6 +217,11 @@ def evidence_of(lines: pd.DataFrame) -> pd.DataFrame:
     return lines[["engine", "load", "family", "mode"]].assign(layout=layout, version=version, field=field)
 
 
+def _with_evidence(lines: pd.DataFrame) -> pd.DataFrame:
+    found = evidence_of(lines)
+    return lines.assign(**{str(name): found[name] for name in found})
+
+
 def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]:
     """Estimate what served runs show beyond their kernels.
 
@@ -203,30 +230,38 @@ def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]
     """
     usable = lines[lines["evaluated"] & ~lines["saturated"] & ~lines["held_out"]]
     once = points(usable)
-    known = once.drop(columns=[name for name in EVIDENCE if name in once]).join(evidence_of(once))
+    known = _with_evidence(once)
     known = known.assign(error=-np.log1p(known["relative_error"].astype(float)))
     spreads: dict[str, ServedSpread] = {}
     for field in SERVED:
         mine = known[(known["field"] == field) & np.isfinite(known["kernel_sigma"].astype(float))]
         if mine["configuration"].nunique() < FOLDS:
             raise InputError(f"spread of {field}: fewer than {FOLDS} configurations of served runs are not held out")
-        if field != FEW:
-            spreads[field] = _spread(mine)
-            continue
-        passes, sigma = pass_doubt(mine, spreads["step"])  # errors in seconds, and what their pass explains of them
-        late = mine["measured"].astype(float) - mine["predicted"]
-        spreads[field] = _spread(mine.assign(error=late, kernel_sigma=passes * sigma), BESIDE_PASS)
+        other, share = doubt(mine, field, spreads)  # in units of what this spread is of
+        some = share > 0.0
+        apart = mine[some].assign(error=(mine["error"] / share)[some], kernel_sigma=(other / share)[some])
+        spreads[field] = _spread(apart, BESIDE_PASS if field == FEW else EVIDENCE)
     return _shared_by_case(known), spreads
 
 
-def pass_doubt(rows: pd.DataFrame, step: ServedSpread) -> tuple[Floats, Floats]:
-    """Pass behind the predicted first token of each row [s], and the s.d. of its logarithm [1].
+def doubt(rows: pd.DataFrame, field: str, spreads: Mapping[str, ServedSpread]) -> tuple[Floats, Floats]:
+    """What else makes a prediction of a field unsure, and what its own spread is of.
 
-    Takes lines with ``EVIDENCE`` of their first token and ``kernel_sigma``, and the spread of ``step``.
+    Takes lines with ``EVIDENCE``, ``kernel_sigma`` and ``FirstTokenCauses``, and the spreads of the fields before.
+    Returns the s.d. of the logarithm by all other causes [1], and the share of the prediction that ``field`` is of [1].
     """
-    host = np.array([load_engine(name).request_host for name in rows["engine"]])
     kernels = rows["kernel_sigma"].to_numpy(dtype=float)
-    return rows["predicted"].to_numpy(dtype=float) - host, np.hypot(kernels, _beyond(step, rows))
+    if field not in (FEW, LOADED):
+        return kernels, np.ones(len(rows))
+    whole = rows["predicted"].to_numpy(dtype=float)
+    engine, poll, step = (rows[f"ttft_{name}_s"].to_numpy(dtype=float) for name in CAUSES)
+    passes = np.maximum(whole - engine - poll - step, LEAST_PASS)
+    steps = _beyond(spreads["step"], rows)
+    if field == FEW:
+        mine, others = engine, passes * np.hypot(kernels, steps)
+    else:
+        mine, others = passes, np.hypot(passes * kernels, engine * _beyond(spreads[FEW], rows))
+    return np.sqrt(others**2 + poll**2 / 3 + (steps * (poll + step)) ** 2) / whole, mine / whole
 
 
 def _spread(rows: pd.DataFrame, kinds: Sequence[str] = EVIDENCE) -> ServedSpread:
@@ -301,7 +336,7 @@ def _unseen(rows: pd.DataFrame, kind: str, kinds: Sequence[str]) -> float:
 
 
 def _beyond(spread: ServedSpread, rows: pd.DataFrame) -> Floats:
-    """S.d. beyond the kernels of each row: [1], of the time beside a pass [s]."""
+    """S.d. beyond the kernels of each row. [1]"""
     return served_sigma(spread, {kind: rows[kind].tolist() for kind in EVIDENCE})
 
 

@@ -9,14 +9,14 @@ import pytest
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.errors import InputError
 from disagg_sim.facts.uncertainty import EIGHTY, ServedSpread
-from lab.calibration.served.bands import evidence_of, served_spreads
+from lab.calibration.served.bands import doubt, evidence_of, served_spreads
 
 KERNELS = 0.06
 SAME = {
     **{"evaluated": True, "saturated": False, "held_out": False, "part": "fitted", "load": "closed_loop"},
     **{"engine": "vllm", "version": "", "family": "dense", "layout": "TP", "prefill_layout": "TP"},
     **{"mode": "aggregated", "concurrency": 64.0, "workers": "TP4", "system": "h100_sxm", "recipe": "fp8"},
-    **{"kernel_sigma": KERNELS, "predicted": 1.0},
+    **{"kernel_sigma": KERNELS, "predicted": 1.0, "ttft_engine_s": 0.4, "ttft_poll_s": 0.0, "ttft_step_s": 0.0},
 }
 
 
@@ -30,10 +30,10 @@ def runs(sigma, count, seed, quantity="tpot", name="", **columns):
     return table.assign(configuration=names, model=names, point=points, relative_error=error)
 
 
-def others():
+def others(count=80):
     """What the other fields need: first tokens with few and many requests, throughput."""
-    few = runs(0.3, 80, 1, "ttft", name="few", concurrency=4.0)
-    return pd.concat([few, runs(0.5, 80, 2, "ttft"), runs(0.1, 80, 3, "throughput")])
+    few = runs(0.3, count, 1, "ttft", name="few", concurrency=4.0)
+    return pd.concat([few, runs(0.5, count, 2, "ttft"), runs(0.1, 80, 3, "throughput")])
 
 
 def beyond(spread, **told):
@@ -47,7 +47,7 @@ def total(spread, **told):
 @pytest.fixture(scope="module")
 def fitted():
     """TP with errors of 0.10 in all, DP-EP with 0.30, many configurations of each."""
-    lines = [runs(0.10, 1200, 4), runs(0.30, 1200, 5, layout="DP-EP"), others()]
+    lines = [runs(0.10, 1200, 4), runs(0.30, 1200, 5, layout="DP-EP"), others(1200)]
     return pd.concat(lines, ignore_index=True), served_spreads(pd.concat(lines, ignore_index=True))[1]
 
 
@@ -57,6 +57,21 @@ def test_the_spread_of_each_layout_comes_back(fitted):
     assert beyond(spread, engine="vllm", layout="TP") == pytest.approx(0.08, abs=0.015)
     assert total(spread, engine="vllm", layout="DP-EP") == pytest.approx(0.30, abs=0.03)
     assert spread.rows == 2400
+
+
+def test_errors_of_first_tokens_are_of_their_causes_in_seconds(fitted):
+    """Of 1 s the engine has 0.4 s; 0.3 s of error where nothing waits, 0.5 s where 0.6 s are passes and queues."""
+    lines, spreads = fitted
+    steps = total(spreads["step"], engine="vllm", load="closed_loop", family="dense", layout="TP", mode="aggregated")
+    engine = 0.4 * beyond(spreads["first_token"], engine="vllm", mode="aggregated")
+    assert engine == pytest.approx(np.sqrt(0.3**2 - (0.6 * steps) ** 2), rel=0.15)
+    passes = 0.6 * beyond(spreads["first_token_loaded"], engine="vllm")
+    assert passes == pytest.approx(np.sqrt(0.5**2 - engine**2 - (0.6 * KERNELS) ** 2), rel=0.15)
+    polled = lines[lines["quantity"] == "ttft"].assign(ttft_poll_s=0.3, field="first_token", layout="TP")
+    other, share = doubt(polled, "first_token", spreads)
+    assert share == pytest.approx(0.4)
+    known = (0.3 * steps) ** 2 + (0.3 * np.sqrt(steps**2 - KERNELS**2)) ** 2
+    assert other**2 == pytest.approx(0.6**2 / 12 + known, rel=1e-3), "a wait between 0 and 0.6 s is uniform"
 
 
 def test_what_nobody_fitted_is_at_least_as_wide_as_the_widest(fitted):
