@@ -20,6 +20,10 @@ The time of a request outside its pass before the first token (HTTP, tokenising,
 FTL of a configuration. Its error is a share of that time (``ServedSpread`` of ``first_token``); ``beside`` has draws of
 it in seconds, to add to a pass.
 
+Nobody knows how a text of yours fills expert ranks: ``rank_skew`` of the profile is its middle, ``text_skew`` its 80 %
+band. Passes are timed at both ends, and one more normal number y of all designs moves them by
+:math:`(T_{end}/T)^{|y|/1.28}`, towards the most skewed where it is above 0. With a skew of your own nothing is added.
+
 All z and :math:`\epsilon` are standard normal and drawn by name from one seed, so that several tables have the same
 factors.
 
@@ -33,7 +37,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +54,7 @@ from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.load import load_system, load_uncertainty
-from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, UncertaintySpec, spread_of
+from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.rates import Rates
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -83,6 +87,7 @@ class Uncertainty:
     ftl: Floats  # [s]
     throughput: Floats  # of ``column`` [token/s, token/USD or token/J]
     beside: Floats  # error of the time outside the pass before the first token [s]
+    text: Floats  # TTL and FTL with the least and the most skewed experts of text over nominal, (rows, 2, 2) [1]
     outside_calibration: tuple[str, ...]  # as ``calibrated.outside_calibration``
 
     def bands(self) -> pd.DataFrame:
@@ -215,19 +220,25 @@ def uncertainty(
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     kept = near_frontier(points, throughput=throughput)
     arrays = {name: np.empty((len(kept), samples)) for name in ("ttl", "ftl", "throughput")}
-    beside = np.empty((len(kept), samples))
+    beside, text = np.empty((len(kept), samples)), np.ones((len(kept), 2, 2))
     words = np.full(len(kept), "", dtype=object)
     draws = _Draws(samples, seed)
     columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
     for designs in designs_of(kept, origin):
-        scores, outside = _sampled(designs, spec, draws, rematch=rematch)
-        nominal = scores_of(designs, times_of(designs))
+        times = times_of(designs)
+        ends = _text_ends(designs, spec)
+        scores, outside = _sampled(designs, spec, draws, ends, rematch=rematch)
+        nominal = scores_of(designs, times)
+        for place, end in enumerate(ends):
+            found = scores_of(designs, Times(*(factor * part for factor, part in zip(end, times, strict=True))))
+            text[designs.rows, :, place] = np.stack([found.ttl / nominal.ttl, found.ftl / nominal.ftl], axis=1)
         words[designs.rows] = outside
         beside[designs.rows] = _beside(designs, spec, draws)
         for name, values in arrays.items():
             own = kept[columns[name]].to_numpy(dtype=float)[designs.rows]
             values[designs.rows] = getattr(scores, name) * (own / getattr(nominal, name))[:, None]
-    return Uncertainty(points=kept, column=throughput, **arrays, beside=beside, outside_calibration=tuple(words))
+    told = tuple(words)
+    return Uncertainty(points=kept, column=throughput, **arrays, beside=beside, text=text, outside_calibration=told)
 
 
 def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
@@ -291,7 +302,44 @@ def assumed_factor(name: str, samples: int, seed: int = 0) -> Floats:
     return np.asarray(np.exp(load_uncertainty("measured").assumed * _Draws(samples, seed).of(name)))
 
 
-def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch: bool) -> tuple[Scores, list[str]]:
+def kv_factor(samples: int, seed: int = 0) -> Floats:
+    """Draw the factor on the time in which a cache moves from prefill to decode; shape (samples,). [1]"""
+    return np.asarray(np.exp(load_uncertainty("measured").kv_transfer * _Draws(samples, seed).of("kv transfer")))
+
+
+def _text_ends(designs: Designs, spec: UncertaintySpec) -> tuple[Times, ...]:
+    """Times of passes with the least and the most skewed experts of text, over nominal; none without expert ranks. [1]
+
+    >>> import disagg_sim as ds
+    >>> at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8_block"), ds.Sharding(dp_attn=16, tp_ffn=1, ep=16)
+    >>> grids = [of(at, wide, ds.lengths(4096, 512), batch=[16]) for of in (ds.prefill_grid, ds.decode_grid)]
+    >>> (one,) = designs_of(ds.disaggregated(*grids))
+    >>> [f"{end.fill[0]:.2f} {end.step[0]:.2f}" for end in _text_ends(one, load_uncertainty("measured"))]
+    ['0.76 1.00', '1.14 1.00']
+    """
+    sides = {"decode": (designs.at, designs.mapping), "prefill": (designs.prefill_at, designs.prefill_mapping)}
+    text = {
+        phase: at
+        for phase, (at, mapping) in sides.items()
+        if phase in designs.phases and at.model.is_moe and np.any(np.asarray(mapping.ep) > 1)
+        if at.profile.random_routing and not at.profile.expert_skew and at.profile.rank_skew
+    }
+    if not text:
+        return ()
+    times, found = times_of(designs), []
+    for skew in spec.text_skew:
+        other = {phase: at.changed(profile=replace(at.profile, rank_skew=skew)) for phase, at in text.items()}
+        moved = times_of(designs.under(**other))
+        pairs = zip(moved, times, strict=True)
+        found.append(
+            Times(*(np.where(mean > 0.0, part / np.where(mean > 0.0, mean, 1.0), 1.0) for part, mean in pairs))
+        )
+    return tuple(found)
+
+
+def _sampled(
+    designs: Designs, spec: UncertaintySpec, draws: _Draws, text: Sequence[Times], *, rematch: bool
+) -> tuple[Scores, list[str]]:
     """Score designs in every sample, (rows, samples); also return ``outside_calibration`` of each."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
         raise InputError(f"profile {designs.at.profile.name!r} has no fits, so its errors are unknown")
@@ -314,6 +362,10 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
         factor = np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
         for index in passes:
             sampled[index] *= factor
+    if text:
+        z = draws.of("experts of the text") / EIGHTY
+        ends = zip(sampled, *text, strict=True)
+        sampled = [part * np.where(z < 0.0, low[:, None] ** -z, high[:, None] ** z) for part, low, high in ends]
     turned = Times(*(part.T for part in sampled))
     scores = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
     return scores, words_of(operators, nominal)

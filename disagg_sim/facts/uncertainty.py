@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from disagg_sim.choices import MOST_SKEW
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, Fit
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, spec_of
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, Span, spec_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -69,6 +70,8 @@ class UncertaintySpec(Shown):
     date: str
     assumed: _Spread  # s.d. of log time of an operator that no fit speaks of [1]
     per_doubling: _Spread  # s.d. added for each doubling by which a size lies outside the range of its fit [1]
+    kv_transfer: _Spread  # s.d. of log time in which a cache moves from prefill to decode [1]
+    text_skew: Annotated[tuple[float, float], Span(0.0, MOST_SKEW)]  # 80 % band of the ``rank_skew`` of text [1]
     kinds: Mapping[Annotated[str, OneOf(SECTIONS)], KindSpread]  # by section of the efficiency files
     composed: Mapping[str, _Spread]  # kernel table predicted from the fits of other operators -> s.d. of log time [1]
     shared: _Share  # of the variance of served runs, the part that all configurations of a case have in common [1]

@@ -28,7 +28,11 @@ where K has the queues of the plan (``Design.keeping``). For co-located instance
 replaces 1/a_s and 1/b_s. The probability that one limit holds uses the term of that limit alone.
 
 Encoding takes c_s times its forecast E, which nobody has measured: the budget of TTFT is less by :math:`(c_s - a_s) E`,
-and encoders serve at most 1/c_s of what they do as planned.
+and encoders serve at most 1/c_s of what they do as planned. The hand-over H to decode is of decode steps, b_s times as
+long, and of the transfer of a cache, whose spread is ``kv_transfer``: it takes :math:`H_s - a_s H` off.
+
+TTFT at the percentile of its limit is a sum of causes, each with a band in seconds from its own samples (``causes``);
+the band of the whole is that of the sums.
 """
 
 from __future__ import annotations
@@ -43,17 +47,18 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Mask
-from disagg_sim.certainty.error_bars import Uncertainty, assumed_factor, uncertainty
+from disagg_sim.certainty.error_bars import Uncertainty, assumed_factor, kv_factor, uncertainty
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.candidates import Candidates
-from disagg_sim.planning.design import Design
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.kv_links import hand_over, transfer_between
 from disagg_sim.planning.limits import NO_LIMIT
 from disagg_sim.planning.pool_evidence import PoolEvidence, evidence_of
-from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
@@ -88,10 +93,22 @@ GAIN_ERROR, RATE_ERROR = Error(0.0, 0.13), Error(0.0, 0.12)
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
 ROUNDS, NARROW = 5, 1e-3
 
+#: Rate at which requests meet no other, over the planned one. [1]
+ALONE = 1e-6
 #: Groups of equally many samples with similar latencies, each of which gets one rate. [1]
 GROUPS = 20
 
 Band = tuple[float, float]
+#: Passes and steps that no popularity of experts moves. [1]
+NO_TEXT: tuple[Band, Band] = ((1.0, 1.0), (1.0, 1.0))
+
+
+class Cause(NamedTuple):
+    """Part of TTFT at the percentile of its limit."""
+
+    cause: str  # "engine", "encoding", "pass", "queue", "transfer" or "decode steps"
+    forecast: float  # [s]
+    band: Band  # [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +127,9 @@ class Assurance:
     beside: Band  # time of a request before its first token outside its pass: HTTP, tokenising, scheduling [s]
     tpot: Band  # time of a step over its forecast [1]
     encoding: Band  # time of encoding over its forecast; NaN without an encode pool [1]
+    ttft_s: Band  # TTFT at the percentile of its limit, queue included [s]
+    ttft_causes: tuple[Cause, ...]  # whose times add up to it
+    text: tuple[Band, Band]  # pass and step with the least and the most skewed experts of text, over their forecast [1]
     pools: tuple[PoolEvidence, ...]
     throughput: Shares  # GPU time of all pools by trust label [1]
 
@@ -133,7 +153,9 @@ def assurance(plan: Plan) -> Assurance:
         at = {each.mode: each for each in (best, plan.other)}
         tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode, limits)]
         gains = _gains(plan, _sampled(plan, tables), 1.0 / limits[1]) if tables else gains
-    most, kept = best.capacity / best.rate, own.kept(best)
+    most, kept, causes = best.capacity / best.rate, own.kept(best), own.causes(best)
+    planned = OwnTimes(np.ones(1), np.ones(1), np.ones(1), np.zeros(1)).causes(best) if causes else {}
+    step, first = ((float(low), float(high)) for low, high in own.text)
     pools = tuple(evidence_of(plan, pool) for pool in best.pools)
     return Assurance(
         probability=_chance(gains, GAIN_ERROR),
@@ -147,7 +169,10 @@ def assurance(plan: Plan) -> Assurance:
         ttft=_band(own.prefill),
         beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
         tpot=_band(own.step),
-        encoding=_band(np.zeros(0) if _encode_of(best) is None else _encoding()),
+        encoding=_band(np.zeros(0) if _encode_of(best) is None else own.encoding),
+        ttft_s=_band(sum(causes.values(), np.zeros(own.prefill.size))),
+        ttft_causes=tuple(Cause(name, float(planned[name][0]), _band(each)) for name, each in causes.items()),
+        text=(first, step),
         pools=pools,
         throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
     )
@@ -225,6 +250,8 @@ class OwnTimes(NamedTuple):
     throughput: Floats  # [1]
     beside: Floats  # time of a request before its first token outside its pass, less its forecast [s]
     encoding: Floats = np.ones(1)  # time of encoding [1]
+    transfer: Floats = np.ones(1)  # time of the transfer of a cache [1]
+    text: Floats = np.ones((2, 2))  # step and pass with the least and the most skewed experts of text [1]
 
     def kept(self, design: Design) -> tuple[Floats, Floats]:
         """Find the highest rates, over the planned one, at which TTFT and TPOT keep their limits, (samples,). [1]"""
@@ -238,25 +265,64 @@ class OwnTimes(NamedTuple):
                 rates[alike] = keeping(float(np.median(limits[alike])))
             return np.asarray((self.throughput if shared else 1.0 / slower) * rates / design.rate)
 
-        apart, most = 0.0 * self.prefill, math.inf
+        steps, moved, whole = self._handed(design.first, design.pools[-1])
+        apart, most = steps + moved - self.prefill * whole, math.inf
         if (encode := _encode_of(design)) is not None:
             choice, gpus = encode
-            apart, most = choice.alone_s * (self.encoding - self.prefill), gpus / (choice.each_s * design.rate)
+            apart = apart + choice.alone_s * (self.encoding - self.prefill)
+            most = gpus / (choice.each_s * design.rate)
         left = host + np.maximum(work.ttft.seconds - host - self.beside - apart, 0.0) / self.prefill
         first = of(left, lambda limit: design.keeping(limit, math.inf), self.prefill)
         first = np.minimum(first, most / self.encoding)
         return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
+
+    def causes(self, design: Design) -> dict[str, Floats]:
+        """Parts of TTFT at the percentile of its limit, (samples,); none without samples. [s]"""
+        if not self.prefill.size:
+            return {}
+        share, shared = design.work.ttft.share, design.mode == ServingMode.COLOCATED
+        rate, encode = design.rate_for(share), _encode_of(design)
+        pool = design.first_at(rate, share)
+        choice = pool.choice
+        assert isinstance(choice, PrefillChoice | ColocatedChoice)
+        steps, moved, whole = self._handed(pool, design.pools[-1])
+
+        def passed(rate: float) -> float:
+            return choice.ttft(rate, pool.instances, share) - choice.host - whole
+
+        alone, busy = passed(rate * ALONE), 1.0 / self.throughput if shared else self.prefill
+        queue = np.zeros(busy.size)
+        for alike in filter(len, np.array_split(np.argsort(busy), GROUPS)):
+            queue[alike] = max(passed(rate * float(np.median(busy[alike]))) - alone, 0.0)
+        if design.simulated is not None:  # what closed forms leave out is of others
+            planned = replace(design, simulated=None).ttft[design.work.ttft.percentile]
+            met = max(planned - choice.host - whole - alone, 0.0)
+            queue += max(design.ttft[design.work.ttft.percentile] - planned, -met)
+        found = {"engine": np.maximum(choice.host + self.beside, 0.0)}
+        if encode is not None:
+            found["encoding"] = encode[0].alone_s * self.encoding
+            alone -= encode[0].alone_s
+        found |= {"pass": self.prefill * alone, "queue": self.prefill * queue}
+        return found if shared else found | {"transfer": moved, "decode steps": steps}
+
+    def _handed(self, first: PlannedPool, taker: PlannedPool) -> tuple[Floats, Floats, float]:
+        """Decode steps of a hand-over, and what its transfer adds to them, (samples,); their forecast. [s]"""
+        sender, receiver = first.choice, taker.choice
+        if not (isinstance(sender, PrefillChoice) and isinstance(receiver, DecodeChoice) and sender.link is not None):
+            return 0.0 * self.step, 0.0 * self.step, 0.0
+        time, alone = transfer_between(sender, receiver), float(hand_over(0.0, 1.0))
+        step = sender.hand_over / alone
+        if step < time:
+            step = (sender.hand_over - time) / float(hand_over(2.0, 1.0) - 2.0)
+        steps = alone * step * self.step
+        more = hand_over(time * self.transfer, step * self.step) - steps
+        return steps, np.maximum(more, 0.0), sender.hand_over
 
 
 def _encode_of(design: Design) -> tuple[EncodeChoice, int] | None:
     """The choice of the encode pool, and its GPUs [1]; None without one."""
     pool = design.pools[0]
     return (pool.choice, pool.instances) if isinstance(pool.choice, EncodeChoice) else None
-
-
-def _encoding() -> Floats:
-    """Sample the time of encoding over its forecast, (samples,). [1]"""
-    return assumed_factor("encode", SAMPLES)
 
 
 def _host(design: Design) -> float:
@@ -283,7 +349,8 @@ def _own(plan: Plan) -> OwnTimes:
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
     samples = {"ftl_s": found.ftl, "ttl_s": found.ttl, THROUGHPUT: found.throughput}
     prefill, step, throughput = (values[row] / float(found.points[name].iloc[row]) for name, values in samples.items())
-    return OwnTimes(prefill, step, throughput, found.beside[row], _encoding())
+    drawn = assumed_factor("encode", SAMPLES), kv_factor(SAMPLES), found.text[row]
+    return OwnTimes(prefill, step, throughput, found.beside[row], *drawn)
 
 
 def _chance(values: Floats, error: Error) -> float:

@@ -161,9 +161,9 @@ class Design:
     @property
     def first(self) -> PlannedPool:
         """The pool that prefills; its TTFT has in it what requests wait for before it, and until decode takes them."""
-        return self._first_at(self.rate, self.work.ttft.share)
+        return self.first_at(self.rate, self.work.ttft.share)
 
-    def _first_at(self, rate: float, share: float) -> PlannedPool:
+    def first_at(self, rate: float, share: float) -> PlannedPool:
         """The same at another rate, at which decode runs other steps, for TTFT of a share of the requests."""
         *before, pool, last = (None, *self.pools)
         if pool is None or not isinstance(pool.choice, PrefillChoice):
@@ -185,10 +185,10 @@ class Design:
         """Arrival to first token, queue included, by percentile. [s]"""
         if self.simulated is not None:
             return self.simulated[0]
-        return {name: self._ttft(self._rate_for(share), share) for name, share in SHARES.items()}
+        return {name: self._ttft(self.rate_for(share), share) for name, share in SHARES.items()}
 
     def _ttft(self, rate: float, share: float) -> float:
-        pool = self._first_at(rate, share)
+        pool = self.first_at(rate, share)
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
         return pool.choice.ttft(rate, pool.instances, share)
 
@@ -199,9 +199,9 @@ class Design:
             return self.simulated[1]
         pool = self.pools[-1]
         assert isinstance(pool.choice, DecodeChoice | ColocatedChoice)
-        return {name: pool.choice.tpot(self._rate_for(share), pool.instances, share) for name, share in SHARES.items()}
+        return {name: pool.choice.tpot(self.rate_for(share), pool.instances, share) for name, share in SHARES.items()}
 
-    def _rate_for(self, share: float) -> float:
+    def rate_for(self, share: float) -> float:
         """Rate that counts for a percentile: of a median the mean, else that of the surges of a trace. [request/s]"""
         return self.rate * (self.work.surge if share > SHARES["p50"] else 1.0)
 
@@ -237,7 +237,7 @@ class Design:
         )
 
         def sides(rate: float) -> list[tuple[AnyChoice, int]]:
-            first = self._first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate, work.ttft.share)
+            first = self.first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate, work.ttft.share)
             passed = (first if pool.role == first.role else pool for pool in self.pools)
             return [
                 (
@@ -271,7 +271,7 @@ class Design:
         """Requests in flight, on average: by Little's law those before their first token, and those that decode."""
         if self.simulated is not None:  # whose means are not kept: medians stand for them
             return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
-        first, last = self._first_at(self.rate, SHARES["p50"]), self.pools[-1]
+        first, last = self.first_at(self.rate, SHARES["p50"]), self.pools[-1]
         assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
         waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
         if isinstance(last.choice, OneByOne):  # whose seat is taken by prefill, too

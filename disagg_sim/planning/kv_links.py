@@ -65,7 +65,7 @@ def transfer_between(sender: PrefillChoice, taker: DecodeChoice) -> float:
     return wire.latency_s + posted + max(1.0 / sender.link_rate, 1.0 / taker.link_rate)
 
 
-def hand_over(transfer: float, step: Numeric) -> Numeric:
+def hand_over(transfer: Numeric, step: Numeric) -> Numeric:
     """Time from the end of prefill to the first token, by the times of a transfer and of a step. [s]
 
     The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has

@@ -17,7 +17,7 @@ from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import MAPPING_FIELDS
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.assurance import Assurance
+from disagg_sim.planning.assurance import NO_TEXT, Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import AnswerFlip, Changes
@@ -220,10 +220,13 @@ def _flip_json(plan: Plan, flip: AnswerFlip) -> FlipJson:
 
 
 def assurance_json(sure: Assurance) -> AssuranceJson:
-    """Make the JSON of how sure a plan is, with the band of encoding where there is an encode pool."""
-    made: AssuranceJson = plain(asdict(sure))
+    """Make the JSON of how sure a plan is, with bands of encoding and of the text's experts where there are some."""
+    causes = [each._asdict() for each in sure.ttft_causes]
+    made: AssuranceJson = plain(asdict(sure) | {"ttft_causes": causes})
     if math.isnan(sure.encoding[0]):
         del made["encoding"]
+    if sure.text == NO_TEXT:
+        del made["text"]
     return made
 
 

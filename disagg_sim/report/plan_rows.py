@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from disagg_sim.certainty.trust import shares_text
+from disagg_sim.certainty.trust import LITTLE, shares_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
@@ -57,11 +57,28 @@ def _part_words(part: PoolPart) -> str:
     return text_of(part.mapping) + beside_text(int(part.mapping.chunk_tokens), int(part.mapping.draft_tokens))
 
 
+#: Latencies from here on are told in seconds. [s]
+LONG = 0.9995
+
+
 def seconds_text(seconds: float) -> str:
     """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
     if not math.isfinite(seconds):
         return "-"
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds / MS:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= LONG else f"{seconds / MS:.3g} ms"
+
+
+def seconds_band(band: Band) -> str:
+    """Write a band of latencies: ``420 to 870 ms``, ``0.98 to 1.3 s``, ``1.2 s to no limit``.
+
+    >>> seconds_band((0.42, 0.871)), seconds_band((0.9833, 1.3)), seconds_band((1.2, math.inf))
+    ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s to no limit')
+    """
+    low, high = band
+    if not math.isfinite(high):
+        return f"{seconds_text(low)} to no limit"
+    unit, scale = ("s", 1.0) if high >= LONG else ("ms", MS)
+    return f"{low / scale:.3g} to {high / scale:.3g} {unit}"
 
 
 def question_line(plan: Plan) -> str:
@@ -225,12 +242,11 @@ def latency_rows(
         ("TTFT", latencies[0], work.ttft, sure.ttft if sure else None, sure and sure.pools[-2:][0].ttft),
         ("TPOT", latencies[1], work.tpot, sure.tpot if sure else None, sure and sure.pools[-1].tpot),
     ):
-        told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band and not math.isnan(band[0]) else ""
-        if sure and told and name == "TTFT":
-            low, high = sure.beside
-            told += f", engine {low * 1e3:.0f} to {seconds_text(high)}"
-        if sure and name == "TTFT" and not math.isnan(sure.encoding[0]):
-            told += f"{', ' * bool(told)}encoding {_times(sure.encoding)}"
+        told = "" if band is None or math.isnan(band[0]) else f"step {_times(band)}"
+        if sure and name == "TTFT":
+            told = "" if math.isnan(sure.ttft_s[0]) else f"{limit.percentile} {seconds_band(sure.ttft_s)}"
+        if sure and told and (text := sure.text[name == "TPOT"]) and text[1] - text[0] > LITTLE:
+            told += f", {'pass' if name == 'TTFT' else 'step'} by experts of your text {_times(text)}"
         yield (
             f"{name}, simulated" if simulated else name,
             *(seconds_text(value) for value in values.values()),

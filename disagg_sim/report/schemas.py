@@ -173,6 +173,14 @@ class PoolEvidenceJson(TypedDict):
     rests_on: Shares
 
 
+class CauseJson(TypedDict):
+    """Part of TTFT at the percentile of its limit."""
+
+    cause: str
+    forecast: Annotated[float | None, Field(description="[s]")]
+    band: Annotated[Band, Field(description="[s]")]
+
+
 class AssuranceJson(TypedDict):
     """How sure the answer is."""
 
@@ -189,6 +197,16 @@ class AssuranceJson(TypedDict):
     tpot: Band
     encoding: NotRequired[
         Annotated[Band, Field(description="time of encoding over its forecast, of an encode pool [1]")]
+    ]
+    ttft_s: Annotated[Band, Field(description="TTFT at the percentile of its limit, queue included [s]")]
+    ttft_causes: Annotated[list[CauseJson], Field(description="whose times add up to it")]
+    text: NotRequired[
+        Annotated[
+            list[Band],
+            Field(
+                description="pass and step with the least and the most skewed experts of text, over the forecast [1]"
+            ),
+        ]
     ]
     pools: list[PoolEvidenceJson]
     throughput: Shares

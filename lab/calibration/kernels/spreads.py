@@ -151,6 +151,8 @@ def spreads_text(
         f'date: "{date}"',
         f"assumed: {spread.assumed:g}",
         f"per_doubling: {spread.per_doubling:g}",
+        f"kv_transfer: {spread.kv_transfer:g}",
+        "text_skew: [{:g}, {:g}]".format(*spread.text_skew),
         "kinds:",
         *(f"  {name}: {flow(kind)}" for name, kind in spread.kinds.items()),
         "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in spread.composed.items()) + "}",
