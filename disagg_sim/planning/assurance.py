@@ -170,7 +170,7 @@ def assurance(plan: Plan) -> Assurance:
         beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
         tpot=_band(own.step),
         encoding=_band(np.zeros(0) if _encode_of(best) is None else own.encoding),
-        ttft_s=_band(sum(causes.values(), np.zeros(own.prefill.size))),
+        ttft_s=_band(np.sum(list(causes.values()), axis=0) if causes else np.zeros(0)),
         ttft_causes=tuple(Cause(name, float(planned[name][0]), _band(each)) for name, each in causes.items()),
         text=(first, step),
         pools=pools,
@@ -277,7 +277,7 @@ class OwnTimes(NamedTuple):
         return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
 
     def causes(self, design: Design) -> dict[str, Floats]:
-        """Parts of TTFT at the percentile of its limit, (samples,); none without samples. [s]"""
+        """Parts of TTFT at the percentile of its limit, (samples,); none without samples or a law of the queue. [s]"""
         if not self.prefill.size:
             return {}
         share, shared = design.work.ttft.share, design.mode == ServingMode.COLOCATED
@@ -296,6 +296,8 @@ class OwnTimes(NamedTuple):
             queue[alike] = max(passed(rate * float(np.median(busy[alike]))) - alone, 0.0)
         if design.simulated is not None:  # what closed forms leave out is of others
             planned = replace(design, simulated=None).ttft[design.work.ttft.percentile]
+            if not math.isfinite(planned):  # its queue is known at no other rate
+                return {}
             met = max(planned - choice.host - whole - alone, 0.0)
             queue += max(design.ttft[design.work.ttft.percentile] - planned, -met)
         found = {"engine": np.maximum(choice.host + self.beside, 0.0)}

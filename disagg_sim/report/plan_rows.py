@@ -242,9 +242,9 @@ def latency_rows(
         ("TTFT", latencies[0], work.ttft, sure.ttft if sure else None, sure and sure.pools[-2:][0].ttft),
         ("TPOT", latencies[1], work.tpot, sure.tpot if sure else None, sure and sure.pools[-1].tpot),
     ):
-        told = "" if band is None or math.isnan(band[0]) else f"step {_times(band)}"
-        if sure and name == "TTFT":
-            told = "" if math.isnan(sure.ttft_s[0]) else f"{limit.percentile} {seconds_band(sure.ttft_s)}"
+        told = "" if band is None or math.isnan(band[0]) else f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}"
+        if sure and name == "TTFT" and not math.isnan(sure.ttft_s[0]):
+            told = f"{limit.percentile} {seconds_band(sure.ttft_s)}"
         if sure and told and (text := sure.text[name == "TPOT"]) and text[1] - text[0] > LITTLE:
             told += f", {'pass' if name == 'TTFT' else 'step'} by experts of your text {_times(text)}"
         yield (

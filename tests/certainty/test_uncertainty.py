@@ -331,3 +331,26 @@ def test_what_a_table_names_is_a_name_and_opens_no_file(column, value, tmp_path,
     (tmp_path / "evil" / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"is no name|cannot be read|nvlink_domain x is out of range"):
         ds.rescore(tables_of("dense")[0].head(2).assign(**{column: value}))
+
+
+def test_experts_of_a_text_move_passes_of_expert_ranks_and_no_skew_of_your_own(monkeypatch):
+    """Nobody knows the text: between its ends lie 80 % of the samples where all else is certain."""
+    monkeypatch.setattr(
+        error_bars, "log_factor", lambda op, _designs, _spec, draws, _places: np.zeros((op.rows, draws.samples))
+    )
+    monkeypatch.setattr(error_bars, "served_sigma", lambda _, told: np.zeros(len(told["layout"])))
+    law, wide, cut = ds.lengths(4096, 512), {"dp_attn": 8, "tp_ffn": 1, "ep": 8}, {"tp_attn": 8, "tp_ffn": 8}
+
+    def found(degrees, profile="measured"):
+        at, one = ds.setup("deepseek_r1", "h200_sxm", "fp8_block", profile=profile), ds.Sharding(**degrees)
+        grids = ds.prefill_grid(at, one, law, batch=[8]), ds.decode_grid(at, one, law, batch=[256])
+        return error_bars.uncertainty(ds.disaggregated(*grids).head(1), samples=4000)
+
+    text = found(wide)
+    (step, fill), ends = text.text[0], np.quantile(text.ftl[0], [0.1, 0.9]) / text.points["ftl_s"].iloc[0]
+    assert fill == pytest.approx(ends, rel=0.02)
+    assert step[0] < 1.0 < step[1]
+    assert step[1] - step[0] < fill[1] - fill[0], "decode waits for weights more than for tokens"
+    for none in (found(cut), found(wide, "measured_skew1.1")):
+        assert (none.text == 1.0).all()
+        assert np.ptp(none.ftl) == 0.0

@@ -15,6 +15,7 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _axes, flips
+from disagg_sim.planning.kv_links import transfer_between
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
@@ -201,7 +202,7 @@ def test_limits_hold_as_far_as_the_bands_beside_them_say(twenty):
 def test_what_is_kept_is_what_slower_passes_and_later_engines_keep(twenty, slower, late_s):
     """Passes that take 1.2 times as long, and requests that spend more beside them, by the queues of such a pool.
 
-    What is kept counts the hand-over as slower, too; the pool has the steps of its decode.
+    The hand-over is as long as planned: its steps and its transfer have factors of their own.
     """
     best, limit = twenty.best, twenty.work.ttft.seconds
     pool = best.pools[0]
@@ -214,6 +215,30 @@ def test_what_is_kept_is_what_slower_passes_and_later_engines_keep(twenty, slowe
     assert min(float(own.kept(best)[0][0]) * best.rate, decode) == pytest.approx(
         min(expected, decode), rel=4e-3
     )  # decode takes as long
+
+
+def test_causes_of_a_first_token_add_up_to_it_and_move_by_themselves(twenty):
+    best = twenty.best
+    causes = assurance(twenty).ttft_causes
+    assert [each.cause for each in causes] == ["engine", "pass", "queue", "transfer", "decode steps"]
+    assert sum(each.forecast for each in causes) == pytest.approx(best.ttft["p90"])
+    assert all(each.band[0] < each.forecast < each.band[1] for each in causes)
+    one, none = np.ones(1), np.zeros(1)
+    planned = OwnTimes(one, one, one, none).causes(best)
+    time = transfer_between(best.first.choice, best.pools[-1].choice)
+    for name, own, more in (
+        ("transfer", OwnTimes(one, one, one, none, transfer=2 * one), time),
+        ("engine", OwnTimes(one, one, one, none + 0.1), 0.1),
+        ("encoding", OwnTimes(one, one, one, none, encoding=2 * one), 0.0),
+    ):
+        moved = own.causes(best)
+        assert {each for each in planned if moved[each] != planned[each]} == {name} - {"encoding"}
+        assert sum(moved.values())[0] - sum(planned.values())[0] == pytest.approx(more)
+    slower = OwnTimes(one, 1.1 * one, one, none).causes(best)
+    assert slower["decode steps"] == pytest.approx(1.1 * planned["decode steps"])
+    later = OwnTimes(1.1 * one, one, one, none).causes(best)
+    assert later["pass"] == pytest.approx(1.1 * planned["pass"])
+    assert later["queue"] > 1.1 * planned["queue"], "slower passes fill the pool, too"
 
 
 def test_headroom_is_no_help_where_a_prompt_alone_may_be_too_slow():
