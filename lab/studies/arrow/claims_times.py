@@ -15,7 +15,6 @@ from disagg_sim.simulation.policies.arrow.account import Predictor, prompt_time
 from disagg_sim.simulation.policies.fixed import LeastLoad
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow import TEXT
@@ -52,7 +51,7 @@ def a4_predictor(bench: ArrowBench) -> Told:
     policy, slo = LeastLoad(prompts_per_step=1, token_budget=BUDGET), bench.workloads["code"].slo
     options = RunOptions(first_token="prefill", scheduler=SCHEDULER)
     result = run(trace, PAIR, policy, at=at, slo=slo, options=options)
-    ttft = result.requests.first_token_s - arrival - request_host(at)
+    ttft = result.requests.first_token_s - arrival - at.request_host
     exact, quadratic = (float(np.abs(ttft_in_turn(arrival, times) / ttft - 1).max()) for times in (whole, fitted))
     return (
         f"largest error of TTFT {quadratic:.1%}",
