@@ -33,6 +33,8 @@ long, and of the transfer of a cache, whose spread is ``kv_transfer``: it takes 
 
 TTFT at the percentile of its limit is a sum of causes, each with a band in seconds from its own samples (``causes``);
 the band of the whole is that of the sums.
+
+Past 400 lines: the samples of a plan, its odds and the causes of its TTFT share their factors.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.ranking import NEAR, passed_over, was_run
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
-from disagg_sim.report.words import beside_text, size_text, text_of
+from disagg_sim.report.words import beside_text, seconds_band, seconds_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
 from disagg_sim.techniques.speculation.facts import Speculation
-from disagg_sim.units import GB, MS
+from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
 MODE_TEXT = {ServingMode.DISAGGREGATED: "disaggregated", ServingMode.COLOCATED: "co-located"}
@@ -55,30 +55,6 @@ def mapping_words(pool: PlannedPool) -> str:
 
 def _part_words(part: PoolPart) -> str:
     return text_of(part.mapping) + beside_text(int(part.mapping.chunk_tokens), int(part.mapping.draft_tokens))
-
-
-#: Latencies from here on are told in seconds. [s]
-LONG = 0.9995
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
-    if not math.isfinite(seconds):
-        return "-"
-    return f"{seconds:.3g} s" if seconds >= LONG else f"{seconds / MS:.3g} ms"
-
-
-def seconds_band(band: Band) -> str:
-    """Write a band of latencies: ``420 to 870 ms``, ``0.98 to 1.3 s``, ``1.2 s to no limit``.
-
-    >>> seconds_band((0.42, 0.871)), seconds_band((0.9833, 1.3)), seconds_band((1.2, math.inf))
-    ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s to no limit')
-    """
-    low, high = band
-    if not math.isfinite(high):
-        return f"{seconds_text(low)} to no limit"
-    unit, scale = ("s", 1.0) if high >= LONG else ("ms", MS)
-    return f"{low / scale:.3g} to {high / scale:.3g} {unit}"
 
 
 def question_line(plan: Plan) -> str:

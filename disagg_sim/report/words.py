@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from disagg_sim.domain import SHARDING, UNSAID
+from disagg_sim.units import MS
 
 if TYPE_CHECKING:
     from disagg_sim.domain import Sharding as Shards
@@ -122,3 +124,27 @@ def size_text(size: Size) -> str:
     if size.gpus:
         return f"{size.gpus} GPU{'s' * (size.gpus != 1)}"
     return f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
+
+
+#: Latencies from here on are told in seconds. [s]
+LONG = 0.9995
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.3g} s" if seconds >= LONG else f"{seconds / MS:.3g} ms"
+
+
+def seconds_band(band: tuple[float, float]) -> str:
+    """Write a band of latencies: ``420 to 870 ms``, ``0.98 to 1.3 s``, ``1.2 s to no limit``.
+
+    >>> seconds_band((0.42, 0.871)), seconds_band((0.9833, 1.3)), seconds_band((1.2, math.inf))
+    ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s to no limit')
+    """
+    low, high = band
+    if not math.isfinite(high):
+        return f"{seconds_text(low)} to no limit"
+    unit, scale = ("s", 1.0) if high >= LONG else ("ms", MS)
+    return f"{low / scale:.3g} to {high / scale:.3g} {unit}"
