@@ -130,7 +130,8 @@ def test_other_answers_are_looked_for_without_joules_where_only_one_is_possible(
 
 def test_encoding_that_takes_longer_leaves_less_of_ttft_and_serves_less():
     """Passes as forecast: 1.5 times the time of encoding is a limit tighter by half of it, and 10 times the end."""
-    best = asked(WHOLE, Size(rate=40.0), ttft=0.4).best
+    found = asked(WHOLE, Size(rate=40.0), ttft=0.4)
+    best = found.best
     encode, slower = best.pools[0], np.array([1.0, 1.5, 10.0])
     one = np.ones(3)
     kept = OwnTimes(prefill=one, step=one, throughput=one, beside=0.0 * one, encoding=slower).kept(best)[0] * best.rate
@@ -139,5 +140,5 @@ def test_encoding_that_takes_longer_leaves_less_of_ttft_and_serves_less():
         tighter = best.keeping(0.4 - (factor - 1.0) * encode.choice.alone_s, math.inf)
         assert kept[place] == pytest.approx(min(tighter, most / factor))
     assert kept[2] == pytest.approx(most / 10.0)
-    sure = assurance(asked(WHOLE, Size(rate=40.0), ttft=0.4))
+    sure = assurance(found)
     assert sure.encoding == pytest.approx((math.exp(-0.3 * 1.28), math.exp(0.3 * 1.28)), rel=0.05)
