@@ -235,7 +235,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
         run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens)
-        return (*run, row.poll_steps, row.gather_steps, row.random_tokens, row.load, row.mode, row.waves, row.spread)
+        looks = (row.poll_steps, row.gather_steps, row.slots)
+        return (*run, *looks, row.random_tokens, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
     for _, found in groupby(usable, key=key):
@@ -245,7 +246,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         try:
             engine = engine_of(first, engines or {})
             run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
-            run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps)
+            run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps, slots=first.slots)
             answer = predict(run, group)
         except DisaggSimError as error:
             for i in members:

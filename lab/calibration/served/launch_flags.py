@@ -128,12 +128,15 @@ def _budget(row: ServingRow, line: Any) -> int:
 
 
 def _waiting_for_slots(row: ServingRow, line: Any) -> ServingRow:
-    """The row without its TTFT, where more is in flight than decode has slots."""
+    """The row with the slots of its decode ranks; without its TTFT, where more is in flight than they have."""
     most = count(line, "f_decode_max_batch")
     if row.workers is None or not most:
         return row
-    ranks = 1 if row.engine == "sglang" else int(row.workers.mapping.dp_attn)
-    if row.concurrency <= OVER_SLOTS * most * ranks * row.workers.count:
+    whole = row.engine == "sglang"  # its limit is the worker's; some launchers state a rank's, so none is taken over
+    ranks = 1 if whole else int(row.workers.mapping.dp_attn)
+    few = row.concurrency <= OVER_SLOTS * most * ranks * row.workers.count
+    row = row if whole else replace(row, slots=most)
+    if few:
         return row
 
     def masked(each: Measurement) -> Measurement:

@@ -79,7 +79,7 @@ class Answer:
 
 def key_of(row: ServingRow) -> str:
     """What a played run depends on: an operating point, and the engine with its token budget and what it waits for."""
-    engine = f"{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.poll_steps}|{row.gather_steps}"
+    engine = f"{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.poll_steps}|{row.gather_steps}|{row.slots}"
     return f"{row.point}|{engine}|{row.waves:g}|{row.spread:g}"
 
 
@@ -196,7 +196,8 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
 
     def part(side: WorkerGroup, *, decodes: bool = True) -> tuple[Replicas]:
         ranks = int(side.mapping.dp_attn)
-        told = slots_for_load(row.concurrency / (side.count * ranks)) if row.prefill else np.inf  # by split workers
+        load = row.concurrency / (side.count * ranks)
+        told = (row.slots or slots_for_load(load)) if row.prefill else np.inf  # by split workers
         batch = min(int(min(told, engine.max_running)) * ranks, slots) if decodes else None
         budget = engine.chunk_tokens * ranks
         return (Replicas(mapping=side.mapping, instances=side.count, batch=batch, token_budget=budget),)

@@ -76,6 +76,7 @@ class ServedModel:
     at: Setup
     poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
     gather_steps: int = 0  # decode steps that a prompt waits for others to come with it [1]
+    slots: int = 0  # of a decode rank of split workers; 0 = as the load tells [request]
 
     @property
     def engine(self) -> EngineSpec:
@@ -413,8 +414,8 @@ def disaggregated(
     With Y of them in decode on n workers, :math:`T = T_d(\max(Y/n, 1))` and the rate is
     :math:`\lambda = Y/((OSL-1)\,T)`; the others are in prefill or wait for it, and Y is where
     :math:`Y + \lambda\,TTFT(\lambda)` is the concurrency. A prompt waits in front of c prefill workers at utilisation u
-    for :math:`S\,u^{\sqrt{2(c+1)}-1}/(2c\,(1-u))`, the common approximation of M/D/c. Where the load tells the largest
-    batch of decode (``slots_for_load``), the others wait for a slot.
+    for :math:`S\,u^{\sqrt{2(c+1)}-1}/(2c\,(1-u))`, the common approximation of M/D/c. Where the launch or the
+    load (``slots_for_load``) tells the largest batch of decode, the others wait for a slot.
     """
     engine = run.engine
     pieces, size, of_rank = pieces_of(engine, lengths.isl)
@@ -458,9 +459,8 @@ def disaggregated(
         left = rest / np.maximum(often, LEAST_DUE)  # of the pass under way [s]
         return step, rate, engine.request_host + left + first + transfer + step / 2 + looked_late(run, step) + start
 
-    slots = (
-        slots_for_load(concurrency / (decode.count * decode.mapping.dp_attn)) * decode.mapping.dp_attn * decode.count
-    )
+    ranks = decode.mapping.dp_attn * decode.count
+    slots = ranks * (run.slots or slots_for_load(concurrency / ranks))
     low, high = np.zeros(np.shape(most)), np.minimum(np.minimum(concurrency, slots), _holds(room))
     for _ in range(HALVINGS):
         decoding = (low + high) / 2

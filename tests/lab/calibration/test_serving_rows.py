@@ -104,7 +104,7 @@ def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
     files.append(write(tmp_path / "joined.csv", LAUNCHED, LAUNCHED | {"row_id": "r2"}))
     (row, calm), faults = read_files(files)
     assert faults == []
-    assert (row.recipe, row.version, row.chunk_tokens) == ("nvfp4_fp8kv", "0.5", 16_384)
+    assert (row.recipe, row.version, row.chunk_tokens, row.slots) == ("nvfp4_fp8kv", "0.5", 16_384, 0)
     assert row.prefill.mapping == Sharding(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
     assert (row.workers.count, row.workers.mapping) == (3, Sharding(tp_attn=8, tp_ffn=1, ep=8))
     late = {each.name: each.reason for each in row.quantities}
@@ -117,7 +117,7 @@ def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
     line = LAUNCHED | {"f_decode_dp_attention": True, "f_decode_eplb_slots": "redundant 32"}
     row = launched(tmp_path, R1, line)
     assert row.workers.mapping == Sharding(dp_attn=8, ep=8, redundant_slots=32)
-    assert (row.chunk_tokens, [each.reason for each in row.quantities]) == (8192, [""] * 3)
+    assert (row.chunk_tokens, row.slots, [each.reason for each in row.quantities]) == (8192, 8, [""] * 3)
 
 
 def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path):
