@@ -27,6 +27,7 @@ from disagg_sim.planning.limits import NO_LIMIT, Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import BUDGETS, SIZES, MixedSteps, mixed_bytes, mixed_tables, waits_of
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
@@ -422,7 +423,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
         steps = MixedSteps(  # no prompt is computed beside a decode
             ranks=1,
             budget=math.ceil(nodes.new.max()),
-            prompt=work.lengths.mean_new,
+            prompts=PromptLengths(nodes.new, nodes.past, nodes.weight),
             each=work.lengths.gaps / float(at.accepted_length(mapping.draft_tokens)),
             waits=(0,),
             batch=np.ones(1),
@@ -431,9 +432,7 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             tokens=np.zeros(0),
             mixed=none,
             single=none,
-            late=none,
             longer=none,
-            behind=0.0,
         )
         yield OneByOne(
             at=at,
@@ -500,11 +499,11 @@ def colocated_of(
     """
     (row, seats), at, lengths = point, grid.setup, work.lengths
     batch, prompts = grid.batch[: seats + 1].astype(float), lengths.prompt_nodes()
-    mixed, single, late, longer = tables[:, :, : seats + 1]
+    mixed, single, longer = tables[:, :, : seats + 1]
     steps = MixedSteps(
         ranks=int(mapping.dp_attn),
         budget=budget,
-        prompt=lengths.mean_new,
+        prompts=PromptLengths(prompts.new, prompts.past, prompts.weight),
         each=lengths.gaps / float(at.accepted_length(mapping.draft_tokens)),
         waits=(0, *waits),
         batch=batch,
@@ -513,9 +512,7 @@ def colocated_of(
         tokens=np.array(SIZES, dtype=float),
         mixed=mixed,
         single=single,
-        late=late,
         longer=longer,
-        behind=float(prompts.weight @ (prompts.new * (prompts.past + prompts.new / 2.0))) / lengths.mean_new,
     )
     return ColocatedChoice(
         at=at,

@@ -2,16 +2,18 @@ r"""Time the steps of a co-located instance, with and without prefill, and find 
 
 A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
 :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so a share k
-of the time goes to such steps. R ranks compute theirs in the same steps, so these take all of the time except that in
-which all R servers of one queue are idle, and less with prefill delay (``techniques.prefill_delay``). All ranks
-wait for the one with the largest piece: where the last of the m pieces of a prompt is short, j ranks all have such a
-last piece with probability :math:`m^{-j}`. Scores and values take as long as on the rank that has the largest part of
-its prompt behind it, which is j/(j+1) on average over j ranks.
+of the time goes to such steps. R ranks compute theirs in the same steps, and all wait for the slowest: projections take
+as long as on the rank with the most tokens, scores and values as on the one with the most query-key pairs, experts as
+long as all tokens. Of N pieces of prompts the largest has :math:`\int 1 - F^N`. Which one that is follows from the step
+before (``planning.pieces``): the longer it is, the more prompts come. Steps with prefill end with one
+that has no full piece and in which none comes, and those of decodes alone with one in which some do, or when prefill
+delay says so (``techniques.prefill_delay``). Where prompts of several steps wait for a rank (M/M/R), as many more count
+as come.
 
 Where a step has room for several prompts of a rank, those that come to it during a step share the next. So
 :math:`r\,T` come on average, spread over the ranks one by one, and the fullest of R ranks has
-:math:`E[\lceil A/R \rceil \mid A \ge 1]` of A, Poisson of that mean. Steps are timed at a few sizes for all batches of
-an instance.
+:math:`E[\lceil A/R \rceil \mid A \ge 1]` of A, Poisson of that mean: the largest and some of the mean. Steps are timed
+at a few sizes for all batches of an instance.
 
 Past 400 lines: what a step takes, and how often each kind runs, follow from each other.
 """
@@ -34,8 +36,9 @@ from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.pieces import DOUBLED, NO_TOKEN, PLACES, PromptLengths, PromptPieces, larger
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.step_mixing import own_step, step_rate
+from disagg_sim.serving.step_mixing import step_rate
 from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share
 
 #: Prefill delays to try, as shares of the TTFT limit: the rest is for prefill and its queue. [1]
@@ -44,6 +47,8 @@ HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 HALVINGS = 20
 #: Relative margin of an upper bound against rounding: far above a few times 2**-53. [1]
 ROUNDED = 1e-12
+#: Turns in which steps and what comes in them are found from each other, and most of the time with prefill. [1]
+TURNS, MOST = 3, 1.0 - 1e-9
 #: All batches of an instance.
 EVERY = slice(None)
 #: Least number of prompts under way, in place of 0. [request]
@@ -58,6 +63,17 @@ class Mixing(NamedTuple):
     share: Floats  # share of the time in steps with prefill [1]
     steps: Floats  # steps a second, of both kinds [1/s]
     used: Floats  # prefill rate over that of steps with full budgets [1]
+    kinds: Floats  # share of the steps with prefill by their largest piece, (kinds, batches) [1]
+
+
+class Among(NamedTuple):
+    """Prompts beside pieces of other ranks, arrays (prompts,)."""
+
+    counts: Floats  # pieces [1]
+    last: Floats  # tokens of the last one [token]
+    full: Floats  # time of a step with a full one [s]
+    pairs: Floats  # most query-key pairs of a rank in the step of the last one [token]
+    none: float  # the same without the prompt [token]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +82,7 @@ class MixedSteps:
 
     ranks: int  # attention ranks, each with prompts of its own [1]
     budget: int  # tokens of a step, decodes and prefill, over all ranks [token]
-    prompt: float  # new tokens of a prompt, on average [token]
+    prompts: PromptLengths  # that the pieces are of
     each: float  # decode steps of a request, on average [1]
     waits: tuple[int, ...]  # most decode steps of each prefill delay; 0 = none [1]
     batch: Floats  # (batches,) ascending from 1 to the seats [request]
@@ -75,15 +91,27 @@ class MixedSteps:
     tokens: Floats  # (sizes,) tokens of a rank in a step, decodes and prefill, ascending from 0 [token]
     mixed: Floats  # (sizes, batches) time of a step with so many on every rank [s]
     single: Floats  # (sizes, batches) the same with so many on one rank alone [s]
-    late: Floats  # (sizes, batches) the same with so many on every rank, the last pieces of their prompts [s]
     longer: Floats  # (sizes, batches) what a step takes longer for each token more behind those of its prompts [s]
-    behind: float  # tokens of its prompt, cached ones and earlier, behind a prompt token, on average [token]
 
     @property
     def first(self) -> MixedSteps:
         """The steps with one sequence."""
-        names = ("batch", "verified", "step", "mixed", "single", "late", "longer")
+        names = ("batch", "verified", "step", "mixed", "single", "longer")
         return replace(self, **{name: getattr(self, name)[..., :1] for name in names})
+
+    def beside(self, sequences: float) -> MixedSteps:
+        """The steps with so many sequences alone."""
+        part = float(np.interp(sequences, self.batch, np.arange(self.batch.size)))
+        low, names = min(int(part), self.batch.size - 2), ("batch", "verified", "step", "mixed", "single", "longer")
+        if low < 0:
+            return self
+        both = {name: getattr(self, name)[..., low : low + 2] for name in names}
+        return replace(self, **{name: each @ np.array([[low + 1 - part], [part - low]]) for name, each in both.items()})
+
+    @cached_property
+    def prompt(self) -> float:
+        """New tokens of a prompt, on average. [token]"""
+        return self.prompts.mean
 
     @cached_property
     def room(self) -> Floats:
@@ -91,36 +119,148 @@ class MixedSteps:
         return np.maximum((self.budget - self.verified) / self.ranks, 1.0)
 
     @cached_property
-    def cut(self) -> tuple[Floats, list[Floats], list[Floats]]:
-        """Pieces of a prompt, (batches,), and times of a step with a full and with the last one by table. [1], [s]"""
-        pieces, decodes = np.ceil(self.prompt / self.room), self.verified / self.ranks
-        last = self.prompt - (pieces - 1.0) * self.room
-        tables = (self.single, self.mixed, self.late)
-        full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (self.room, last))
-        return pieces, full, rest
+    def pieces(self) -> PromptPieces:
+        """Pieces that prompts are cut into."""
+        return self.prompts.cut(self.room)
 
     @cached_property
-    def own(self) -> tuple[Floats, tuple[Floats, Floats, Floats, Floats]]:
-        """Prefill tokens of a rank in a step with prefill, (batches,), and the times of such a step. [token], [s]
+    def count(self) -> Floats:
+        """Pieces of a prompt, (batches,); of one rank, of a mean prompt. [1]"""
+        return np.ceil(self.prompt / self.room) if self.ranks == 1 else self.pieces.each
 
-        Either the last piece of a prompt has a step of its own, or other prompts fill up its step: the case that delays
-        decodes more counts. Times are by table (``single``, ``mixed``, ``late``), then how much longer a step with a
-        full piece takes than one with the last piece.
+    @cached_property
+    def own(self) -> tuple[Floats, Floats]:
+        """Prefill tokens of a rank in a step with prefill, and its time where no other has any. [token], [s]
+
+        Of one rank the last piece of a prompt has a step of its own, or other prompts fill up its step: the case that
+        delays decodes more counts.
         """
-        prompt, room, (pieces, full, rest) = self.prompt, self.room, self.cut
-        alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # its last piece has its own step
-        slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
-        dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
-        one, every, late = (np.where(dearer, b / pieces, a) for a, b in zip(full, alone, strict=True))
-        longer = np.where(dearer & (pieces > 1.0), full[0] - rest[0], 0.0)
-        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), (one, every, late, longer)
+        prompt, room, decodes = self.prompt, self.room, self.verified / self.ranks
+        if self.ranks > 1:
+            return self.pieces.mean, _between(self.tokens, self.single, self.pieces.mean + decodes)
+        last = prompt - (self.count - 1.0) * room
+        full, rest = (_between(self.tokens, self.mixed, held + decodes) for held in (room, last))
+        alone = (self.count - 1.0) * full + rest
+        dearer = (self.count == 1.0) | (alone - self.count * self.step > prompt / room * (full - self.step))
+        return np.where(dearer, prompt / self.count, np.minimum(prompt, room)), np.where(
+            dearer, alone / self.count, full
+        )
 
     @cached_property
     def full(self) -> Floats:
         """Time of a step whose budget is full, (batches,). [s]"""
-        held, tables = self.room + self.verified / self.ranks, (self.single, self.mixed, self.late)
-        one, every, late = (_between(self.tokens, each, held) for each in tables)
-        return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
+        if self.ranks == 1:
+            return _between(self.tokens, self.mixed, self.room + self.verified)
+        each = self.room / self.pieces.mean  # pieces of a rank
+        most = self._most_pairs(self.ranks * each, self.ranks * each * (1.0 - 1.0 / self.count), self.pieces)
+        pairs = self.prompts.behind * self.pieces.mean * (each - 1.0) + most
+        return self.lasting(self.room, self.ranks * self.room, pairs)
+
+    @cached_property
+    def _tables(self) -> Floats:
+        """Times of a step with so many tokens on one rank, and what those of others add, (2, sizes, batches). [s]"""
+        return np.stack([self.single, np.maximum(self.mixed - self.single, 0.0)])
+
+    @cached_property
+    def _pair(self) -> Floats:
+        """What a step takes longer for each token more behind one of its tokens, (batches,). [s]"""
+        return np.asarray(_between(self.tokens, self.longer, self.room + self.verified / self.ranks) / self.room)
+
+    @cached_property
+    def _known_pairs(self) -> Floats:
+        """``PromptPieces.largest_pairs`` of the most room. [1]"""
+        return self.prompts.largest_pairs(float(self.room[0]))
+
+    def _most_pairs(self, pieces: Floats, full: Floats, law: PromptPieces) -> Floats:
+        """Query-key pairs of the largest of some pieces, of which so many are full. [1]"""
+        ends = pieces - full
+        of_ends, of_full = (
+            mean * np.interp(np.log2(np.maximum(count, 1.0)), DOUBLED, known)
+            for mean, known, count in zip(law.means, self._known_pairs, (ends, full), strict=True)
+        )
+        return np.asarray(of_full + np.minimum(np.maximum(ends, 0.0), 1.0) * np.maximum(of_ends - of_full, 0.0))
+
+    def lasting(
+        self, tokens: Floats, every: Floats | float, pairs: Floats | None = None, columns: Ints | slice = EVERY
+    ) -> Floats:
+        """Time a step by the prompt tokens of its fullest rank, (..., batches), and of all ranks [token]. [s]
+
+        Experts compute the pieces of all ranks; all else takes as long as on the rank with the most tokens, scores and
+        values as on the one with the most query-key ``pairs``; None = as its tokens have on average.
+        """
+        one, all_ranks = self._apart(tokens, columns)
+        further = 0.0 if pairs is None else self._pair[columns] * (pairs - tokens * self.prompts.behind)
+        return np.asarray(one + all_ranks * self._others(tokens, every) + further)
+
+    def _apart(self, tokens: Floats, columns: Ints | slice = EVERY) -> Floats:
+        """Times of steps with so many tokens on one rank, and what those of others add, (2, ..., batches). [s]"""
+        held, column = tokens + self.verified[columns] / self.ranks, np.arange(self.batch.size)[columns]
+        place = np.minimum(np.maximum(self.tokens.searchsorted(held, side="right") - 1, 0), self.tokens.size - 2)
+        low, first = self.tokens[place], self._tables[:, place, column]
+        part = (held - low) / (self.tokens[place + 1] - low)
+        return np.asarray(first + part * (self._tables[:, place + 1, column] - first))
+
+    def _others(self, tokens: Floats, every: Floats | float) -> Floats:
+        """Share of the other ranks that have as many tokens as the fullest, by those of all. [1]"""
+        return np.minimum(np.maximum(every / tokens - 1.0, 0.0), self.ranks - 1.0) / (self.ranks - 1.0)
+
+    @cached_property
+    def _of_one(self) -> Floats:
+        """As ``_apart``, of steps whose fullest rank has one piece, without the pairs of full ones."""
+        found = self._apart(self.pieces.tokens)
+        found[0] -= self._pair * self.prompts.behind * self.pieces.tokens
+        found[0, :-1] += self._pair * self.pieces.ends
+        return found
+
+    def by_largest(
+        self, some: Floats, fullest: Floats | None, most: Floats, law: PromptPieces, columns: Any = EVERY
+    ) -> Floats:
+        """Times of steps by their largest piece, (kinds, batches), for some of the batches. [s]
+
+        Takes the pieces of a step and those of its fullest rank (None = one each) [request], the share of steps with a
+        full one, and the pieces of these batches.
+        """
+        full = np.maximum(some * (1.0 - 1.0 / law.each) / np.maximum(most, LEAST), 1.0)
+        every, pairs = some * law.mean, self._most_pairs(some, full, law)
+        if fullest is None:
+            one, all_ranks = self._of_one[..., columns]
+            times = one + all_ranks * self._others(law.tokens, every)
+            times[-1] += self._pair[columns] * pairs
+            return np.asarray(times)
+        more = (fullest - 1.0) * law.mean
+        whole = law.tokens + more
+        tokens = np.minimum(whole, law.tokens[-1])
+        pairs = np.concatenate([law.ends, pairs[None]]) + self.prompts.behind * more
+        return self.lasting(tokens, every, pairs * tokens / whole, columns)
+
+    def among(self, others: float, prompts: Floats) -> Among:
+        """Prompts of some lengths [token] beside so many pieces of other ranks, by chance none, and one batch."""
+        law, room = self.pieces, float(self.room[0])
+        values, number = (np.concatenate(each) for each in zip(*self.prompts.pairs(room), strict=True))
+        order = np.argsort(values)
+        reached = np.exp(others * (np.minimum(np.cumsum(number[order]) / law.each[0], 1.0) - 1.0))
+        counts = np.maximum(np.ceil(prompts / room - NO_TOKEN), 1.0)
+        last = prompts - (counts - 1.0) * room
+        own = room * (PLACES * np.maximum(counts - 2.0, 0.0)[:, None] * room + room / 2.0)
+        ends = np.append(last * (prompts - last / 2.0), 0.0)
+        most, ends = (larger(each, values[order], reached) for each in (own, ends))
+        every = room + others * float(law.mean[0])
+        full = self.lasting(np.full((prompts.size, 1), room), every, most.mean(axis=1)[:, None])[:, 0]
+        return Among(counts, last, full, ends[:-1], float(ends[-1]))
+
+    def added(self, mixing: Mixing, sequences: float, rate: float) -> Floats:
+        """Find the time that prompts of each length add to the steps of others. [s]
+
+        Takes ``sequences`` of the instance [request] and its ``rate`` [request/s].
+        """
+        held, time, share = (float(np.interp(sequences, self.batch, each)) for each in mixing[:3])
+        steps, others = self.beside(sequences), rate * max(self.prompt / held, 1.0) * time / share
+        own, law = steps.among(others, self.prompts.new), steps.pieces
+        last = np.append(own.last, 0.0)
+        largest = larger(last, law.tokens[:, 0], np.exp(others * (law.below[:, 0] - 1.0)))
+        every, pairs = last + others * float(law.mean[0]), np.append(own.pairs, own.none)
+        ends = steps.lasting(largest[:, None], every[:, None], pairs[:, None])[:, 0]
+        return np.asarray((own.counts - 1.0) * (own.full - ends[-1]) + ends[:-1] - ends[-1])
 
     @cached_property
     def _grown(self) -> Floats:
@@ -139,7 +279,7 @@ class MixedSteps:
         whose mean is that of N.
         """
         grown = float(np.interp(sequences, self.batch, self._grown))
-        return new * (1.0 + grown * (past + new / 2.0 - self.behind)) if grown else new
+        return new * (1.0 + grown * (past + new / 2.0 - self.prompts.behind)) if grown else new
 
     def with_prompts(self, sequences: float) -> tuple[float, Callable[[Floats], Floats]]:
         """Prompt tokens of a full step of one rank beside so many sequences, and the time of a step by its own.
@@ -156,75 +296,55 @@ class MixedSteps:
 
         return room, step
 
-    def beside(
-        self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float, columns: Ints | slice = EVERY
-    ) -> Floats:
-        """Time a step in which so many ranks have a piece of a prompt, for some of the batches. [s]
-
-        Experts compute the pieces of all ranks; attention takes as long as the largest piece and the furthest prompt.
-        """
-        one, every, late, longer = times
-        if self.ranks == 1:
-            return one
-        last = 1.0 / np.ceil(self.prompt / self.room[columns])  # share of the pieces
-        largest = longer * (last - last**prompts)
-        return largest + with_others(one, every, late, prompts, self.ranks)
-
     def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
         """Find how often an instance runs steps of each kind, for some of the batches.
 
         Takes ``rate`` [request/s] and ``hold_steps`` (prefill delay in decode steps [1]).
         """
-        prompt, ranks, room, step = self.prompt, self.ranks, self.room[columns], self.step[columns]
-        held, every = self.own
-        held, times = held[columns], (every[0][columns], every[1][columns], every[2][columns], every[3][columns])
-        time = times[0]
-        if ranks == 1 and prompt < self.room[0]:  # short prompts that came during a step share the next
-            mixed, verified, found = self.mixed[:, columns], self.verified[columns], [time]
-            for turn in range(3):
-                come = rate * prompt * (time if turn < 2 else _limit(*found))
-                held = np.minimum(np.maximum(come, np.minimum(prompt, room)), room)
-                time = _between(self.tokens, mixed, held + verified)
-                found.append(time)
+        if self.ranks > 1:
+            return self._of_ranks(rate, hold_steps, columns)
+        prompt, room, step = self.prompt, self.room[columns], self.step[columns]
+        held, time = (each[columns] for each in self.own)
+        mixed, verified, found = self.mixed[:, columns], self.verified[columns], [time]
+        for turn in range(3 if prompt < self.room[0] else 0):  # short prompts that came during a step share the next
+            come = rate * prompt * (time if turn < 2 else _limit(*found))
+            held = np.minimum(np.maximum(come, np.minimum(prompt, room)), room)
+            time = _between(self.tokens, mixed, held + verified)
+            found.append(time)
+        share = mixed_share(rate * prompt / held * time, 1)
+        used = rate * prompt / room * self.full[columns]
+        return Mixing(held, time, share, step_rate(step, time, share), used, np.ones((1, 1)))
+
+    def _of_ranks(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice) -> Mixing:
+        """See ``mixing``, of several ranks."""
+        ranks, step, law, time = self.ranks, self.step[columns], self.pieces.at(columns), self.own[1][columns]
+        room, held, several = law.tokens[-1], law.mean, self.prompt < self.room[0]
         further = gathered(rate * hold_steps * step, ranks) if np.any(hold_steps) else 0.0
-        fullest, before = held, [time]
-        for turn in range(3 if ranks > 1 and prompt < self.room[0] else 2 if ranks > 1 else 0):
-            if prompt < self.room[0]:
-                held, fullest, times = self._shared(rate * (time if turn < 2 else _limit(*before)), columns)
-            under_way = np.maximum(rate * prompt / held * time, LEAST)
-            share = share_by_steps(under_way, ranks, further, (rate * time, rate * step))
-            some = under_way / share  # ranks with a prompt, where there is one
-            time = self.beside(times, np.minimum(np.maximum(some * held / fullest, 1.0), ranks), columns)
-            before.append(time)
-        share = share_by_steps(rate * prompt / held * time, ranks, further, (rate * time, rate * step))
-        used = rate * prompt / (room * ranks) * self.full[columns]
-        return Mixing(held, time, share, step_rate(step, time, share), used)
-
-    def _shared(
-        self, come: Floats, columns: Ints | slice
-    ) -> tuple[Floats, Floats, tuple[Floats, Floats, Floats, Floats]]:
-        """Prefill tokens of a rank, and of the fullest, in a step before which so many prompts came; times as ``own``.
-
-        Where a step has no room for a whole prompt, these are as ``own``.
-        """
-        room, decodes = self.room[columns], self.verified[columns] / self.ranks
-        held, times = self.own[0][columns], self.own[1]
-        mean = np.minimum(np.maximum(self.prompt * come / self.ranks, held), np.maximum(room, held))
-        fullest = np.minimum(np.maximum(self.prompt * fullest_rank(come, self.ranks), mean), np.maximum(room, held))
-        tables = (self.single, self.mixed, self.late)
-        new = [_between(self.tokens, each[:, columns], fullest + decodes) for each in tables]
-        several = self.prompt < room
-        one, every, late = (np.where(several, a, b[columns]) for a, b in zip(new, times[:3], strict=True))
-        return np.where(several, mean, held), np.where(several, fullest, held), (one, every, late, times[3][columns])
-
-    def shared(self, sequences: float, come: float) -> float:
-        """Time a step that a whole prompt shares with so many others that came before it. [s]"""
-        _, fullest, times = self._shared(np.full(self.batch.size, come), EVERY)
-        one, every, late, _ = (float(np.interp(sequences, self.batch, each)) for each in times)
-        pieces = (
-            (1.0 + come * (1.0 - 1.0 / self.ranks)) * self.prompt / float(np.interp(sequences, self.batch, fullest))
-        )
-        return float(with_others(one, every, late, min(max(pieces, 1.0), self.ranks), self.ranks))
+        idle, pieces = np.maximum(rate * step, LEAST), rate * law.each
+        share = mixed_share(pieces * time, ranks, further)
+        kinds, alone, follow = law.kinds, step / -np.expm1(-idle), law.follow(idle, further)
+        found = [time]
+        for turn in range(TURNS):
+            time = _limit(*found) if turn == TURNS - 1 else time
+            under_way, come = np.maximum(pieces * time, LEAST), np.asarray(rate, dtype=float)
+            fullest = None
+            some = np.maximum(under_way / share, 1.0)
+            if several:
+                fullest = fullest_rank(under_way, ranks)
+                held = np.minimum(np.maximum(law.mean * under_way / ranks, law.mean), room)
+            else:
+                busy = mixed_share(under_way, ranks)
+                some, come = np.minimum(some, ranks), -rate / under_way * np.log1p(-np.minimum(busy, MOST))
+            times = self.by_largest(some, fullest, kinds[-1], law, columns)
+            kinds, left = follow(kinds, come * times, rate * time / share)
+            time = (kinds * times).sum(axis=0)
+            found.append(time)
+            share = time / (time + alone * left)
+            if np.any(hold_steps):
+                held_back = mixed_share(pieces * time * law.mean / held, ranks, further)
+                share = np.where(further > 0.0, held_back, share)
+        used = rate * self.prompt / (room * ranks) * self.full[columns]
+        return Mixing(held, time, share, step_rate(step, time, share), used, kinds)
 
     @cached_property
     def bounds(self) -> Floats:
@@ -270,33 +390,6 @@ class MixedSteps:
             np.maximum.at(best, wait[fast], middle[fast])
         self._known[slowest] = best, least
         return best
-
-
-def share_by_steps(under_way: Floats, ranks: int, further: Floats | float, come: tuple[Floats, Floats]) -> Floats:
-    r"""Find the share of the time in steps with prefill, where prompts start with a step.
-
-    Takes the prompts that are under way, those that start with another (``prefill_delay``) and the prompts that
-    ``come``: x in a step with prefill, y in one of decodes alone. [request] Several ranks are then idle for
-    :math:`T_d/(1 - e^{-y})` in place of :math:`1/\lambda`, and busy until m steps in a row bring no prompt,
-    :math:`T_{mix} (e^{mx} - 1)/(1 - e^{-x})` in place of :math:`(e^{mx} - 1)/\lambda`:
-
-    .. math:: \frac{\varphi}{1 - \varphi} = \frac{\varphi_0}{1 - \varphi_0} \cdot \frac{x/(1 - e^{-x})}{y/(1 - e^{-y})}
-    """
-    share = mixed_share(under_way, ranks, further)
-    if ranks == 1:
-        return share
-    mixed, alone = (np.maximum(each, LEAST) / -np.expm1(-np.maximum(each, LEAST)) for each in come)
-    longer = np.where(further > 0.0, 1.0, mixed / alone)
-    return np.asarray(share * longer / (1.0 - share + share * longer))
-
-
-def with_others(
-    one: Floats | float, every: Floats | float, late: Floats | float, prompts: Floats | float, ranks: int
-) -> Floats:
-    """Time a step with pieces of so many ranks, by its times as ``own``. [s]"""
-    others = prompts - 1.0
-    experts = own_step(one, np.maximum(every, one), others / (ranks - 1.0))
-    return np.asarray(experts + (late - every) * others / (prompts + 1.0))
 
 
 #: Share of the way left after a step above which a series is not continued. [1]
@@ -370,7 +463,7 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, last: int) -> Floats:
-    """Time steps, (4, rows, sizes, batches): on every rank, on one, of last pieces [s]; ``longer`` [s/token]."""
+    """Time steps, (3, rows, sizes, batches): on every rank, on one [s]; ``longer`` [s/token]."""
     at, lengths = grid.setup, work.lengths
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
@@ -397,14 +490,9 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
     every = step(mapping.dp_attn, prompt)
     one_rank = np.all(mapping.dp_attn == 1)
     if one_rank and weights.size == 1:
-        return np.stack([every, every, every, np.zeros_like(every)])
-    later = step(mapping.dp_attn, 2.0 * prompt) - every  # half a prompt further
-    longer = later / (prompt / 2.0)
-    if one_rank:
-        return np.stack([every, every, every, longer])
-    before = np.maximum(1.0 - tokens / prompt, 0.0).reshape(shape)  # share of a prompt before its last piece
-    before = np.concatenate([np.zeros((shape[0], 1, shape[2])), before], axis=1)
-    return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before, longer])
+        return np.stack([every, every, np.zeros_like(every)])
+    longer = (step(mapping.dp_attn, 2.0 * prompt) - every) / (prompt / 2.0)  # half a prompt further
+    return np.stack([every, every if one_rank else step(np.ones_like(mapping.dp_attn), prompt), longer])
 
 
 def mixed_bytes(

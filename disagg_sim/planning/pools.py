@@ -297,13 +297,14 @@ class DecodeChoice(QuickBound):
 @lru_cache(maxsize=256)
 def _reaching(steps: MixedSteps, slowest: float, rate: float) -> Mask:
     """Whether instances keep up with a rate [request/s] or a higher one, by ``waits``, as ``steps.highest`` does."""
-    rates, waits = np.maximum(rate, steps.batch / slowest), np.array(steps.waits, dtype=float)[:, None]
+    rates, waits = np.maximum(rate, steps.batch / slowest), np.array(steps.waits, dtype=float)
     (some,) = np.nonzero(steps.bounds >= rates)  # of the batches
     if not some.size:
         return np.zeros(waits.size, dtype=bool)
-    rates = np.tile(rates[some], waits.shape)
-    mixing = steps.mixing(rates, waits, some)
-    return np.asarray(((mixing.steps * steps.batch[some] >= rates * steps.each) & (mixing.used < 1.0)).any(axis=1))
+    rates, wait, column = (np.tile(rates[some], waits.size), np.repeat(waits, some.size), np.tile(some, waits.size))
+    mixing = steps.mixing(rates, wait, column)
+    kept = (mixing.steps * steps.batch[column] >= rates * steps.each) & (mixing.used < 1.0)
+    return np.asarray(kept.reshape(waits.size, -1).any(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -441,7 +442,7 @@ class ColocatedChoice:
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
         lengths = self.nodes if self.parts is None else self.parts.isl
-        held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
+        held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing[:5])
         if self.hold_steps:
             own = self.host + np.ceil(lengths / held)[node] * time + load
             own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
@@ -462,7 +463,7 @@ class ColocatedChoice:
 
     def _sent(self, rate: float, found: Occupancy, mixing: Mixing, instances: int) -> tuple[float, float]:
         """Find requests sent to an instance with a prompt under way, over one without; how evenly they come. [1]"""
-        tables = self.steps.cut[0], mixing.time, self.step
+        tables = self.steps.count, mixing.time, self.step
         pieces, mixed, alone = (float(np.interp(found.mean, self.batch, each)) for each in tables)
         steps = 1.0 / (rate * alone) + pieces
         close = chance_of_close_ends(self.work.lengths.requests, steps * self._accepted)
@@ -477,7 +478,7 @@ class ColocatedChoice:
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
             steps = self.work.lengths.gaps / self._accepted
-            tables = self.steps.cut[0] * mixing.time, mixing.used
+            tables = self.steps.count * mixing.time, mixing.used
             own, used = (float(np.interp(found.mean, self.batch, each)) for each in tables)
             decoding = steps * mean / (steps * mean + own + used * mean_wait(1, used, own, 0.5))
             even = self.work.dispersion * variance_while_decoding(self.work.lengths.requests, instances, decoding)

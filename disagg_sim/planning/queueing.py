@@ -86,38 +86,42 @@ def share_that_waits(servers: int, utilisation: float) -> float:
     return blocked / (1.0 - utilisation * (1.0 - blocked))
 
 
-def busy_variance(share: float, service: float, servers: int) -> float:
+def busy_variance(share: float, services: Floats, weights: Floats) -> float:
     r"""Find the variance of the busy time in a long window, over the length of the window; busy = some server works.
 
-    For one server it is :math:`\rho s`, as it is busy while its requests take. Many servers are taken as
-    M/D/:math:`\infty`: all idle with probability :math:`\pi`, and, if all are idle, all idle a time t later with
-    probability :math:`e^{-\lambda \min(t, s)}`, where :math:`\lambda = -\ln(\pi)/s`.
+    Servers are as many as it takes (M/G/:math:`\infty`): all idle with probability :math:`\pi`, and, if all are idle,
+    all idle a time t later with probability :math:`e^{-\lambda E[\min(t, s)]}`, where
+    :math:`\lambda = -\ln(\pi)/E[s]`.
 
     Parameters
     ----------
     share
         Share of the time in which some server works. [1]
-    service
-        s, the service time of a request. [s]
-    servers
-        Servers, each with a queue of its own. [1]
+    services, weights
+        s, service times of requests [s], and their probabilities [1].
 
     Returns
     -------
     float
-        0 where some server always works. [s]
+        0 where some server always works, or none. [s]
 
     Examples
     --------
-    >>> round(busy_variance(0.5, 1.0, 1), 3), round(busy_variance(0.5, 1.0, 8), 3)
-    (0.5, 0.221)
+    Busy times that come in longer pieces vary more:
+
+    >>> [round(busy_variance(0.5, np.array(each), np.full(2, 0.5)), 3) for each in ([1.0, 1.0], [0.2, 1.8])]
+    [0.221, 0.356]
     """
-    if servers == 1:
-        return min(share, 1.0) * service
-    if not 0.0 < share < 1.0:
+    mean = float(weights @ services)
+    if not 0.0 < share < 1.0 or not mean:
         return 0.0
-    none = 1.0 - share
-    return 2.0 * none * service * max(share / -math.log(none) - none, 0.0)
+    order, none = np.argsort(services), 1.0 - share
+    ends, left = services[order], weights[order][::-1].cumsum()[::-1]
+    slope = -math.log(none) / mean * left
+    lengths = np.diff(ends, prepend=0.0)
+    idle = np.exp(-np.cumsum(slope * lengths))
+    found = (np.append(1.0, idle[:-1]) - idle) / slope - none * lengths
+    return 2.0 * none * max(float(found.sum()), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

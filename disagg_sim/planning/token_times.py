@@ -18,8 +18,8 @@ delay busy period, is inverse Gaussian, with :math:`\Phi` of the normal law :mat
 
 Of many steps the mean is that of all, :math:`1/((1 - \varphi)/T_d + \varphi/T_f)`; of fewer than a busy time has it is
 more, up to :math:`(1 - \varphi) T_d + \varphi T_f`. :math:`\varphi` is chosen to meet the mean time of all steps.
-Several ranks have a prompt for a time that varies otherwise (``queueing.busy_variance``), and a step takes longer by d
-for each further prompt, which varies it by :math:`\lambda d^2/(1 - \lambda d)^2` per second in steps with prefill.
+Several ranks have a prompt for a time that varies otherwise (``queueing.busy_variance``), and a prompt of each length
+adds a time d to the steps of others, which varies it by :math:`\lambda E[d^2]` per second in steps with prefill.
 
 Of several instances each is given fewer requests while one decodes there (``planning.shared_instances``).
 
@@ -89,9 +89,10 @@ def token_times(
     """
     (mean, wide), gaps, last = step, float(steps.mean()), float(law.batch[-1])
     with_prefill, known = law.full if law.ranks == 1 else mixing.time, (np.array([0.0, 1.0]), np.ones(2))
+    added = law.added(mixing, sequences, arrivals.rate) if law.ranks > 1 else np.zeros(1)
     for _ in range(TURNS):
         alone, full = (float(np.interp(sequences, law.batch, each)) for each in (law.step, with_prefill))
-        prefill = time_with_prefill(law, mixing, sequences, (alone, full), arrivals)
+        prefill = time_with_prefill(law, mixing, sequences, (alone, full), arrivals, added)
         over = min(alone / full, MOST)
         near = prefill.share + math.sqrt(prefill.varies / (gaps * mean)) * PLACES
         share = np.concatenate([near[(near > 0.0) & (near < 1.0)], (1.0 - over**EVENLY) / (1.0 - over)])
@@ -118,26 +119,25 @@ def token_times(
 
 
 def time_with_prefill(
-    law: MixedSteps, mixing: Mixing, sequences: float, times: tuple[float, float], arrivals: Joining
+    law: MixedSteps, mixing: Mixing, sequences: float, times: tuple[float, float], arrivals: Joining, added: Floats
 ) -> TimeWithPrefill:
     """Find how much of its time an instance of so many ``sequences`` [request] spends with prefill, and how evenly.
 
-    Takes the ``times`` of a step alone and of one with prefill [s].
+    Takes the ``times`` of a step alone and of one with prefill, and what prompts of each length have ``added`` [s].
     """
     (alone, time), (_, even, uneven, beside) = times, arrivals
     if law.ranks == 1:
         rate = float(np.interp(sequences, law.batch, mixing.steps))
         spent = min(max((1.0 / alone - rate) / max(1.0 / alone - 1.0 / time, LEAST), LEAST), MOST)
         return TimeWithPrefill(spent * beside, even * uneven * spent**2 * beside / arrivals.rate)
-    held, share, one = (
-        float(np.interp(sequences, law.batch, values)) for values in (mixing.held, mixing.share, law.own[1][0])
-    )
+    held, share = (float(np.interp(sequences, law.batch, values)) for values in (mixing.held, mixing.share))
     rate, share = arrivals.rate * beside, min(max(share * beside, LEAST), MOST)
     busy, longer = max(law.prompt / held, 1.0) * time, max(1.0 - alone / time, LEAST)  # steps of a prompt [s]
-    further = (time - one) / max(rate * busy / share - 1.0, LEAST)  # that another one adds to a step [s]
-    further = min(max(further, 0.0), MOST / rate)
-    several = share * rate * (further / (1.0 - rate * further) * (1.0 - share * longer) / longer) ** 2
-    return TimeWithPrefill(share, even * (busy_variance(share, busy, law.ranks) + several))
+    added = added * (1.0 - share * longer) / longer
+    room, weights = np.array([np.interp(sequences, law.batch, law.room)]), law.prompts.weight
+    counts = law.prompts.counts(room)[:, 0]
+    own = busy_variance(share, counts * busy / float(weights @ counts), weights)
+    return TimeWithPrefill(share, even * (own + share * rate * float(weights @ added**2)))
 
 
 def at_most(share: Floats, times: Floats, prefill: TimeWithPrefill) -> Floats:

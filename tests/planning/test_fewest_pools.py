@@ -16,6 +16,7 @@ from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import HALVINGS
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
 from disagg_sim.planning.ranking import NEAR, SIMPLER, standing_of_pool
@@ -45,9 +46,9 @@ def choice():
 def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, slower, prompt):
     """Steps of any times, not even longer with more tokens: where a step with prefill is the faster one, too."""
     draw, shape = np.random.default_rng(seed), choice.steps.mixed.shape
-    tables = {name: draw.uniform(0.5, 1.5, shape) * slower * choice.steps.mixed for name in ("mixed", "single", "late")}
-    waits = (0,) if ranks == 1 else (0, 1, 7, 300)
-    steps = replace(choice.steps, ranks=ranks, prompt=prompt, waits=waits, **tables)
+    tables = {name: draw.uniform(0.5, 1.5, shape) * slower * choice.steps.mixed for name in ("mixed", "single")}
+    waits, prompts = (0,) if ranks == 1 else (0, 1, 7, 300), PromptLengths(np.array([prompt]), np.zeros(1), np.ones(1))
+    steps = replace(choice.steps, ranks=ranks, prompts=prompts, waits=waits, **tables)
     work = replace(choice.work, tpot=Limit(float(draw.uniform(0.001, 1.0))))
     every = rates_of_all_batches(steps)
     assert (every <= steps.bounds).all()
@@ -58,16 +59,26 @@ def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, s
         assert some.most == most <= some.ceiling
 
 
+def test_no_instance_is_asked_for_more_than_its_most(choice):
+    """Steps of times of any shape may keep up with a higher rate; these do not."""
+    for hold in choice.steps.waits:
+        some = replace(choice, hold_steps=hold)
+        assert some.asks(some.most, 1) == 1
+        assert all(some.asks(more * some.most, 1) is None for more in (1.001, 1.1, 1.5))
+
+
 def rates_of_all_batches(steps):
     """The highest rates of every prefill delay and batch, (waits, batches). [request/s]"""
-    waits = np.array(steps.waits, dtype=float)[:, None]
-    low, high = np.zeros((waits.size, steps.batch.size)), steps.batch / (steps.step * steps.each)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        mixing = steps.mixing(middle, waits)
-        kept = (mixing.steps * steps.batch >= middle * steps.each) & (mixing.used < 1.0)
-        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-    return low
+    found = []
+    for wait in steps.waits:
+        low, high = np.zeros(steps.batch.size), steps.batch / (steps.step * steps.each)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            mixing = steps.mixing(middle, wait)
+            kept = (mixing.steps * steps.batch >= middle * steps.each) & (mixing.used < 1.0)
+            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+        found.append(low)
+    return np.array(found)
 
 
 def one_after_the_other(choices, rate, most, within):
@@ -91,8 +102,6 @@ def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
                 found = list(pools(choices, rate, most, within))
                 assert found == list(one_after_the_other(choices, rate, most, within))
         assert best_rate(case.colocated) == max(each.most / gpus_of(each) for each in case.colocated)
-        for each in (some for some in case.colocated if some.most > 0):
-            assert [each.asks(share * each.most * 3, 3) for share in (0.6, 0.999, 1.01)] == [2, 3, None]
 
 
 def standing(role, pool, rate):

@@ -8,7 +8,8 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import EmpiricalLength, TrafficCase
 from disagg_sim.planning.evaluate import evaluate
-from disagg_sim.planning.mixed_steps import MixedSteps, share_by_steps
+from disagg_sim.planning.mixed_steps import MixedSteps
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.token_times import Joining, TimeWithPrefill, at_most, token_times
 from disagg_sim.simulation.deployment import Replicas
@@ -41,9 +42,22 @@ def test_prompts_of_all_ranks_start_with_a_step(ranks, pieces):
         left = np.maximum(left - 1, 0)
         for _ in range(chance.poisson(rate * step)):
             left[np.argmin(left)] += pieces
-    come = np.array([rate]), np.array([0.15 * rate])
-    found = float(share_by_steps(np.array([rate * pieces]), ranks, 0.0, come)[0])
-    assert found == pytest.approx(mixed / whole, rel=0.04)
+    table, tokens = np.array([[0.15], [1.0], [1.0]]), np.array([0.0, 1.0, 1000.0])
+    steps = MixedSteps(
+        ranks=ranks,
+        budget=1000 * ranks,
+        prompts=PromptLengths(np.array([1000.0 * pieces]), np.zeros(1), np.ones(1)),
+        each=100.0,
+        waits=(0,),
+        batch=np.ones(1),
+        verified=np.zeros(1),
+        step=table[0],
+        tokens=tokens,
+        mixed=table,
+        single=table,
+        longer=np.zeros_like(table),
+    )
+    assert float(steps.mixing(rate, 0).share[0]) == pytest.approx(mixed / whole, rel=0.04)
 
 
 def instance(rate: float) -> tuple[MixedSteps, Joining]:
@@ -52,7 +66,7 @@ def instance(rate: float) -> tuple[MixedSteps, Joining]:
     law = MixedSteps(
         ranks=1,
         budget=1000,
-        prompt=1000.0,
+        prompts=PromptLengths(np.array([1000.0]), np.zeros(1), np.ones(1)),
         each=100.0,
         waits=(0,),
         batch=np.array([1.0, 1e6]),
@@ -61,9 +75,7 @@ def instance(rate: float) -> tuple[MixedSteps, Joining]:
         tokens=np.array([0.0, 1000.0]),
         mixed=times,
         single=times,
-        late=times,
         longer=none,
-        behind=500.0,
     )
     return law, Joining(rate, 1.0, 1.0)
 

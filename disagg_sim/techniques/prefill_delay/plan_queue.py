@@ -39,6 +39,8 @@ from disagg_sim.arrays import Floats
 #: Cells of a wait in which prompts are counted; a longest wait of more than so many standard deviations beyond the mean
 #: in which every rank has a prompt is cut there. [1]
 CELLS, DEVIATIONS = 16, 4.0
+#: Loads at which the share of the time in which all ranks are idle is tabulated.
+LOADS = 1025
 
 
 def gathered(come: Floats, ranks: int) -> Floats:
@@ -88,12 +90,17 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
 def _idle(load: Floats, ranks: int) -> Floats:
     """Share of the time in which none of R servers of one queue works (M/M/R), as ``load``, their mean number. [1]"""
     some = np.minimum(load, ranks)  # else their queue grows without end
-    if ranks == 1:
-        return np.asarray(1.0 - some)
+    return np.asarray((1.0 - some / ranks) * (np.exp(-np.interp(some, *_busier(ranks))) if ranks > 1 else 1.0))
+
+
+@cache
+def _busier(ranks: int) -> tuple[Floats, Floats]:
+    """Loads, and the logarithm of the share of the time in which one rank is idle over that in which all are."""
+    some = np.linspace(0.0, ranks, LOADS)
     below, left = _chances(some, ranks).cumsum(axis=-1), 1.0 - some / ranks
     every = below[..., -1]
     last = (every - below[..., -2]) * some / ranks
-    return np.asarray(np.exp(-some) * left / (every * left + last))
+    return some, some + np.log(every * left + last)
 
 
 def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:

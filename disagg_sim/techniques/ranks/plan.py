@@ -1,11 +1,12 @@
 r"""Time a prompt at an instance of several attention ranks, by the steps that it meets and those that compute it.
 
 A prompt waits for the rest of the step in which it comes: of decodes alone in a share :math:`1 - \varphi` of the time,
-else with prefill. Long steps are met more often than they are run. Then its m pieces take a step each, all ranks for as
-long as the one with the largest piece, T_f with a full one. So the step of its last piece, T_l where that is short, is
-a long one, too, where another rank has a full piece. Such prompts came in the m - 1 steps before:
+else with prefill, by its largest piece. Long steps are met more often than they are run. Then its m pieces take a step
+each, all ranks for as long as the slowest: T_f with a full one of its own, and in the step of its last piece, of p
+tokens, the larger of it and those of other ranks, of which y come on average and have at most s tokens with the chance
+:math:`e^{-y (1 - F(s))}`:
 
-.. math:: TTFT = (1 - x)\,T_{met} + (m - 1)\,T_f + T_{last},\quad P(T_{last} = T_l) = e^{-\lambda (1 - 1/R) (m - 1) T_f}
+.. math:: TTFT = (1 - x)\,T_{met} + (m - 1)\,T_f + T(\max(p, s))
 
 Where a step has room for whole prompts, all that came in the step that was met share the next. Waits for a rank whose
 prompts fill its steps come on top (``planning.queueing``).
@@ -13,13 +14,15 @@ prompts fill its steps come on top (``planning.queueing``).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.planning.mixed_steps import MixedSteps, Mixing, with_others
+from disagg_sim.planning.mixed_steps import MixedSteps, Mixing, fullest_rank
+from disagg_sim.planning.passes import parts
 from disagg_sim.planning.queueing import RESIDUES
+
+#: Pieces of other ranks that are told apart; more are taken as their means of equally probable ones. [1]
+APART = 3
 
 
 def prompt_times(
@@ -30,29 +33,42 @@ def prompt_times(
     Takes ``sequences`` of the instance [request], its ``rate`` [request/s] and ``prompts`` (lengths [token]). Returns
     times, (lengths, cases) [s], and the probabilities of the cases [1].
     """
+    share, time = (float(np.interp(sequences, steps.batch, values)) for values in (mixing.share, mixing.time))
+    kinds = np.array([np.interp(sequences, steps.batch, each) for each in mixing.kinds])
+    ranks, several, steps = steps.ranks, steps.prompt < steps.room[0], steps.beside(sequences)
+    law, room, alone = steps.pieces, float(steps.room[0]), float(steps.step[0])
+    mean, come = float(law.mean[0]), rate * float(law.each[0])  # pieces a second
 
-    def at(values: Floats) -> float:
-        return float(np.interp(sequences, steps.batch, values))
+    def beside(pieces: float) -> tuple[Floats, Floats]:
+        """Tokens of the largest of so many pieces on average, by chance none, and their probabilities."""
+        reached = np.exp(pieces * (np.append(0.0, law.below) - 1.0))
+        return _few(np.append(0.0, law.tokens), np.diff(reached, prepend=0.0))
 
-    ranks, pieces, of_others = steps.ranks, math.ceil(steps.prompt / at(steps.room)), rate * (1.0 - 1.0 / steps.ranks)
-    held, time, share = (at(values) for values in (mixing.held, mixing.time, mixing.share))
-    one, every, late = (at(values) for values in steps.cut[1])
-    full = float(with_others(one, every, late, min(1.0 + of_others * pieces * time, ranks), ranks))
-    rest, longer = full - one + at(steps.cut[2][0]), at(steps.own[1][3])
-    alone = math.exp(-of_others * (pieces - 1) * full)  # chance that no other rank has a full piece beside the last one
-    prefilling = max(rate * steps.prompt / held * time / share, 1.0)  # ranks, in a step with prefill
-    short = pieces**-prefilling if longer else 0.0  # chance that all of them have last pieces
-    longest = time + longer * short
-    met = (
-        ((1.0 - share), at(steps.step)),
-        (share * short * (longest - longer) / time, longest - longer),
-        (share * (1.0 - short) * longest / time, longest),
-    )
-    before = (np.ceil(prompts / held - 1e-9) - 1.0) * full
+    some = max(come * time / share, 1.0)
+    fullest = fullest_rank(np.array([come * time]), ranks) if several else None
+    met = steps.by_largest(np.array([some if several else min(some, ranks)]), fullest, kinds[-1], law)[:, 0]
+    met, chance = _few(met, kinds)
+    met = met * time / float(chance @ met)
+    met, chance = np.append(alone, met), np.append(1.0 - share, share * chance * met / time)
+
+    others = come * (1.0 - 1.0 / ranks) * time
+    own = steps.among(others, prompts)
+    before = (own.counts - 1.0) * own.full
     times, chances = [], []
-    for chance, length in met:
-        lasts = ((alone, rest), (1.0 - alone, full)) if pieces > 1 else ((1.0, steps.shared(sequences, rate * length)),)
-        for part, last in lasts:
-            times.append((before + last)[:, None] + RESIDUES * length)
-            chances.append(np.full(RESIDUES.size, chance * part / RESIDUES.size))
+    for length, part in zip(met.tolist(), chance.tolist(), strict=True):
+        pieces = come * length if several else others
+        more = (float(fullest_rank(np.array([pieces]), ranks)[0]) - 1.0) * mean if several else 0.0
+        for tokens, share_of in zip(*beside(pieces), strict=True):
+            fullest = np.minimum(np.maximum(own.last, tokens) + more, room)
+            ends = steps.lasting(fullest[:, None], (own.last + pieces * mean)[:, None], own.pairs[:, None])[:, 0]
+            times.append((before + ends)[:, None] + RESIDUES * length)
+            chances.append(np.full(RESIDUES.size, part * share_of / RESIDUES.size))
     return np.concatenate(times, axis=1), np.concatenate(chances)
+
+
+def _few(values: Floats, chances: Floats) -> tuple[Floats, Floats]:
+    """Take means of a few equally probable values for many."""
+    if values.size <= APART:
+        return values, chances
+    found = parts(chances, values[:, None])[0]
+    return found, np.full(found.size, 1.0 / found.size)

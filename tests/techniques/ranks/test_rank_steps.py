@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from disagg_sim.planning.mixed_steps import MixedSteps
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.techniques.ranks.plan import prompt_times
 
 RANKS, ROOM, DECODES = 8, 1000.0, 0.02
 
 
-def made(prompt: float) -> MixedSteps:
+def made(*prompts: float) -> MixedSteps:
     """20 ms of decodes alone; 0.1 to 1 s for 1 to 1,000 tokens of the fullest rank, whatever the others have."""
     tokens = np.array([0.0, 1.0, ROOM])
     table = np.array([[DECODES], [0.1], [1.0]])
     return MixedSteps(
         ranks=RANKS,
         budget=round(RANKS * ROOM),
-        prompt=prompt,
+        prompts=PromptLengths(np.array(prompts), np.zeros(len(prompts)), np.full(len(prompts), 1.0 / len(prompts))),
         each=100.0,
         waits=(0,),
         batch=np.ones(1),
@@ -27,29 +28,29 @@ def made(prompt: float) -> MixedSteps:
         tokens=tokens,
         mixed=table,
         single=table,
-        late=table,
         longer=np.zeros_like(table),
-        behind=prompt / 2,
     )
 
 
-def played(rate: float, prompt: float, count: int) -> np.ndarray:
-    """Times from arrival to the end of the last step of a prompt; prompts go to the ranks in turn."""
+def played(rate: float, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Times from arrival to the end of the last step of each prompt, and of steps; prompts go to the ranks in turn."""
+    count, taken = len(prompts), []
     arrival = np.cumsum(np.random.default_rng(2).exponential(1.0 / rate, count))
     queues: list[list[int]] = [[] for _ in range(RANKS)]
-    left, done, now, come = np.full(count, prompt), np.zeros(count), 0.0, 0
+    left, done, now, come = prompts.copy(), np.zeros(count), 0.0, 0
     while come < count or any(queues):
         while come < count and arrival[come] <= now:
             queues[come % RANKS].append(come)
             come += 1
         pieces = [_piece(queue, left) for queue in queues]
-        now += _time(max(pieces))
+        taken.append(_time(max(pieces)))
+        now += taken[-1]
         for queue in queues:
             while queue and left[queue[0]] < 1e-6:
                 done[queue.pop(0)] = now
         if not any(queues) and come < count:
             now += DECODES * np.ceil(max(arrival[come] - now, 0.0) / DECODES)
-    return done - arrival
+    return done - arrival, np.array(taken)
 
 
 def _time(tokens: float) -> float:
@@ -78,7 +79,7 @@ def test_times_are_those_of_a_simulation(prompt, rate) -> None:
     steps = made(prompt)
     [times], chances = prompt_times(steps, steps.mixing(rate, 0), 1.0, rate, np.array([prompt]))
     assert chances.sum() == pytest.approx(1.0)
-    run = played(rate, prompt, 20_000)
+    run, _ = played(rate, np.full(20_000, prompt))
     assert times @ chances == pytest.approx(run.mean(), rel=0.08)
     order = np.argsort(times)
     for share in (0.5, 0.9):
@@ -91,3 +92,31 @@ def test_a_prompt_that_meets_nobody_waits_for_a_decode_step() -> None:
     steps = made(1020.0)
     [times], chances = prompt_times(steps, steps.mixing(1e-9, 0), 1.0, 1e-9, np.array([1020.0]))
     assert times @ chances == pytest.approx(DECODES / 2 + 1.0 + _time(20.0))
+
+
+def test_steps_with_unlike_prompts_by_hand() -> None:
+    """One prompt comes in a step on average, of 100 or of 700 tokens, as many of each.
+
+    No long one comes in 0.607 of the steps, and none at all in 0.368; of those in which some do 0.239 of 0.632 have
+    only short ones. Of a prompt of 2,700 tokens a rank has two full pieces, with 500 and 1,500 tokens behind their
+    middles; of two anywhere in between the one with more pairs has 500 + 2/3 of 1,000 behind.
+    """
+    law, one = made(100.0, 700.0).pieces, np.ones((3, 1))
+    kinds, left = law.follow(one[0], 0.0)(one / 3.0, one, one[0])
+    assert kinds[:, 0] == pytest.approx([0.2387 / 0.6321, 1 - 0.2387 / 0.6321, 0.0], abs=1e-4)
+    assert left == pytest.approx([0.3679], abs=1e-4)
+    long = made(2700.0)
+    assert long.pieces.each == pytest.approx([3.0])
+    assert long.prompts.largest_pairs(1000.0)[1, :2] * 1e6 == pytest.approx([1e6, (0.5 + 2 / 3) * 1e6], rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 2.0])
+def test_unlike_prompts_are_those_of_a_simulation(rate) -> None:
+    lengths = np.array([50.0, 200.0, 800.0, 4200.0])
+    steps = made(*lengths)
+    mixing = steps.mixing(rate, 0)
+    run, taken = played(rate, np.random.default_rng(3).choice(lengths, 40_000))
+    mixed = taken[taken > DECODES]
+    assert mixing.time == pytest.approx([mixed.mean()], rel=0.1)
+    times, chances = prompt_times(steps, mixing, 1.0, rate, lengths)
+    assert (times @ chances).mean() == pytest.approx(run.mean(), rel=0.15)
