@@ -359,25 +359,24 @@ class MixedSteps:
         return np.asarray(np.minimum(decodes, self.room * self.ranks / (self.prompt * self.full)) * (1.0 + ROUNDED))
 
     @cached_property
-    def _known(self) -> dict[float, tuple[Floats, float]]:
+    def _known(self) -> dict[float, Floats]:
         return {}
 
-    def highest(self, slowest: float, least: float = 0.0) -> Floats:
+    def highest(self, slowest: float) -> Floats:
         """Find the highest rates that an instance keeps up with, by its ``waits``; 0 where it keeps none. [request/s]
 
-        The rate n/slowest is the least at which n sequences are fast enough, where ``slowest`` is a time [s]. Rates
-        below ``least`` [request/s] may be too low. Batches that cannot have the highest rate any more are left out as
-        the halvings go on.
+        The rate n/slowest is the least at which n sequences are fast enough, where ``slowest`` is a time [s]. Batches
+        that cannot have the highest rate any more are left out as the halvings go on.
         """
-        best, known = self._known.get(slowest, (np.zeros(len(self.waits)), math.inf))
-        if least >= known or (best >= known).all():
-            return best
+        if slowest in self._known:
+            return self._known[slowest]
+        best = np.zeros(len(self.waits))
         waits, count = np.array(self.waits, dtype=float), self.batch.size
         low, high = np.zeros((waits.size, count)), np.tile(self.batch / (self.step * self.each), (waits.size, 1))
         in_time = self.batch / slowest  # [request/s]
         wait, column = np.indices(low.shape).reshape(2, -1)
         for _ in range(HALVINGS):
-            left = high[wait, column] >= np.maximum(np.maximum(best, least)[wait], in_time[column])
+            left = high[wait, column] >= np.maximum(best[wait], in_time[column])
             wait, column = wait[left], column[left]
             if not wait.size:
                 break
@@ -388,7 +387,7 @@ class MixedSteps:
             low[wait, column], high[wait, column] = np.where(kept, middle, below), np.where(kept, above, middle)
             fast = kept & (middle >= in_time[column])
             np.maximum.at(best, wait[fast], middle[fast])
-        self._known[slowest] = best, least
+        self._known[slowest] = best
         return best
 
 

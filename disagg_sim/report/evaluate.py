@@ -21,9 +21,9 @@ from disagg_sim.report.plan_rows import (
     pool_rows,
     question_line,
     role_text,
-    seconds_text,
 )
 from disagg_sim.report.schemas import EVALUATE, EvaluateJson, plain
+from disagg_sim.report.words import seconds_text
 
 
 def evaluate_screen(found: Evaluation, planned: Plan | None) -> list[ScreenPart]:

@@ -33,7 +33,6 @@ from disagg_sim.report.plan_rows import (
     question_line,
     role_text,
     runner_rows,
-    seconds_text,
     verdict,
     why_rows,
 )
@@ -51,6 +50,7 @@ from disagg_sim.report.schemas import (
     labels,
     plain,
 )
+from disagg_sim.report.words import seconds_text
 from disagg_sim.techniques.prefix.plan import tier_uses
 from disagg_sim.units import HOUR, MILLION
 
