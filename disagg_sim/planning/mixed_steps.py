@@ -36,7 +36,7 @@ from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.pieces import DOUBLED, NO_TOKEN, PLACES, PromptLengths, PromptPieces, larger
+from disagg_sim.planning.pieces import DOUBLED, PromptLengths, PromptPieces, larger
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.step_mixing import step_rate
 from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share
@@ -233,19 +233,16 @@ class MixedSteps:
         pairs = np.concatenate([law.ends, pairs[None]]) + self.prompts.behind * more
         return self.lasting(tokens, every, pairs * tokens / whole, columns)
 
-    def among(self, others: float, prompts: Floats) -> Among:
-        """Prompts of some lengths [token] beside so many pieces of other ranks, by chance none, and one batch."""
+    def among(self, others: float, prompts: PromptLengths) -> Among:
+        """Prompts beside so many pieces of other ranks, by chance none (taken as the smallest), and one batch."""
         law, room = self.pieces, float(self.room[0])
         values, number = (np.concatenate(each) for each in zip(*self.prompts.pairs(room), strict=True))
         order = np.argsort(values)
         reached = np.exp(others * (np.minimum(np.cumsum(number[order]) / law.each[0], 1.0) - 1.0))
-        counts = np.maximum(np.ceil(prompts / room - NO_TOKEN), 1.0)
-        last = prompts - (counts - 1.0) * room
-        own = room * (PLACES * np.maximum(counts - 2.0, 0.0)[:, None] * room + room / 2.0)
-        ends = np.append(last * (prompts - last / 2.0), 0.0)
-        most, ends = (larger(each, values[order], reached) for each in (own, ends))
+        counts, last, own, ends = prompts.pieces(room)
+        most, ends = (larger(each, values[order], reached) for each in (own, np.append(ends, 0.0)))
         every = room + others * float(law.mean[0])
-        full = self.lasting(np.full((prompts.size, 1), room), every, most.mean(axis=1)[:, None])[:, 0]
+        full = self.lasting(np.full((last.size, 1), room), every, most.mean(axis=1)[:, None])[:, 0]
         return Among(counts, last, full, ends[:-1], float(ends[-1]))
 
     def added(self, mixing: Mixing, sequences: float, rate: float) -> Floats:
@@ -255,7 +252,7 @@ class MixedSteps:
         """
         held, time, share = (float(np.interp(sequences, self.batch, each)) for each in mixing[:3])
         steps, others = self.beside(sequences), rate * max(self.prompt / held, 1.0) * time / share
-        own, law = steps.among(others, self.prompts.new), steps.pieces
+        own, law = steps.among(others, self.prompts), steps.pieces
         last = np.append(own.last, 0.0)
         largest = larger(last, law.tokens[:, 0], np.exp(others * (law.below[:, 0] - 1.0)))
         every, pairs = last + others * float(law.mean[0]), np.append(own.pairs, own.none)

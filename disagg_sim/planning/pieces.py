@@ -133,14 +133,19 @@ class PromptLengths:
             means=np.stack([self.weight @ ends, mean / np.maximum(each - 1.0, LEAST_BUSY)]),
         )
 
+    def pieces(self, room: float) -> tuple[Floats, Floats, Floats, Floats]:
+        """Pieces of each prompt [1], tokens of the last [token], pairs of full ones at ``PLACES``, and of the last."""
+        counts = self.counts(np.array([room]))[:, 0]
+        last = self.new - (counts - 1.0) * room
+        before = PLACES * np.maximum(counts - 2.0, 0.0)[:, None] * room  # tokens of its prompt
+        every = room * (self.past[:, None] + before + room / 2.0)
+        return counts, last, every, last * (self.past + self.new - last / 2.0)
+
     def pairs(self, room: float) -> list[tuple[Floats, Floats]]:
         """Query-key pairs of last pieces and of full ones, ascending, and how many a prompt has of each. [1]"""
-        full = self.counts(np.array([room]))[:, 0] - 1.0
-        last = self.new - full * room
-        before = PLACES * np.maximum(full - 1.0, 0.0)[:, None] * room  # tokens of its prompt
-        every = room * (self.past[:, None] + before + room / 2.0)
-        own = np.repeat(self.weight * full / PLACES.size, PLACES.size)
-        both = (last * (self.past + self.new - last / 2.0), self.weight), (every.ravel(), own)
+        counts, _, every, ends = self.pieces(room)
+        own = np.repeat(self.weight * (counts - 1.0) / PLACES.size, PLACES.size)
+        both = (ends, self.weight), (every.ravel(), own)
         return [(values[order], counts[order]) for values, counts in both for order in [np.argsort(values)]]
 
     def largest_pairs(self, room: float) -> Floats:

@@ -23,6 +23,7 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import kinds, largest_pass, parts, passes
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pool_choice import QuickBound, first_of
 from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
@@ -441,10 +442,12 @@ class ColocatedChoice:
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
-        lengths = self.nodes if self.parts is None else self.parts.isl
+        lengths = self.steps.prompts
+        if self.parts is not None:  # none is cached
+            lengths = PromptLengths(self.parts.isl, np.zeros_like(self.parts.isl), self.parts.weights)
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing[:5])
         if self.hold_steps:
-            own = self.host + np.ceil(lengths / held)[node] * time + load
+            own = self.host + np.ceil(lengths.new / held)[node] * time + load
             own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
             weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
             longest = self.hold_steps * float(np.interp(some, self.batch, self.step))

@@ -19,6 +19,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing, fullest_rank
 from disagg_sim.planning.passes import parts
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.queueing import RESIDUES
 
 #: Pieces of other ranks that are told apart; more are taken as their means of equally probable ones. [1]
@@ -26,12 +27,12 @@ APART = 3
 
 
 def prompt_times(
-    steps: MixedSteps, mixing: Mixing, sequences: float, rate: float, prompts: Floats
+    steps: MixedSteps, mixing: Mixing, sequences: float, rate: float, prompts: PromptLengths
 ) -> tuple[Floats, Floats]:
     """Find the time from the arrival of a prompt to the end of the step that completes it, where its rank is free.
 
-    Takes ``sequences`` of the instance [request], its ``rate`` [request/s] and ``prompts`` (lengths [token]). Returns
-    times, (lengths, cases) [s], and the probabilities of the cases [1].
+    Takes ``sequences`` of the instance [request], its ``rate`` [request/s] and ``prompts``. Returns times, (prompts,
+    cases) [s], and the probabilities of the cases [1].
     """
     share, time = (float(np.interp(sequences, steps.batch, values)) for values in (mixing.share, mixing.time))
     kinds = np.array([np.interp(sequences, steps.batch, each) for each in mixing.kinds])

@@ -12,14 +12,17 @@ from disagg_sim.techniques.ranks.plan import prompt_times
 RANKS, ROOM, DECODES = 8, 1000.0, 0.02
 
 
-def made(*prompts: float) -> MixedSteps:
-    """20 ms of decodes alone; 0.1 to 1 s for 1 to 1,000 tokens of the fullest rank, whatever the others have."""
+def made(*prompts: float, pasts: tuple[float, ...] = (), pair: float = 0.0) -> MixedSteps:
+    """20 ms of decodes alone; 0.1 to 1 s for 1 to 1,000 tokens of the fullest rank, whatever the others have.
+
+    Steps of the mean prompt take so long; each query-key pair more adds ``pair`` seconds.
+    """
     tokens = np.array([0.0, 1.0, ROOM])
     table = np.array([[DECODES], [0.1], [1.0]])
     return MixedSteps(
         ranks=RANKS,
         budget=round(RANKS * ROOM),
-        prompts=PromptLengths(np.array(prompts), np.zeros(len(prompts)), np.full(len(prompts), 1.0 / len(prompts))),
+        prompts=lengths(*prompts, pasts=pasts),
         each=100.0,
         waits=(0,),
         batch=np.ones(1),
@@ -28,8 +31,14 @@ def made(*prompts: float) -> MixedSteps:
         tokens=tokens,
         mixed=table,
         single=table,
-        longer=np.zeros_like(table),
+        longer=pair * tokens[:, None],
     )
+
+
+def lengths(*prompts: float, pasts: tuple[float, ...] = ()) -> PromptLengths:
+    """As many of each."""
+    past = np.array(pasts) if pasts else np.zeros(len(prompts))
+    return PromptLengths(np.array(prompts), past, np.full(len(prompts), 1.0 / len(prompts)))
 
 
 def played(rate: float, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +86,7 @@ def _piece(queue: list[int], left: np.ndarray) -> float:
 )
 def test_times_are_those_of_a_simulation(prompt, rate) -> None:
     steps = made(prompt)
-    [times], chances = prompt_times(steps, steps.mixing(rate, 0), 1.0, rate, np.array([prompt]))
+    [times], chances = prompt_times(steps, steps.mixing(rate, 0), 1.0, rate, lengths(prompt))
     assert chances.sum() == pytest.approx(1.0)
     run, _ = played(rate, np.full(20_000, prompt))
     assert times @ chances == pytest.approx(run.mean(), rel=0.08)
@@ -90,8 +99,32 @@ def test_times_are_those_of_a_simulation(prompt, rate) -> None:
 def test_a_prompt_that_meets_nobody_waits_for_a_decode_step() -> None:
     """A full piece, and one of 20 tokens."""
     steps = made(1020.0)
-    [times], chances = prompt_times(steps, steps.mixing(1e-9, 0), 1.0, 1e-9, np.array([1020.0]))
+    [times], chances = prompt_times(steps, steps.mixing(1e-9, 0), 1.0, 1e-9, lengths(1020.0))
     assert times @ chances == pytest.approx(DECODES / 2 + 1.0 + _time(20.0))
+
+
+def test_a_prompt_computes_pairs_with_its_past_by_hand() -> None:
+    """Prompts of 1,020 tokens behind none or 8,000 have 4,000 fewer or more behind each than a mean one, at 0.1 us."""
+    pasts = 0.0, 8000.0
+    steps = made(1020.0, 1020.0, pasts=pasts, pair=1e-7)
+    times, chances = prompt_times(steps, steps.mixing(1e-6, 0), 1.0, 1e-6, lengths(1020.0, 1020.0, pasts=pasts))
+    mean = DECODES / 2 + 1.0 + _time(20.0)
+    assert times @ chances == pytest.approx([mean - 1020 * 4000e-7, mean + 1020 * 4000e-7], rel=1e-4)
+
+
+@pytest.mark.parametrize("past", [0.0, 8000.0])
+def test_prompts_lengthen_steps_of_others_by_hand(past) -> None:
+    """A step of another prompt has a full piece in half of the cases; where none is full, this prompt brings one.
+
+    Of a Poisson number of pieces, one on average, none is full with the chance exp(-1/2). Whole pieces of the same
+    tokens behind as many others take as long as the longest step does already.
+    """
+    steps = made(1020.0, pasts=(past,), pair=1e-7)
+    full, last = 1.0 - 1000 * 10e-7, _time(20.0) + 20 * 500e-7  # 500 and 1,010 behind, a mean token 510
+    added = steps.added(steps.mixing(1e-6, 0), 1.0, 1e-6)
+    assert added == pytest.approx([np.exp(-0.5) * (full - last)], rel=1e-3)
+    whole = made(800.0, pasts=(past,), pair=1e-7)
+    assert whole.added(whole.mixing(1e-6, 0), 1.0, 1e-6) == pytest.approx([0.0], abs=1e-9)
 
 
 def test_steps_with_unlike_prompts_by_hand() -> None:
@@ -112,11 +145,11 @@ def test_steps_with_unlike_prompts_by_hand() -> None:
 
 @pytest.mark.parametrize("rate", [0.3, 1.0, 2.0])
 def test_unlike_prompts_are_those_of_a_simulation(rate) -> None:
-    lengths = np.array([50.0, 200.0, 800.0, 4200.0])
-    steps = made(*lengths)
+    some = 50.0, 200.0, 800.0, 4200.0
+    steps = made(*some)
     mixing = steps.mixing(rate, 0)
-    run, taken = played(rate, np.random.default_rng(3).choice(lengths, 40_000))
+    run, taken = played(rate, np.random.default_rng(3).choice(some, 40_000))
     mixed = taken[taken > DECODES]
     assert mixing.time == pytest.approx([mixed.mean()], rel=0.1)
-    times, chances = prompt_times(steps, mixing, 1.0, rate, lengths)
+    times, chances = prompt_times(steps, mixing, 1.0, rate, lengths(*some))
     assert (times @ chances).mean() == pytest.approx(run.mean(), rel=0.15)
