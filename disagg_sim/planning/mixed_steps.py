@@ -72,8 +72,8 @@ class Among(NamedTuple):
     counts: Floats  # pieces [1]
     last: Floats  # tokens of the last one [token]
     full: Floats  # time of a step with a full one [s]
-    pairs: Floats  # most query-key pairs of a rank in the step of the last one [token]
-    none: float  # the same without the prompt [token]
+    pairs: Floats  # most query-key pairs of a rank in the step of the last one [1]
+    none: float  # the same without the prompt [1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,7 +163,7 @@ class MixedSteps:
 
     @cached_property
     def _pair(self) -> Floats:
-        """What a step takes longer for each token more behind one of its tokens, (batches,). [s]"""
+        """What a step takes longer for each query-key pair more, (batches,). [s]"""
         return np.asarray(_between(self.tokens, self.longer, self.room + self.verified / self.ranks) / self.room)
 
     @cached_property
@@ -296,7 +296,7 @@ class MixedSteps:
     def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
         """Find how often an instance runs steps of each kind, for some of the batches.
 
-        Takes ``rate`` [request/s] and ``hold_steps`` (prefill delay in decode steps [1]).
+        Takes ``rate``, above 0 [request/s], and ``hold_steps`` (prefill delay in decode steps [1]).
         """
         if self.ranks > 1:
             return self._of_ranks(rate, hold_steps, columns)

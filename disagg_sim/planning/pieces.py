@@ -39,8 +39,8 @@ class PromptPieces(NamedTuple):
     below: Floats  # or fewer [1]
     first: Floats  # that a prompt has, in one piece [1]
     last: Floats  # that the last of several has [1]
-    ends: Floats  # query-key pairs of last pieces [token]
-    means: Floats  # the same of last pieces and of full ones, on average [token]
+    ends: Floats  # query-key pairs of last pieces [1]
+    means: Floats  # the same of last pieces and of full ones, on average [1]
 
     def at(self, rooms: Ints | slice) -> PromptPieces:
         """Those of some rooms."""
