@@ -219,7 +219,7 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
     config |= hold_settings("trtllm", workers.hold_steps)
     config |= _given("max_seq_len", workers.context)
     config |= _given("max_batch_size", workers.sequences) | _given("max_num_tokens", workers.tokens)
-    if workers.role == "prefill":  # whole prompts above max_num_tokens are refused; of unlike lengths, stages idle
+    if workers.role == "prefill":  # or prompts above max_num_tokens are refused, stages idle
         chunked = bool(mapping.chunk_tokens) or (workers.context or math.inf) > (workers.tokens or 0)
         config |= {"enable_chunked_prefill": bool(chunked or mapping.pp > 1), "disable_overlap_scheduler": True}
     elif workers.role == "colocated":

@@ -19,6 +19,7 @@ RUNTIMES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tenso
 MODEL_PORT, HUB_SECRET, LLM_D_SECRET = 8200, "hf-token-secret", "llm-d-hf-token"
 
 Pools = Sequence[tuple[Workers, Weights]]
+Variables = list[dict[str, str]]  # of a container
 
 
 def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec) -> str:
@@ -64,12 +65,15 @@ def _dynamo_flags(engine: str, workers: Workers, weights: Weights) -> dict[str, 
 def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str) -> dict[str, str]:
     """Write a LeaderWorkerSet for each pool of vLLM, and the values of the router that sends requests to them."""
     name = _name(pools, "vllm")
-    files = {f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image)) for workers, own in pools}
+    env = _variables(environment_of("vllm", [workers for workers, _ in pools]))
+    files = {f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image, env)) for workers, own in pools}
     disaggregated = any(workers.role == "prefill" for workers, _ in pools)
     return files | {"router.values.yaml": _dump(_router_values(name, disaggregated=disaggregated))}
 
 
-def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, image: str) -> dict[str, Any]:
+def _group(
+    name: str, workers: Workers, weights: Weights, spec: LauncherSpec, image: str, env: Variables
+) -> dict[str, Any]:
     nodes, has_sidecar = workers.nodes(), workers.role == "decode"
     port = MODEL_PORT if has_sidecar else ROUTER_PORT
     flags = {"--port": str(port), **ENGINES["vllm"].settings(workers, weights)}
@@ -79,14 +83,14 @@ def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, im
     labels = {"llm-d.ai/inference-serving": "true", "llm-d.ai/guide": name}
     if workers.role != "colocated":
         labels["llm-d.ai/role"] = workers.role
-    leader = _pod(weights, image, flags, workers.gpus // nodes, port)
+    leader = _pod(weights, image, flags, workers.gpus // nodes, port, env)
     if has_sidecar:
         leader["initContainers"] = [_sidecar(spec.image)]
     template = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
     if nodes == 1:
         template["workerTemplate"] = {"metadata": {"labels": labels}, "spec": leader}
     else:  # followers answer no requests, so the router must not find them
-        follower = _pod(weights, image, flags | {"--headless": True}, workers.gpus // nodes, None)
+        follower = _pod(weights, image, flags | {"--headless": True}, workers.gpus // nodes, None, env)
         template["leaderTemplate"] = {"metadata": {"labels": labels}, "spec": leader}
         template["workerTemplate"] = {"spec": follower}
     return {
@@ -97,7 +101,9 @@ def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, im
     }
 
 
-def _pod(weights: Weights, image: str, flags: dict[str, Any], gpus: int, port: int | None) -> dict[str, Any]:
+def _pod(
+    weights: Weights, image: str, flags: dict[str, Any], gpus: int, port: int | None, env: Variables
+) -> dict[str, Any]:
     token = {"valueFrom": {"secretKeyRef": {"name": LLM_D_SECRET, "key": "HF_TOKEN"}}}
     address, sends = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}, "--kv-transfer-config" in flags
     side = [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", **address}] if sends else []
@@ -106,7 +112,7 @@ def _pod(weights: Weights, image: str, flags: dict[str, Any], gpus: int, port: i
         "image": image,
         "command": ["vllm", "serve"],
         "args": [weights.checkpoint, *arguments(flags)],
-        "env": [{"name": "HF_TOKEN", **token}, *side],
+        "env": [{"name": "HF_TOKEN", **token}, *side, *env],
         "resources": _gpus(gpus),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
@@ -150,7 +156,7 @@ def _router_values(name: str, *, disaggregated: bool) -> dict[str, Any]:
 _SCORERS = {"prefill": "token-load-scorer", "decode": "active-request-scorer"}
 
 
-def _variables(exports: dict[str, str]) -> list[dict[str, str]]:
+def _variables(exports: dict[str, str]) -> Variables:
     return [{"name": name, "value": value} for name, value in exports.items()]
 
 

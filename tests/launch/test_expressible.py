@@ -319,6 +319,14 @@ def test_passes_of_a_prefill_pipeline_are_filled_across_prompts():
         assert trtllm_config(pool, NAMED)["enable_chunked_prefill"] is packed
 
 
+def test_every_launcher_of_vllm_asks_for_the_kernels_that_the_times_are_of():
+    at = ds.setup("gpt_oss_120b", "h100_sxm", "mxfp4", engine="vllm")
+    pools = [workers(role, at, tp(1)) for role in ("prefill", "decode")]
+    for launcher, files in (("vllm", 2), ("dynamo", 1), ("llm-d", 2)):
+        made = ds.launch(pools, engine=launcher, backend="" if launcher == "vllm" else "vllm").files
+        assert sum("VLLM_MXFP4_USE_MARLIN" in text for text in made.values()) == files
+
+
 def test_no_request_is_longer_than_the_model_takes():
     pool = workers("decode", LLAMA, tp(4), batch=1, lengths=ds.lengths(120_000, 2_000))
     assert vllm_flags(pool, NAMED)["--max-model-len"] == LLAMA.model.max_context == 131_072
