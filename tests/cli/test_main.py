@@ -259,10 +259,10 @@ def test_a_missing_directory_of_specs_stops_every_command(arguments, tmp_path, m
 def test_the_garbage_collector_works_again_once_a_command_is_imported():
     assert gc.isenabled()
     gc.unfreeze()  # what commands of other tests froze, which may die
-    commands._imported("policies", "specs")
+    commands._imported("trace", "specs")
     assert gc.get_freeze_count() == 0  # in a process of somebody else it never rested
     gc.disable()
-    commands._imported("policies", "specs")
+    commands._imported("trace", "specs")
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()

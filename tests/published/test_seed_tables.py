@@ -45,13 +45,13 @@ RATIOS = {(1000, 150): (235, 4.58), (3000, 300): (78, 3.18)}
 
 
 def test_dopd_prefill_column():
-    """Each line within 15 %, but that of 100 tokens, 17 % slow: the stretch of prefill acts on reading weights, too."""
+    """Each line within 15 %, but that of 100 tokens, 15 % slow: the stretch of prefill acts on reading weights, too."""
     errors = []
     for tokens, measured in PREFILL.items():
         ours = prefill_time(DOPD, SINGLE, tokens * ONE, ONE, RowLengths(tokens * ONE, ONE))[0]
         errors.append(ours / measured - 1)
     assert max(np.abs(errors[1:])) <= 0.15
-    assert errors[0] == pytest.approx(0.17, abs=0.01)
+    assert errors[0] == pytest.approx(0.148, abs=0.01)
 
 
 @pytest.mark.parametrize("shape", RATIOS)
@@ -89,12 +89,12 @@ def test_d3_ratio_with_our_own_times_at_3000_tokens():
 
 
 def test_d3_ratio_with_our_own_times_misses_at_1000_tokens():
-    """Accepted: within 20 %; ours is 30 % high: 5.96 against 4.58.
+    """Accepted: within 20 %; ours is 28 % high: 5.85 against 4.58.
 
-    Our prefill of 161 ms is 3 % below the line through the table, our step of 42 ms for 235 sequences 22 % below its
+    Our prefill of 158 ms is 5 % below the line through the table, our step of 42 ms for 235 sequences 22 % below its
     54 ms. By ``vllm_v0``, whose host works between steps, the ratios would be 23 and 22 % low.
     """
-    assert own_ratio((1000, 150)) / 4.58 - 1 == pytest.approx(0.30, abs=0.02)
+    assert own_ratio((1000, 150)) / 4.58 - 1 == pytest.approx(0.28, abs=0.02)
 
 
 #: DynaServe Table 1, Qwen2.5-14B on two A100, chunks of 2048: P, D -> (requests/s, p50 TBT) apart and together.
