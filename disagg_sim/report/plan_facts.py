@@ -57,12 +57,12 @@ def fact_rows(options: PlanOptions, design: Design, sure: Assurance | None) -> I
         rates = [f"{each:,.0f}" if each >= 1e3 else f"{each:.4g}" for each in (most, design.rate, low, high)]
         told = "{} requests/s until a limit is missed, {} planned: the rest is for bursts (80 % band: {} to {})"
         yield "capacity", told.format(*rates), rests
-    if sure is not None and sure.ttft_causes and math.isfinite(sure.ttft_s[1]):
+    if sure is not None and sure.ttft_causes:
         causes = [f"{each.cause} {seconds_band(each.band)}" for each in sure.ttft_causes if each.band[1] > 0.0]
         yield (
             f"TTFT {design.work.ttft.percentile} by cause",
             ", ".join(causes),
-            "80 % bands, which add up as chances do",
+            "80 % bands; that of the sum is narrower than their sum",
         )
     yield "hosts", "; ".join(_hosts(design)), f"{Trust.MEASURED}: GPUs of a host"
     yield "in flight", f"{design.in_flight:,.0f} requests on average", rests

@@ -134,8 +134,9 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
         alone = f"TTFT {percent(sure.ttft_holds)}, TPOT {percent(sure.tpot_holds)}"
         told = f"; no headroom makes it more than {percent(sure.within_reach)}"
         if sure.within_reach > LEAST_PROBABILITY:
-            told = "; --confidence 0.9 plans for 90 %"
-        told *= plan.size.gpus is None and sure.holds < LEAST_PROBABILITY
+            more = "--confidence 0.9 plans for 90 %"
+            told = f"; {more if plan.size.gpus is None else '--headroom leaves spare capacity'}"
+        told *= sure.holds < LEAST_PROBABILITY
         yield f"the limits hold at this rate with a probability of {percent(sure.holds)} ({alone}){told}"
 
 

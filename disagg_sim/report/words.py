@@ -142,9 +142,11 @@ def seconds_band(band: tuple[float, float]) -> str:
 
     >>> seconds_band((0.42, 0.871)), seconds_band((0.9833, 1.3)), seconds_band((1.2, math.inf))
     ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s to no limit')
+    >>> seconds_band((math.inf, math.inf))
+    'no limit'
     """
     low, high = band
     if not math.isfinite(high):
-        return f"{seconds_text(low)} to no limit"
+        return f"{seconds_text(low)} to no limit" if math.isfinite(low) else "no limit"
     unit, scale = ("s", 1.0) if high >= LONG else ("ms", MS)
     return f"{low / scale:.3g} to {high / scale:.3g} {unit}"

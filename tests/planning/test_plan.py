@@ -19,7 +19,7 @@ from disagg_sim.planning.kv_links import transfer_between
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
-from disagg_sim.planning.question import PlanOptions
+from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.ranking import passed_over, ranked, standing, standing_of_pool
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_facts import checked_rows
@@ -339,6 +339,8 @@ def test_modes_that_are_as_good_are_told_so(twenty):
     holds = "the limits hold at this rate with a probability of 61 % (TTFT 62 %, TPOT 70 %); "
     assert verdict(twenty, odds)[-1] == f"{holds}--confidence 0.9 plans for 90 %"
     assert verdict(twenty, replace(odds, within_reach=0.8))[-1] == f"{holds}no headroom makes it more than 80 %"
+    given = replace(twenty, size=Size(gpus=72))
+    assert verdict(given, odds)[-1] == f"{holds}--headroom leaves spare capacity"
     sure = replace(odds, probability=0.9)
     assert "EITHER" not in verdict(twenty, sure)[0]
     assert verdict(replace(twenty, gain=1.09), sure)[0].startswith("EITHER WILL DO: ")
