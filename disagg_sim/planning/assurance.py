@@ -32,7 +32,9 @@ and encoders serve at most 1/c_s of what they do as planned. The hand-over H to 
 long, and of the transfer of a cache, whose spread is ``kv_transfer``: it takes :math:`H_s - a_s H` off.
 
 TTFT at the percentile of its limit is a sum of causes, each with a band in seconds from its own samples (``causes``);
-the band of the whole is that of the sums.
+the band of the whole is that of the sums. The queue is that at the rate :math:`a_s r` with the error of rates; it has
+no end at a rate that the deployment serves within no limits. So the band ends above the limit where the probability
+that TTFT holds is below 90 %.
 
 Past 400 lines: the samples of a plan, its odds and the causes of its TTFT share their factors.
 """
@@ -92,6 +94,7 @@ class Error(NamedTuple):
 #: limits in simulation, from the first 60 questions of ``benchmarks/plan_outcomes.py`` (2026-11-28), tested on the
 #: other 60 (fidelity page). Their means are below a standard error, and taken as 0. [1]
 GAIN_ERROR, RATE_ERROR = Error(0.0, 0.13), Error(0.0, 0.12)
+EXACT = Error(0.0, 0.0)
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
 ROUNDS, NARROW = 5, 1e-3
 
@@ -155,7 +158,7 @@ def assurance(plan: Plan) -> Assurance:
         at = {each.mode: each for each in (best, plan.other)}
         tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode, limits)]
         gains = _gains(plan, _sampled(plan, tables), 1.0 / limits[1]) if tables else gains
-    most, kept, causes = best.capacity / best.rate, own.kept(best), own.causes(best)
+    most, kept, causes = best.capacity / best.rate, own.kept(best), own.causes(best, RATE_ERROR)
     planned = OwnTimes(np.ones(1), np.ones(1), np.ones(1), np.zeros(1)).causes(best) if causes else {}
     step, first = ((float(low), float(high)) for low, high in own.text)
     pools = tuple(evidence_of(plan, pool) for pool in best.pools)
@@ -172,8 +175,8 @@ def assurance(plan: Plan) -> Assurance:
         beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
         tpot=_band(own.step),
         encoding=_band(np.zeros(0) if _encode_of(best) is None else own.encoding),
-        ttft_s=_band(np.sum(list(causes.values()), axis=0) if causes else np.zeros(0)),
-        ttft_causes=tuple(Cause(name, float(planned[name][0]), _band(each)) for name, each in causes.items()),
+        ttft_s=_band(sum(causes.values(), np.zeros(1)) if causes else np.zeros(0)),
+        ttft_causes=tuple(Cause(name, float(planned[name].flat[0]), _band(each)) for name, each in causes.items()),
         text=(first, step),
         pools=pools,
         throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
@@ -258,8 +261,7 @@ class OwnTimes(NamedTuple):
     def kept(self, design: Design) -> tuple[Floats, Floats]:
         """Find the highest rates, over the planned one, at which TTFT and TPOT keep their limits, (samples,). [1]"""
         work, host, shared = design.work, _host(design), design.mode == ServingMode.COLOCATED
-        copies = (replace(pool, choice=replace(pool.choice)) for pool in design.pools)  # no one else asks these rates
-        design = replace(design, pools=tuple(copies))
+        design = _apart(design)
 
         def of(limits: Floats, keeping: Callable[[float], float], slower: Floats) -> Floats:
             rates = np.zeros(limits.size)
@@ -278,34 +280,39 @@ class OwnTimes(NamedTuple):
         first = np.minimum(first, most / self.encoding)
         return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
 
-    def causes(self, design: Design) -> dict[str, Floats]:
-        """Parts of TTFT at the percentile of its limit, (samples,); none without samples or a law of the queue. [s]"""
+    def causes(self, design: Design, error: Error = EXACT) -> dict[str, Floats]:
+        """Parts of TTFT at the percentile of its limit, (samples,) or (factors, samples) of an error of rates. [s]
+
+        None without samples or a law of the queue.
+        """
         if not self.prefill.size:
             return {}
-        share, shared = design.work.ttft.share, design.mode == ServingMode.COLOCATED
+        design, share, shared = _apart(design), design.work.ttft.share, design.mode == ServingMode.COLOCATED
         rate, encode = design.rate_for(share), _encode_of(design)
         pool = design.first_at(rate, share)
         choice = pool.choice
         assert isinstance(choice, PrefillChoice | ColocatedChoice)
         steps, moved, whole = self._handed(pool, design.pools[-1])
 
-        def passed(rate: float) -> float:
-            return choice.ttft(rate, pool.instances, share) - choice.host - whole
-
-        alone, busy = passed(rate * ALONE), 1.0 / self.throughput if shared else self.prefill
-        queue = np.zeros(busy.size)
-        for alike in filter(len, np.array_split(np.argsort(busy), GROUPS)):
-            queue[alike] = max(passed(rate * float(np.median(busy[alike]))) - alone, 0.0)
+        alone, off = choice.ttft(rate * ALONE, pool.instances, share) - choice.host - whole, 1.0
         if design.simulated is not None:  # what closed forms leave out is of others
             planned = replace(design, simulated=None).ttft[design.work.ttft.percentile]
             if not math.isfinite(planned):  # its queue is known at no other rate
                 return {}
-            met = max(planned - choice.host - whole - alone, 0.0)
-            queue += max(design.ttft[design.work.ttft.percentile] - planned, -met)
+            off = design.ttft[design.work.ttft.percentile] / planned
+        most, factors = design.keeping(math.inf, math.inf) / design.rate, np.unique(_spread(np.ones(1), error))
+        busy = np.outer(factors, 1.0 / self.throughput if shared else self.prefill)
+        queue, order = np.full(busy.size, math.inf), np.argsort(busy, axis=None)
+        for alike in filter(len, np.array_split(order[: int(np.count_nonzero(busy <= most))], GROUPS)):
+            waited = choice.ttft(rate * float(np.median(busy.flat[alike])), pool.instances, share)
+            queue[alike] = max(off * waited - choice.host - whole - alone, 0.0)
+        queue = queue.reshape(busy.shape)
         found = {"engine": np.maximum(choice.host + self.beside, 0.0)}
         if encode is not None:
             found["encoding"] = encode[0].alone_s * self.encoding
             alone -= encode[0].alone_s
+            over = np.outer(factors, self.encoding) * encode[0].each_s * design.rate > encode[1]
+            queue[over] = math.inf
         found |= {"pass": self.prefill * alone, "queue": self.prefill * queue}
         return found if shared else found | {"transfer": moved, "decode steps": steps}
 
@@ -321,6 +328,11 @@ class OwnTimes(NamedTuple):
         steps = alone * step * self.step
         more = hand_over(time * self.transfer, step * self.step) - steps
         return steps, np.maximum(more, 0.0), sender.hand_over
+
+
+def _apart(design: Design) -> Design:
+    """Copy its choices, which keep what they know of a rate: no one else asks the rates of samples."""
+    return replace(design, pools=tuple(replace(pool, choice=replace(pool.choice)) for pool in design.pools))
 
 
 def _encode_of(design: Design) -> tuple[EncodeChoice, int] | None:
