@@ -237,8 +237,8 @@ LATENCY_HEADER = ("", "p50", "p90", "p99", "limit", "80 % band", "rests on")
 
 
 def _times(band: Band) -> str:
-    low, high = (f"{end:.2f}" if math.isfinite(end) else "no limit" for end in band)
-    return f"{low} to {high} times"
+    low, high = band
+    return f"{low:.2f} to {high:.2f} times" if math.isfinite(high) else f"{low:.2f} times or more"
 
 
 def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:

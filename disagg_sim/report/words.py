@@ -138,15 +138,15 @@ def seconds_text(seconds: float) -> str:
 
 
 def seconds_band(band: tuple[float, float]) -> str:
-    """Write a band of latencies: ``420 to 870 ms``, ``0.98 to 1.3 s``, ``1.2 s to no limit``.
+    """Write a band of latencies: ``420 to 870 ms``, ``0.98 to 1.3 s``, ``1.2 s or more``.
 
     >>> seconds_band((0.42, 0.871)), seconds_band((0.9833, 1.3)), seconds_band((1.2, math.inf))
-    ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s to no limit')
+    ('420 to 871 ms', '0.983 to 1.3 s', '1.2 s or more')
     >>> seconds_band((math.inf, math.inf))
-    'no limit'
+    'no end'
     """
     low, high = band
     if not math.isfinite(high):
-        return f"{seconds_text(low)} to no limit" if math.isfinite(low) else "no limit"
+        return f"{seconds_text(low)} or more" if math.isfinite(low) else "no end"
     unit, scale = ("s", 1.0) if high >= LONG else ("ms", MS)
     return f"{low / scale:.3g} to {high / scale:.3g} {unit}"
