@@ -112,10 +112,7 @@ class AttentionSpec(ABC):
         return 0.0 if self.stores(1.0) else self.state_bytes
 
     def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
-        """What a layer caches of each token, one entry for each rule of growing and of sharding.
-
-        The result is empty where nothing is cached.
-        """
+        """What a layer caches of each token, one entry for each rule of growing and of sharding; perhaps none."""
         if not self.cache_elements:
             return ()
         held = self.cache_elements * element_bytes

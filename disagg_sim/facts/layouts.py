@@ -92,10 +92,7 @@ class EvidenceSpec(Shown):
 
 
 def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
-    """Read checked kinds of layouts from their file, which must not name one twice.
-
-    Returns runs [1] and errors [1] of each kind.
-    """
+    """Read runs and errors of each checked kind of layouts from their file, which must not name one twice. [1]"""
     spec = spec_of(EvidenceSpec, path, data, name)
     keys = [(kind.family, kind.systems, kind.layout) for kind in spec.kinds]
     if twice := sorted({", ".join(key) for key in keys if keys.count(key) > 1}):

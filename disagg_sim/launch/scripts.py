@@ -90,10 +90,7 @@ _LANGUAGE_ONLY = {"--language-only": True, "--encoder-transfer-backend": ENCODER
 
 
 def scripts_of(engine: str, workers: Sequence[Workers], weights: Sequence[Weights], version: str) -> dict[str, str]:
-    """Write the files that start a deployment by hand.
-
-    Returns name of a file -> text: a script for each pool, for TensorRT-LLM its configuration too, and ``router.sh``.
-    """
+    """Write the files that start a deployment by hand: scripts of pools and router, for TensorRT-LLM configurations."""
     files, exports = {}, environment_of(engine, workers)
     alone = sum(each.gpus * each.instances for each in workers) <= workers[0].local_gpus  # one node holds all
     for each, own in zip(workers, weights, strict=True):

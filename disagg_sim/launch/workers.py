@@ -284,10 +284,7 @@ class Weights:
 
 
 def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> Weights:
-    """Find the checkpoint of a setup's model in the formats of its recipe.
-
-    Returns ``UNKNOWN`` with a note where none is known.
-    """
+    """Find the checkpoint of a setup's model in the formats of its recipe; ``UNKNOWN`` with a note where none is."""
     if checkpoint:
         try:
             checkpoint_name(checkpoint)

@@ -53,10 +53,7 @@ def gather_bytes(size: Numeric, n: Numeric) -> Numeric:
 
 
 def all_reduce_bytes(size: Numeric, n: Numeric, *, best: bool, in_switch: bool) -> Numeric:
-    """Volume of the ring, or of the least of the three algorithms when ``best``.
-
-    ``in_switch`` says whether the domain's switch can reduce.
-    """
+    """Volume of the ring, or of the least of three algorithms when ``best``; ``in_switch``: the switch can reduce."""
     ring = ring_all_reduce_bytes(size, n)
     if not best:
         return ring
@@ -104,10 +101,7 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 
 
 def fastest(transfers: Sequence[MessageTime]) -> MessageTime:
-    """Take, at each point, the transfer that takes least time.
-
-    Returns latency and wire time of the chosen one, of the broadcast shape [s].
-    """
+    """Take, at each point, the transfer that takes least time: its latency and wire time. [s]"""
     best, *others = transfers
     for other in others:
         sooner = other.time < best.time
@@ -135,10 +129,7 @@ def copies_per_pick(top_k: Numeric, n: Numeric) -> Numeric:
 
 
 def copies_per_rank(top_k: Numeric, n: Numeric) -> Numeric:
-    """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
-
-    The result is of the broadcast shape.
-    """
+    """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]"""
     return (n - 1.0) * (1.0 - (1.0 - 1.0 / n) ** top_k)
 
 

@@ -46,10 +46,7 @@ NOTHING_DONE = Work(0.0, 0.0)
 
 
 def kernel_cost(op: Operator, at: Setup) -> Cost:
-    """Time one operator (collectives inside the attention group included).
-
-    The result is of one layer; its arrays have the broadcast shape of the sizes [s].
-    """
+    """Time one operator of one layer (collectives inside the attention group included). [s]"""
     return adjusted(op, _kernel_cost(op, at), at)
 
 
@@ -83,10 +80,7 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
 
 
 def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
-    """Cost of operators run one after the other.
-
-    Returns the sum of their times, and the sums of their times in arithmetic, memory and links [s].
-    """
+    """Cost of operators run one after the other: their times, and those in arithmetic, memory and links, summed. [s]"""
     total = NOTHING
     for op in operators:
         total = total + kernel_cost(op, at)

@@ -74,10 +74,7 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
 
 
 def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
-    """Count the copies of each cached byte over a TP group in bf16; the mean of kinds. [1]
-
-    ``max(1, tp/n_kv)`` for GQA, tp for MLA. The result is of the shape of ``tp``.
-    """
+    """Copies of a byte cached in bf16 over a TP group: ``max(1, tp/n_kv)`` for GQA, tp for MLA; mean of kinds. [1]"""
     held: Numeric = 0.0
     whole = 0.0
     for layer, count in layers_of(model):
@@ -144,10 +141,7 @@ class MemoryParts(NamedTuple):
 
 
 def instance_bytes(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> Numeric:
-    """Size what lies on the fullest GPU of the fullest stage. [B]
-
-    The result is of the broadcast shape of mapping and residents.
-    """
+    """Size what lies on the fullest GPU of the fullest stage. [B]"""
     activations, communication, runtime = _everywhere(at, mapping, residents, imbalance)
     return _fullest(at, mapping, residents) + activations + communication + runtime
 
@@ -332,10 +326,7 @@ def _at_least(values: Numeric, floor: Numeric) -> Numeric:
 
 
 def non_torch_bytes(held: EngineMemory, mapping: Sharding) -> Numeric:
-    """Size runtime and collective libraries of a GPU; a TP degree that nobody measured takes the nearest below. [B]
-
-    The result is of the shape of the degrees.
-    """
+    """Size runtime and collective libraries of a GPU; a TP degree that nobody measured takes the nearest below. [B]"""
     tp, alone = np.asarray(mapping.tp_attn), np.where(np.asarray(mapping.pp) > 1, held.non_torch_stages, held.non_torch)
     return np.where(tp >= 4, held.non_torch_tp4, np.where(tp >= 2, held.non_torch_tp2, alone))
 

@@ -106,11 +106,7 @@ def power_of(system: SystemSpec) -> Power:
 
 
 def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
-    """Make the function that gives the power of operators under a setup.
-
-    The result is from an operator and its cost (time of one call [s]) to watts of one GPU, of the shape of the time
-    [W].
-    """
+    """Make the function from an operator and its cost [s] to the power of one GPU [W] under a setup."""
     power, system = power_at(at), at.system
     library = at.kernels
 
@@ -205,10 +201,7 @@ def peak_flops(op: Operator, system: SystemSpec) -> float:
 
 
 def wall_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numeric:
-    """Power of a node at the wall.
-
-    The result is of the broadcast shape [W].
-    """
+    """Power of a node at the wall. [W]"""
     host = np.where(across, node.host_across, node.host)
     network = np.where(across, node.network_across, node.network)
     load = node.gpus * np.asarray(gpu_watts, dtype=float) + host
@@ -223,8 +216,5 @@ def wall_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numer
 
 
 def facility_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numeric:
-    """Power of one GPU's share of a node at the meter of the building, cooling included.
-
-    The result is of the broadcast shape [W].
-    """
+    """Power of one GPU's share of a node at the meter of the building, cooling included. [W]"""
     return wall_watts(node, gpu_watts, across=across) * node.pue / node.gpus

@@ -106,11 +106,7 @@ def prefilling_in_pieces(
 
 
 def decode_residents(isl: float, osl: float) -> CachedTokens:
-    """Describe the cache of one sequence in steady decode.
-
-    Ages are uniform, so the mean is ``ISL + OSL/2`` and the standard deviation ``OSL/sqrt(12)``. The result is of one
-    request [token].
-    """
+    """Cache of a sequence in steady decode, of uniform age: mean ISL + OSL/2, deviation OSL/sqrt(12). [token]"""
     return CachedTokens(mean=isl + osl / 2, deviation=osl / math.sqrt(12.0), most=isl + osl)
 
 
@@ -178,10 +174,7 @@ def decode_load(
 def prefill_load(
     at: Setup, mapping: Sharding, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Residents:
-    """Count what a rank of a prefill instance holds.
-
-    The result is of the fullest DP rank, of the broadcast shape of mapping, batch and chunk.
-    """
+    """Count what the fullest DP rank of a prefill instance holds."""
     deviations = at.profile.resident_deviations
     prompts = np.ceil(batch / mapping.dp_attn)
     live = prefill_live(mapping, batch, prompt, chunk_tokens, deviations)

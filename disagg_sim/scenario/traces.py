@@ -364,10 +364,7 @@ TraceKeys: Any = Annotated[
 
 
 def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
-    """Replace some traces by a file, at the same rates, scaled as those of the first, under the file's name.
-
-    ``ValueError`` for its faults.
-    """
+    """Replace traces by a file, at the same rates, scaled as the first, under its name; ``ValueError`` for faults."""
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
     source = TraceSource(name=plain_name(_stem(path)), path=_path_of(path), rate_scales=rates)
     if sources:

@@ -254,10 +254,7 @@ def prefill_grids(
     ftl_quantile: float | None = None,
     allow_long_context: bool = False,
 ) -> list[PhaseGrid]:
-    """Score ``prefill_grid`` for many lengths, small grids in one call; results are equal to the last digit.
-
-    Constant lengths with equal prompts are scored once.
-    """
+    """Score ``prefill_grid`` for many lengths, small grids in one call; results are equal to the last digit."""
     cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "prefill", batches, mla_form, allow_long_context)
     sizes = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens

@@ -140,10 +140,7 @@ def unsupported(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
 
 
 def broken_rules(at: Setup, mapping: Sharding) -> dict[str, NDArray[np.object_]]:
-    """Find the rule that each mapping breaks, by engine.
-
-    Returns engine -> arrays of shape (rows,): "" where the engine can start the mapping.
-    """
+    """Find the rule that each mapping breaks, (rows,), by engine; empty text where the engine can start the mapping."""
     rows = {name: np.atleast_1d(np.asarray(value)) for name, value in _degrees(mapping).items()}
     drafted = np.atleast_1d(np.asarray(mapping.draft_tokens)) > 0
     return {engine: _broken(at, rows, drafted, engine) for engine in list_specs("layout")}
@@ -161,11 +158,7 @@ def why_not_launchable(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
 
 
 def evidence(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
-    """How far each mapping has been checked, in words that start with one of ``EVIDENCE``; shape (rows,).
-
-    Returns "served" where a run of its kind and size is known, or "launchable: " or "not launchable: " and the reason;
-    shape (rows,).
-    """
+    """How far each mapping was checked, (rows,): words that start with one of ``EVIDENCE``, and a reason."""
     refused, unserved = why_not_launchable(at, mapping), why_unserved(at, mapping, prefill=prefill)
     known = np.where(unserved == "", SERVED, f"{LAUNCHABLE}: " + unserved)
     return np.asarray(np.where(refused == "", known, f"{NOT_LAUNCHABLE}: " + refused), dtype=object)

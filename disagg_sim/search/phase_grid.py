@@ -80,10 +80,7 @@ class PhaseGrid(Shown):
 
     @cached_property
     def stored_bytes_per_request(self) -> float:
-        """Expected cache that a prompt of prefill adds to shared tiers, over the NIC; see ``prefixes.stored_bytes``.
-
-        [B]
-        """
+        """Expected cache that a prompt of prefill adds to shared tiers over the NIC (``prefixes.stored_bytes``). [B]"""
         return stored_bytes(self.setup, self.lengths) if self.phase == "prefill" else 0.0
 
     @cached_property

@@ -122,10 +122,7 @@ def _close(one: float, other: float, tolerance: float) -> bool:
 def bracket(
     met: Callable[[float], bool], *, start: float = 1.0, tolerance: float = TOLERANCE, above: float = math.inf
 ) -> tuple[float, float]:
-    """Bracket the largest scale that is met: double or halve from ``start``, then bisect in proportion.
-
-    The largest scale that was met and the smallest that was not; 0 and inf where there is none [1].
-    """
+    """Bracket the largest scale that is met: double or halve from ``start``, then bisect; 0 and inf where none is."""
     low, high = 0.0, above
     scale = start
     while start / WIDEST <= scale <= start * WIDEST and (low == 0.0 or math.isinf(high)):

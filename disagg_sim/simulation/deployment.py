@@ -296,10 +296,7 @@ def largest_choice(gpus: dict[str, int]) -> int:
 
 
 def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:
-    """Turn the pools of a matched deployment into parts ``prefill`` and ``decode``.
-
-    Returns counts [1], batches [request], token budgets [token].
-    """
+    """Turn the pools of a matched deployment into parts ``prefill`` and ``decode``."""
     apart = len(deployment.systems) > 1
     return ServedDeployment(
         name=name,

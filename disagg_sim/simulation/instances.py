@@ -95,10 +95,7 @@ class GpuBudget:
         return len(self.instances) - 1
 
     def total(self, roster: Roster, mapping: Sharding | None = None) -> int:
-        """GPUs that instances of a roster can hold: all but those of other rosters, and dead ones. [1]
-
-        With a mapping those of its system.
-        """
+        """GPUs for the instances of a roster: all but others' and dead ones; with a mapping, of its system. [1]"""
         system = self._system(roster, mapping)
         gpus = (self._deployment.gpus_on(system) if system else self._deployment.gpus) - self.dead(system)
         return gpus - sum(sum(_gpus_in_use(each, system)) for each in self._rosters if each is not roster)

@@ -126,11 +126,7 @@ def with_class(requests: pd.DataFrame, trace: Trace | TraceStream) -> pd.DataFra
 
 
 def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> pd.DataFrame:
-    """Tabulate what each class of requests got.
-
-    Returns a row a class of the trace, columns ``CLASS_COLUMNS``; rates over the time of the whole run, from the first
-    arrival to the last finish; times in s, shares [1].
-    """
+    """Tabulate ``CLASS_COLUMNS`` of each class; rates from the first arrival to the last finish. [s], [1]"""
     if trace.classes is None:
         raise InputError(f"trace {trace.name} has no classes; allowed: a column 'class', or with_classes")
     limits, got, rows = limits_of(trace, slo, classes), requests_of(requests), []
@@ -143,11 +139,7 @@ def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[S
 
 
 def by_model(requests: pd.DataFrame, limits: RequestLimits, gpus: Mapping[str, float]) -> pd.DataFrame:
-    """Tabulate what the requests of each model got, and those of all together.
-
-    Returns a row a model and one of ``ALL``, columns ``MODEL_COLUMNS``; rates over the time of the whole run, those a
-    GPU over the GPUs of the model, or over all; times in s, shares [1].
-    """
+    """Tabulate ``MODEL_COLUMNS`` of each model's requests and of ``ALL``, rates a GPU over its own GPUs. [s], [1]"""
     got, rows = requests_of(requests), []
     for name, held in {**gpus, ALL: sum(gpus.values())}.items():
         own = (requests["model"] == name).to_numpy() if name != ALL else np.ones(len(requests), dtype=np.bool_)
@@ -241,10 +233,7 @@ MEASURED = ("wall_s", "requests_per_cpu_s")
 
 
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
-    """Estimate a percentile of values that were counted in bins: in proportion inside the bin that holds it.
-
-    At most one bin's width off; NaN without values.
-    """
+    """Estimate a percentile of values counted in bins, at most one bin's width off; NaN without values."""
     total = int(np.sum(counts))
     if not total:
         return NAN

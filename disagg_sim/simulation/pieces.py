@@ -39,10 +39,7 @@ OVER = (int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN), int(SegmentStatus
 
 
 def request_records(cluster: Cluster, begin: int = 0, end: int | None = None) -> Requests:
-    """One row a request, from the segments that the kernel kept and the transfers that the cluster kept.
-
-    Of those from ``begin`` on and before ``end``, by their numbers in the trace.
-    """
+    """One row a request from ``begin`` on and before ``end``, of the segments and transfers that were kept."""
     end = cluster.requests if end is None else end
     numbers, first_number = np.arange(begin, end), cluster.state.first_number
     later = [each for each, first in first_number.items() if begin <= first < end]

@@ -63,10 +63,7 @@ class _CaseEvidence:
 def fidelity_of(
     result: SweepResult, root: Path, *, error_bars: bool, jobs: int | Workers = 1
 ) -> tuple[CaseFidelity, ...]:
-    """Tell what the frontiers of every case rest on and, where asked for, their error bars.
-
-    The result is in order of the cases; tables are empty where a case has no frontier, or no fitted profile.
-    """
+    """Tell what the frontiers of every case, in order, rest on and, where asked for, their error bars."""
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
     told = [
         _CaseEvidence(

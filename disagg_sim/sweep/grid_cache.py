@@ -45,10 +45,7 @@ def scored(block: Block) -> PhaseGrid:
 
 
 def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
-    """Divide blocks into those that one task computes: small ones of cases that differ in their lengths.
-
-    The result is in the order of the first block of each.
-    """
+    """Divide blocks, in order, into those that one task computes: small ones of cases that differ in lengths."""
     found: list[list[Block]] = []
     open_groups: dict[Hashable, list[Block]] = {}
     for block in blocks:

@@ -207,10 +207,7 @@ class HandedOver:
 
 
 def handed_over(row: abc.Mapping[str, Any]) -> HandedOver | None:
-    """Read what the hand-over of a row takes.
-
-    Returns None where none was counted: no ``kv_link`` in the sweep or in the case, or one instance for both phases.
-    """
+    """Read what the hand-over of a row takes; None where none was counted."""
     count, post, time, ftl = (float(row.get(column.name, 0.0)) for column in LINK_COLUMNS)
     if not time > 0.0:
         return None

@@ -182,11 +182,7 @@ def _words_of_rows(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
 
 
 def label_rows(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
-    """Say of every row of a table what ``rests_on`` and ``outside_calibration`` say.
-
-    Times carry their derivatives by labels; ``outside_calibration`` needs the times alone. Returns
-    columns ``rests_on`` and ``outside_calibration``, index of ``points``.
-    """
+    """Say of every row of a table, by its index, what ``rests_on`` and ``outside_calibration`` say."""
     every = list(designs_of(points, replace(origin, exact=False)))
     found: dict[int, tuple[Times, Sequence[Contribution]]] = {}
 

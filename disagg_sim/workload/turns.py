@@ -132,10 +132,7 @@ def turns_text(caches: TurnCaches) -> str:
 
 
 def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
-    """Part the name of a traffic from the caches that its turns meet.
-
-    None means the name says no caches of turns.
-    """
+    """Part the name of a traffic from the caches that its turns meet; None where it says none."""
     name, mark, said = traffic.partition(MARK)
     if not mark:
         return None
@@ -195,10 +192,7 @@ def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, floa
 
 
 def answered(trace: Trace, tpot_s: float) -> Trace:
-    """Delay the turns of sessions by the answers before them.
-
-    The result is in the order of its arrivals.
-    """
+    """Delay the turns of sessions by the answers before them; in the order of the new arrivals."""
     if not tpot_s or trace.sessions is None:
         return trace
     order = np.argsort(trace.sessions.session, kind="stable")

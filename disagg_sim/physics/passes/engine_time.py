@@ -152,10 +152,7 @@ def without_host(at: Setup) -> Setup:
 
 
 def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
-    """Find the host time of one micro-batch that the GPU waits for. [s]
-
-    The docstring of this module has the equation; without an engine it is the host time of the profile.
-    """
+    """Find the host time of one micro-batch that the GPU waits for; without an engine, of the profile. [s]"""
     engine = at.overheads
     if engine is None:
         return at.profile.host

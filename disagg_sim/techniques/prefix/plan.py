@@ -32,10 +32,7 @@ class TierUse:
 
 
 def tier_uses(design: Design) -> tuple[TierUse, ...]:
-    """Find what each tier does for the prompts of a design.
-
-    Returns the fastest to load first; empty where no tier is named, so that all of a cached start lies in HBM.
-    """
+    """Find what each tier does for the prompts of a design, the fastest first; none where no tier is named."""
     pool = design.first
     return tiers_of_instance(pool.setup, pool.mapping, design.work.lengths, pool.instances)
 

@@ -287,10 +287,7 @@ def tiered(
 
 
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
-    """Find tiers of a system below HBM.
-
-    The result is in the order of the names.
-    """
+    """Find tiers of a system below HBM, in the order of the names."""
     if len(set(names)) < len(names):
         raise InputError(f"tiers {', '.join(names)}: one stands there twice; allowed: each once")
     found = [system.tier(name) for name in names]

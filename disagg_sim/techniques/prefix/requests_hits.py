@@ -35,10 +35,7 @@ class HitCurve:
     block_tokens: int  # [token]
 
     def found(self, capacity_tokens: float) -> Ints:
-        """Tokens of each prompt that a cache finds; at least one is computed.
-
-        The result has shape (requests,) [token].
-        """
+        """Tokens of each prompt, (requests,), that a cache finds; at least one is computed. [token]"""
         blocks = self.needed != NEVER
         if np.isfinite(capacity_tokens):
             blocks &= self.needed <= capacity_tokens // self.block_tokens
@@ -157,10 +154,7 @@ def _inversions(values: Ints) -> Ints:
 
 
 def routed(trace: Trace, caches: int, *, sticky: bool, seed: int = 0) -> Ints:
-    """Send the requests of a trace to caches that know nothing of their content.
-
-    Returns number of the cache of each, for ``hit_curve``, shape (requests,).
-    """
+    """Send the requests of a trace, (requests,), to numbers of caches that know nothing of their content."""
     rng = np.random.default_rng(seed)
     if not sticky:
         return rng.integers(0, caches, len(trace))

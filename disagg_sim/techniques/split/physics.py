@@ -128,10 +128,7 @@ def halves(
     mla_form: str = "auto",
     fullest: Numeric | None = None,
 ) -> Halves:
-    """Time both halves of a layer of each kind and the crossings between them, for one micro-batch.
-
-    The result is of the broadcast shape of split and ``sequences`` [s].
-    """
+    """Time both halves of a layer of each kind and the crossings between them, for one micro-batch. [s]"""
     own = sequences if fullest is None else np.maximum(fullest, sequences)
     rank, total = DistinctCounts(own), DistinctCounts(sequences * split.attention.dp_attn)
 

@@ -225,10 +225,7 @@ def _parsed(path: Path, line: int, text: bytes) -> Any:
 
 
 def with_usage(table: Table) -> Table:
-    """Add the columns that JSON objects in the cells of ``USAGE`` make: ``usage_details.input`` and the like.
-
-    Returns a cell is empty where an object lacks the key, or a cell holds no object.
-    """
+    """Add columns of JSON objects in the cells of ``USAGE``, as ``usage_details.input``; empty where one has none."""
     made: dict[str, list[str]] = {}
     for name in (each for each in USAGE if each in table.header):
         cells = table.text(name).tolist()
