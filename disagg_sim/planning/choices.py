@@ -222,44 +222,28 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
     found = []
     for row, column in points:
-        place = rows.index(row)
-        computed = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
-        times = ftl[:, place], computed
-        made = _prefill(grid, work, (row, column), mappings[row], times, float(spread[place, column]))
-        if made.mapping.pp > 1:
-            after = later[:, place, : column + 1]
-            made = replace(made, stages=StageTimes(made.ftl - after, after))
-        if below:  # passes begin when pasts are there
-            made = replace(made, loads=Loads.of(grid.setup, made.mapping, nodes, load[:, place, 0] > 0))
+        place, sizes, mapping = rows.index(row), slice(column + 1), mappings[row]
+        busy = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
+        own, after = ftl[:, place, sizes], later[:, place, sizes]
+        made = PrefillChoice(
+            at=grid.setup,
+            mapping=mapping,
+            work=work,
+            batch=grid.batch[sizes].astype(float),
+            busy=busy[sizes],
+            ftl=own,
+            spread=float(spread[place, column]),
+            weights=weights,
+            host=grid.setup.request_host,
+            link_rate=math.inf,
+            memory=float(grid.memory_bytes[row, column]),
+            bound=BOUNDS[grid.bound[row, column]],
+            stages=StageTimes(own - after, after) if mapping.pp > 1 else None,
+            loads=Loads.of(grid.setup, mapping, nodes, load[:, place, 0] > 0) if below else None,
+            parts=work.lengths.prompt_parts,
+        )
         found.append(made)
     return found
-
-
-def _prefill(
-    grid: PhaseGrid,
-    work: Demand,
-    point: tuple[int, int],
-    mapping: Sharding,
-    times: tuple[Floats, Floats],
-    spread: float,
-) -> PrefillChoice:
-    (row, column), (ftl, busy) = point, times
-    batch, busy = grid.batch[: column + 1].astype(float), busy[: column + 1]
-    return PrefillChoice(
-        at=grid.setup,
-        mapping=mapping,
-        work=work,
-        batch=batch,
-        busy=busy,
-        ftl=ftl[:, : column + 1],
-        spread=spread,
-        weights=work.lengths.prompt_nodes().weight,
-        host=grid.setup.request_host,
-        link_rate=math.inf,
-        memory=float(grid.memory_bytes[row, column]),
-        bound=BOUNDS[grid.bound[row, column]],
-        parts=work.lengths.prompt_parts,
-    )
 
 
 def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> Floats:
@@ -439,8 +423,6 @@ def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
             mapping=mapping,
             work=work,
             steps=steps,
-            nodes=nodes.new,
-            pasts=nodes.past,
             weights=nodes.weight,
             parts=work.lengths.prompt_parts,
             host=at.request_host,
@@ -519,8 +501,6 @@ def colocated_of(
         mapping=mapping,
         work=work,
         steps=steps,
-        nodes=prompts.new,
-        pasts=prompts.past,
         weights=prompts.weight,
         parts=lengths.prompt_parts,
         host=at.request_host,

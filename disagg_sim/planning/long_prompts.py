@@ -33,9 +33,9 @@ class OneByOne(QuickBound, ColocatedChoice):
     @classmethod
     def of(cls, shared: ColocatedChoice) -> OneByOne:
         """The same instance with one slot; without a pipeline."""
-        held, time = shared.steps.own
-        longer = shared.steps.worth(1.0, shared.nodes, shared.pasts) - shared.nodes
-        alone = shared.host + (np.ceil(shared.nodes / held[0]) + longer / held[0]) * time[0]  # beside its own sequence
+        (held, time), prompts = shared.steps.own, shared.steps.prompts
+        longer = shared.steps.worth(1.0, prompts.new, prompts.past) - prompts.new
+        alone = shared.host + (np.ceil(prompts.new / held[0]) + longer / held[0]) * time[0]  # beside its own sequence
         if shared.loads is not None:  # one after the other with what they are of
             alone = alone + shared.loads.link + shared.loads.latency
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}

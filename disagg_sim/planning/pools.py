@@ -238,10 +238,8 @@ def _longest(choice: PrefillChoice, rate: float, instances: int) -> tuple[float,
     return float(longest), share_that_waits(servers, used), wait
 
 
-@lru_cache(maxsize=256)  # a search asks for some again; kept by each choice they held gigabytes
-def _delay_of_prefill(choice: PrefillChoice, rate: float, instances: int) -> Delay:
-    """TTFT of a prefill pool without the hand-over, kept for the last few that were asked."""
-    return choice.delay_anew(rate, instances)
+#: TTFT of a prefill pool: a search asks for some again; kept by each choice they held gigabytes.
+_delay_of_prefill = lru_cache(maxsize=256)(PrefillChoice.delay_anew)
 
 
 @lru_cache(maxsize=1024)
@@ -325,8 +323,6 @@ class ColocatedChoice:
     mapping: Sharding
     work: Demand
     steps: MixedSteps
-    nodes: Floats  # (lengths,) new tokens of prompts [token]
-    pasts: Floats  # (lengths,) cached ones [token]
     weights: Floats  # (lengths,) probabilities of the lengths [1]
     host: float  # host time of a request before its prefill [s]
     memory: float  # on the fullest GPU with all seats taken [B]
@@ -432,17 +428,17 @@ class ColocatedChoice:
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.parts is not None:
             node, load, weights = loaded(None, self.parts.weights, own_rate, even)
+        lengths = self.steps.prompts
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
             busy, even = self._sent(rate, found, mixing, instances)
-            prompts = self.steps.worth(some, self.nodes, self.pasts)
+            prompts = self.steps.worth(some, lengths.new, lengths.past)
             own = prompts if self.parts is None else self.steps.worth(some, self.parts.isl, 0.0)
             queue = prompts, self.weights, room, step, self.work.dispersion * even, busy
             laws = prompt_delay(own_rate, *queue, own)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
-        lengths = self.steps.prompts
         if self.parts is not None:  # none is cached
             lengths = PromptLengths(self.parts.isl, np.zeros_like(self.parts.isl), self.parts.weights)
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing[:5])
@@ -458,10 +454,9 @@ class ColocatedChoice:
             times, chances = prompt_times(self.steps, mixing, some, own_rate, lengths)
             own = (self.host + times[node] + load[:, None]).ravel()
             weights = np.outer(weights, chances).ravel()
-        mean = float(self.weights @ self.nodes)
-        spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
-        service = used * instances * self.ranks / rate
-        law = Service(service, spread, even)
+        mean = self.steps.prompt
+        spread = float(self.weights @ (self.steps.prompts.new - mean) ** 2) / mean**2
+        law = Service(used * instances * self.ranks / rate, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
     def _sent(self, rate: float, found: Occupancy, mixing: Mixing, instances: int) -> tuple[float, float]:
@@ -476,7 +471,7 @@ class ColocatedChoice:
         """TPOT. [s]"""
         if (key := ("tpot", rate, instances)) not in self._known:
             found, mixing = self._state(rate, instances)
-            prompts = self.steps.worth(found.mean, self.nodes, self.pasts)
+            prompts = self.steps.worth(found.mean, self.steps.prompts.new, self.steps.prompts.past)
             uneven = float(self.weights @ prompts**2) / float(self.weights @ prompts) ** 2
             each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
             mean, wide = found.moments(each_step)
@@ -509,7 +504,7 @@ class ColocatedChoice:
         if self.ranks > 1 or self.loads is not None:
             return math.inf  # they are not looked at
         room, step = self.steps.with_prompts(sequences)
-        prompts = self.steps.worth(sequences, self.nodes, self.pasts)
+        prompts = self.steps.worth(sequences, self.steps.prompts.new, self.steps.prompts.past)
         timed = prompts if self.parts is None else self.steps.worth(sequences, self.parts.isl, 0.0)
         _, waiting = reach(rate, prompts, self.weights, room, step, self.work.dispersion)  # few come more evenly
         if math.isinf(waiting):

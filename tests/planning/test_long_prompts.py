@@ -59,7 +59,7 @@ def test_a_past_below_hbm_comes_before_the_prompt(long_prompts):
     """The time that it takes the link, and the latency of its tier."""
     choices = long_prompts.cases[0].colocated
     shared = next(each for each in choices if not isinstance(each, OneByOne) and each.loads is None)
-    ones = np.ones(shared.nodes.size)
+    ones = np.ones(shared.steps.prompts.new.size)
     loads = Loads(link=0.2 * ones, latency=0.05 * ones, tiers=("ssd",) * ones.size, weights=shared.weights, ranks=1)
     before, after = (OneByOne.of(replace(shared, loads=each)).passes for each in (None, loads))
     assert after - before == pytest.approx(0.25 * ones)
