@@ -207,10 +207,7 @@ _Columns = dict[str, Any]
 
 
 def _latencies(designs: Sequence[Designs], *, fits: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Parts of the passes in every latency, and the fits behind them; rows are places in the table.
-
-    Passes of one kind are taken apart in one, whichever designs they are of.
-    """
+    """Parts of the passes in every latency, and the fits behind them; rows are places in the table."""
     times = [times_of(each) for each in designs]
     scores = [scores_of(each, own) for each, own in zip(designs, times, strict=True)]
     found: list[_Columns] = []

@@ -208,10 +208,7 @@ def _unequal(designs: Designs) -> bool:
 
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
-    """Time every pass of the designs under their settings.
-
-    The result has shape (rows,) [s].
-    """
+    """Time every pass of the designs under their settings, (rows,). [s]"""
     zero = np.zeros(designs.rows.size)
     decode, first, busy, long, load = zero, zero, zero, zero, zero
     if step:

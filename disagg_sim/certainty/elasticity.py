@@ -166,10 +166,7 @@ def sensitivity(
 
 
 def elasticities_of(designs: Designs, parameter: str) -> Scores:
-    """Elasticities of latencies and throughput at the designs themselves, exact; counts of instances follow. [1]
-
-    The result has arrays of shape (rows,); NaN for a latency that the designs do not have [1].
-    """
+    """Elasticities of latencies and throughput at the designs themselves, exact, (rows,); NaN of what they lack. [1]"""
     if parameter == CAPACITY:
         return Scores(*(np.zeros(designs.rows.size) for _ in Scores._fields))
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
@@ -197,11 +194,7 @@ def _gathered(groups: Sequence[Designs], rows: int, found: Sequence[Scores]) -> 
 
 
 def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:
-    """Best throughput at an interactivity, linear in the logarithms between the points of a frontier.
-
-    Unlike the step function of ``search.pareto`` it moves as its points do. NaN beyond the fastest point; below the
-    slowest its throughput.
-    """
+    """Best throughput at an interactivity, linear in logarithms between points; NaN beyond the fastest one."""
     if not x.size:
         return np.full(at.shape, np.nan)
     keep = np.flatnonzero(pareto_mask(x, y))

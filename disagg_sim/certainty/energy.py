@@ -55,11 +55,7 @@ _ROUNDING = 1e-9
 
 
 def spent_on(one: Pass) -> tuple[Floats, Floats]:
-    """Find the time and the energy of one GPU for a kind of pass.
-
-    Returns time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J],
-    (rows,).
-    """
+    """Find the time of a kind of pass, or between two starts of it [s], and the energy of a GPU for it [J], (rows,)."""
     times = times_of(one.designs)
     shared = one.designs.shared or one.field == 0
     seconds = np.asarray(times[one.field] if shared else times.busy)
@@ -95,10 +91,7 @@ def _share_of_path(one: Pass) -> Any:
 
 
 def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
-    """Find the time and the energy of every operator of one GPU in a kind of pass.
-
-    Returns key of an operator -> time over all its calls [s], energy [J]; both (rows,).
-    """
+    """Find the time [s] and energy [J] of one GPU for every operator of a kind of pass, over all its calls, (rows,)."""
     watts, route = watts_of(one.at), one.routes[0]
     keys = [each.key for each in contributions_in(one.phase, one.at, route.timed)]
 

@@ -269,10 +269,7 @@ def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.D
 
 
 def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
-    """Drop the points of one mode that ``near_frontier`` never keeps, whatever tables are joined with this one.
-
-    Other tables can only raise the frontier, and no margin is larger than the first of ``MARGINS``.
-    """
+    """Drop the points of one mode that ``near_frontier`` never keeps, whatever tables are joined with this one."""
     x, y = (points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
     reach = 1.0 + MARGINS[0]
     return points[y * reach >= best_from(x, y, x * reach)].reset_index(drop=True)

@@ -121,10 +121,7 @@ def _unhosted(designs: Designs) -> Designs:
 
 
 def passes_of(designs: Designs) -> Iterator[Pass]:
-    """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP.
-
-    A pass of prefill, or a mixed step, is one for every length of the prompts that stands for their distribution.
-    """
+    """Kinds of passes, one for each length of prompts; operators are those of a stage that runs one micro-batch."""
     if "decode" in designs.phases:
         yield _decode_step(designs)
     if "prefill" in designs.phases:
@@ -132,10 +129,7 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
 
 
 def batched_passes(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass, Pass]]:
-    """Kinds of passes of several designs, as ``passes_of``, those of one kind in one; the members say whose it is.
-
-    The second pass is the first at the speed of light.
-    """
+    """Kinds of passes of several designs, those of one kind in one, whose members follow; each also at light speed."""
     ideal = load_profile("ideal")
     for unit in batch_passes(designs):
         own, at, prefill_at = unit.designs, unit.designs.at, unit.designs.prefill_at

@@ -135,10 +135,7 @@ def _plain_words(error: Any) -> str:
 
 
 def _beyond_limits(error: Exception, arguments: Sequence[str]) -> int | None:
-    """Print in one line a limit of numbers, nesting, memory or the system, and its input; return None for a bug.
-
-    Also return None for a full disk under the output, since no input is at fault.
-    """
+    """Print in one line a limit of numbers, nesting, memory or the system, and its input; None for a bug."""
     if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
         return None
     named = getattr(error, "filename", None) or last_read()

@@ -218,10 +218,7 @@ def _value(design: Design, *, drawn: bool) -> float:
 
 
 def why_infeasible(cases: Sequence[Candidates], size: Size, max_nic: float | None) -> str:
-    """Name the limit that nothing keeps, and values that something does; what is said of several cases once.
-
-    Takes ``max_nic`` [B/s].
-    """
+    """Name the limit that nothing keeps, and values that something does; ``max_nic`` is a bandwidth [B/s]."""
     said: dict[str, list[str]] = {}
     for case in cases:
         sender = "" if case.prefill_at is case.at else f" behind prefill on {case.prefill_at.system.name}"

@@ -281,10 +281,7 @@ class OwnTimes(NamedTuple):
         return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
 
     def causes(self, design: Design, error: Error = EXACT) -> dict[str, Floats]:
-        """Parts of TTFT at the percentile of its limit, (samples,) or (factors, samples) of an error of rates. [s]
-
-        None without samples or a law of the queue.
-        """
+        """Parts of TTFT at the percentile of its limit, (samples,) or (factors, samples) of an error of rates. [s]"""
         if not self.prefill.size:
             return {}
         design, share, shared = _apart(design), design.work.ttft.share, design.mode == ServingMode.COLOCATED

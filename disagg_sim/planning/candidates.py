@@ -93,10 +93,7 @@ class Candidates:
 
 
 def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
-    """List the mappings of prefill and of decode that the options of a plan allow.
-
-    Where both phases have one setup, the mappings of prefill start with those of decode, as co-located instances need.
-    """
+    """List the mappings of prefill, which start with those of decode where both have one setup, and of decode."""
 
     def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
         found = enumerate_mappings(
@@ -133,11 +130,7 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
 def further_pools(
     setups: tuple[Setup, Setup], lengths: Lengths, gpus: int | None, options: PlanOptions
 ) -> FurtherPools | None:
-    """Make the pools beside prefill and whole decode instances, which encode on the system of prefill.
-
-    Takes ``setups`` (of decode and of prefill) and ``gpus`` (that there are, None = any number [1]). Returns None where
-    none is asked for.
-    """
+    """Make the pools beside prefill and whole decode instances, for as many ``gpus`` as there are; None = not asked."""
     decode, prefill = setups
     asked = {*options.pools} or {*TWO}
     split = "attention" in asked
@@ -185,10 +178,7 @@ def candidates_of(
     max_nic: float | None,
     further: FurtherPools | None = None,
 ) -> Candidates:
-    """Keep the choices of scored grids that are worth sizing.
-
-    Takes ``setups`` (of decode and of prefill) and ``max_nic`` [B/s].
-    """
+    """Keep the choices of scored grids that are worth sizing; ``max_nic`` is a bandwidth [B/s]."""
     at, prefill_at = setups
     work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
     encode = None if further is None else further.encode

@@ -71,11 +71,7 @@ ALL: Axes = (None, None)
 def grids_of(
     at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Demand, axes: Axes = ALL
 ) -> Grids:
-    """Score all mappings and batches of both phases.
-
-    Takes ``mappings`` (of prefill and of decode). Returns latency of prefill is that of the prompt at the percentile of
-    the TTFT limit [s].
-    """
+    """Score all mappings (of prefill, of decode); latency is that of prompts at the percentile of the limit [s]."""
     even = work.lengths.rank_loads is None  # else requests of one length say nothing of how long ranks wait
     if even and not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
         rough = replace(work, lengths=work.lengths.at_means())
@@ -139,20 +135,14 @@ def degrees_of(table: Sharding, row: int) -> tuple[int, ...]:
 
 
 def pass_times(limit: float, short: float) -> list[float]:
-    """Times of a pass below which the fastest are looked for: most of a limit, and a ladder below it. [s]
-
-    Takes ``limit`` [s].
-    """
+    """Times of a pass below which the fastest are looked for: most of a limit [s], and a ladder below it. [s]"""
     low, high = (math.log(share * limit, PASS_STEP) for share in (short, PASS_SHARE))
     rungs = range(math.ceil(low - 1e-9), math.floor(high) + 1)
     return [PASS_SHARE * limit, *(PASS_STEP**rung for rung in rungs)]
 
 
 def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Mask, ...] = ()) -> list[tuple[int, int]]:
-    """Rows and columns of the fastest prefill points of each size whose pass takes no longer than some times. [s]
-
-    Those ``among`` further rows, too.
-    """
+    """Rows and columns of the fastest prefill points of each size, among all and some rows, within some times."""
     found: dict[tuple[int, int], None] = {}
     host = grid.setup.request_host
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
@@ -164,10 +154,7 @@ def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Ma
 
 
 def _views(grid: PhaseGrid) -> list[Mask]:
-    """Rows among which the fastest are looked for: all; those that no option has added; those that were run.
-
-    So what a wider search adds takes no other's place, and a layout that was run is there to be preferred.
-    """
+    """Rows among which the fastest are looked for: those that no option has added; of them those that ran; all."""
     views: list[Mask] = []
     every = np.ones(len(grid.mappings), dtype=bool)
     run = why_unserved(grid.setup, grid.mappings, prefill=grid.phase == "prefill") == ""
@@ -321,10 +308,7 @@ def decode_of(grid: PhaseGrid, work: Demand, row: int, column: int) -> DecodeCho
 
 
 def colocated_choices(grids: Grids, work: Demand) -> list[ColocatedChoice]:
-    """Configurations of both phases worth sizing, each with every budget of a step.
-
-    With a drafter those that draft: instances without one are sized by themselves.
-    """
+    """Configurations of both phases worth sizing, which draft where there is a drafter, each with every budget."""
     rows, columns, last = _colocated_rows(grids, work)
     if not rows.size:
         return []
@@ -373,10 +357,7 @@ def _colocated_rows(grids: Grids, work: Demand) -> tuple[Ints, Ints, int]:
 
 
 def staged_rows(grids: Grids, work: Demand) -> list[tuple[int, int]]:
-    """Rows of prefill and of decode of the pipelines of one attention rank that serve a request alone the fastest.
-
-    Prompts go through in chunks (CPP). Some of each size.
-    """
+    """Rows of prefill in chunks (CPP) and of decode of the pipelines that serve a request alone the fastest."""
     prefill, decode = grids.prefill, grids.decode
     seated = (decode.mappings.dp_attn == 1) & decode.feasible[:, 0] & (decode.latency[:, 0] <= work.tpot.seconds)
     if decode.setup.speculation is not None:

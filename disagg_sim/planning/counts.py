@@ -16,11 +16,7 @@ NARROW = 2e-3
 
 
 def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES, low: int | None = None) -> int | None:
-    """Find the fewest instances that keep the limits at a rate.
-
-    Takes ``rate`` [request/s] and ``low`` (instances that ``choice.most`` asks for, if known; below it the queue grows
-    without end). Returns None where ``most`` do not.
-    """
+    """Find the fewest instances, from ``low``, that keep the limits at a rate [request/s]; None if ``most`` do not."""
     low = choice.asks(rate, most) if low is None else low
     return None if low is None else first_of(low, most, partial(choice.holds, rate))
 

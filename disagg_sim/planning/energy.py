@@ -59,10 +59,7 @@ def drawn(design: Design) -> Drawn:
 
 
 def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
-    """Add up what the pools of one deployment draw.
-
-    Takes ``pools`` [1], [W].
-    """
+    """Add up what the pools of one deployment draw. [W]"""
     given = list(pools)
     total = sum(gpus for _, gpus, _ in given)
     watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0

@@ -110,10 +110,7 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
 
 
 def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
-    """List the mappings of a case's choices: of prefill, and of decode instances that are not split.
-
-    Where one system does both, those of decode come first among those of prefill; the rest share prompts (PCP).
-    """
+    """List the mappings of a case's choices: of prefill, first those of decode, and of decode instances not split."""
     prefill, decode = case.across[0], [each for each in case.across[1] if ffn_of(each.mapping) is None]
     sides = [{replace(each.mapping, chunk_tokens=0): None for each in side} for side in (prefill, decode)]
     both = {replace(each.mapping, chunk_tokens=0): None for each in case.colocated}
@@ -279,10 +276,7 @@ def _asked_at(plan: Plan, axis: str, factor: float, below: float = math.inf) -> 
 
 
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
-    """Find what the limits of a plan cost: ask again with each loosened by ``LOOSER``.
-
-    Returns the limits that cost at least the share ``TOLD`` of the answer [1].
-    """
+    """Ask again with each limit loosened by ``LOOSER``: those that cost at least the share ``TOLD`` of the answer."""
     if plan.best is None or plan.ask is None:
         return ()
     found = []

@@ -48,10 +48,7 @@ def cache_of(grid: PhaseGrid | SplitGrid, sender: PhaseGrid) -> Cache:
 def linked(
     prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice], cache: Cache, wire: Wire
 ) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
-    """The choices with the links between them, which move a cache for each prompt.
-
-    New blocks that go to a shared tier take their part of the sender's port, unless caches move over NVLink.
-    """
+    """The choices with the links between them; new blocks for a shared tier leave by the same port, if not NVLink."""
     link, leaves = Link(cache, wire), cache.size if wire.inside else cache.size + cache.stored
     senders = [replace(each, link_rate=_moved(each, wire.bandwidth) / leaves, link=link) for each in prefill]
     return senders, [replace(each, link_rate=_moved(each, wire.bandwidth) / cache.size) for each in decode]

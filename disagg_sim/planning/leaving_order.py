@@ -60,10 +60,6 @@ class StageTimes(NamedTuple):
     first: Floats  # until the first stage is free [s]
     later: Floats  # from then on until the first tokens [s]
 
-    def repeated(self, times: int) -> StageTimes:
-        """Repeat each row."""
-        return StageTimes(*(np.repeat(each, times, axis=0) for each in self))
-
     def added(self, weights: Floats, batch: Floats, sizes: Floats) -> StageTimes:
         """Find how much longer passes of some sizes take than of one prompt, at the mean length. [s]"""
         means = (weights @ each for each in self)
@@ -138,10 +134,7 @@ def _levels(later: Floats, weights: Floats) -> Floats:
 
 
 def behind(own: Floats, later: Floats, blocking: Floats) -> Floats:
-    """Find the latencies of passes that leave after earlier ones.
-
-    Takes their ``own`` latency, their ``later`` time, and the time that earlier passes block the last stage [s].
-    """
+    """Find the latencies of passes by their own, their later time, and how long the last stage is blocked. [s]"""
     return np.asarray(own + np.maximum(blocking - later, 0.0))
 
 

@@ -44,10 +44,7 @@ class Loads:
 
     @classmethod
     def of(cls, at: Setup, mapping: Sharding, prompts: Prompts, sooner: Mask | None = None) -> Loads | None:
-        """Find what prompts load.
-
-        Takes ``sooner`` (None = always). Returns None where all pasts are in HBM.
-        """
+        """Find what prompts load, always or where it is ``sooner``; None where all pasts are in HBM."""
         tiers = [at.system.tier(name) for name in prompts.tier]
         if not any(tiers):
             return None
@@ -63,10 +60,7 @@ class Loads:
         return cls(link=link, latency=latency * (link > 0), tiers=prompts.tier, weights=prompts.weight, ranks=ranks)
 
     def delays(self, rate: float, even: float) -> LoadedPrompts:
-        """Find how long loads take with their queues.
-
-        Takes ``rate`` [request/s].
-        """
+        """Find how long loads take with their queues at a rate [request/s]."""
         delay = np.repeat((self.link + self.latency)[:, None], _PLACES.size + 1, axis=1)
         weight = np.zeros_like(delay)
         weight[:, 0] = self.weights

@@ -246,10 +246,7 @@ class MixedSteps:
         return Among(counts, last, full, ends[:-1], float(ends[-1]))
 
     def added(self, mixing: Mixing, sequences: float, rate: float) -> Floats:
-        """Find the time that prompts of each length add to the steps of others. [s]
-
-        Takes ``sequences`` of the instance [request] and its ``rate`` [request/s].
-        """
+        """Find the time that prompts of each length add to the steps of others, at a rate [request/s]. [s]"""
         held, time, share = (float(np.interp(sequences, self.batch, each)) for each in mixing[:3])
         steps, others = self.beside(sequences), rate * max(self.prompt / held, 1.0) * time / share
         own, law = steps.among(others, self.prompts), steps.pieces
@@ -279,10 +276,7 @@ class MixedSteps:
         return new * (1.0 + grown * (past + new / 2.0 - self.prompts.behind)) if grown else new
 
     def with_prompts(self, sequences: float) -> tuple[float, Callable[[Floats], Floats]]:
-        """Prompt tokens of a full step of one rank beside so many sequences, and the time of a step by its own.
-
-        [token], [s]
-        """
+        """Prompt tokens of a full step of one rank beside some sequences [token]; the time of a step by its own [s]."""
         decodes, room, alone = (
             float(np.interp(sequences, self.batch, of)) for of in (self.verified, self.room, self.step)
         )
@@ -294,10 +288,7 @@ class MixedSteps:
         return room, step
 
     def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
-        """Find how often an instance runs steps of each kind, for some of the batches.
-
-        Takes ``rate``, above 0 [request/s], and ``hold_steps`` (prefill delay in decode steps [1]).
-        """
+        """Find how often an instance runs steps of each kind at a rate [request/s] and a prefill delay [step]."""
         if self.ranks > 1:
             return self._of_ranks(rate, hold_steps, columns)
         prompt, room, step = self.prompt, self.room[columns], self.step[columns]
@@ -431,10 +422,7 @@ def _fullest_rank(ranks: int) -> tuple[Floats, Floats]:
 
 
 def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
-    """List the prefill delays to try, in decode steps of ``step`` seconds, longest first. [1]
-
-    The list is empty with one rank, or where the engine has no prefill delay.
-    """
+    """List the prefill delays to try, in decode steps of ``step`` seconds, longest first; one rank has none. [1]"""
     engine, given = at.overheads, work.hold_steps
     if ranks == 1 or not (engine is None or engine.holds_prompts):
         return []

@@ -131,10 +131,7 @@ def kinds(weights: Floats, values: Floats) -> Floats:
 
 
 def parts(weights: Floats, values: Floats) -> Floats:
-    """Means of ``KINDS`` equally probable parts of distributions, the least values first; a single value is one part.
-
-    Takes and returns as ``kinds``.
-    """
+    """Means of ``KINDS`` equally probable parts of distributions, the least values first; see ``kinds``."""
     if weights.size == 1:
         return np.asarray(values.T)
     ends, found = np.linspace(0.0, 1.0, KINDS + 1), np.empty((values.shape[1], KINDS))
@@ -169,10 +166,7 @@ def largest_pass(rate: float, batch: Floats, busy: Floats, servers: int, unlike:
 
 
 def shared(mean: Floats, servers: int, most: int) -> Floats:
-    """Probabilities of 0 to ``most`` requests at one of some servers that share Poisson arrivals evenly.
-
-    Takes ``mean`` (rows,) [request]. The last is that of as many or more; shape (rows, most + 1).
-    """
+    """Probabilities of 0 to ``most`` or more requests at one of some servers that share Poisson arrivals evenly."""
     servers = min(servers, MOST_SHARED)
     total = np.arange(float(servers * most))
     come = servers * mean[:, None]

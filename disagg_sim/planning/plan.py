@@ -109,10 +109,7 @@ def _planned(
     below: float = math.inf,
     scored: Plan | None = None,
 ) -> Plan:
-    """Plan with up to ``others`` designs beside the best; no design where none costs less than ``below``, a request.
-
-    Takes ``scored`` (plan of the same question under other limits, whose grids are taken; None = grids are scored).
-    """
+    """Plan with up to ``others`` beside the best, none if no design costs less than ``below``; grids of ``scored``."""
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     if scored is None:

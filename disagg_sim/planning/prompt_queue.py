@@ -174,10 +174,7 @@ def reach(
 
 
 def _met(rate: float, rates: Floats, times: Floats, arrived: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
-    """Share of the prompts that come while so many cells wait, and the rates of steps, scaled to ``rate`` on average.
-
-    Takes ``rates`` [request/s] and ``times`` [s] of steps by their cells, and the chances of what has ``arrived``.
-    """
+    """Share of the prompts that come while so many cells wait, and the rates of steps, ``rate`` on average."""
     for _ in range(MOST_TURNS):
         waiting = _stationary(arrived(rates * times), times.size - 1)
         kinds = np.minimum(np.arange(waiting.size), times.size - 1)

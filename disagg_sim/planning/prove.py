@@ -183,10 +183,7 @@ def _shown(plan: Plan, design: Design, final: ProofRun) -> Design:
 
 
 def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) -> Design:
-    """Give a design other counts of instances or another rate.
-
-    Takes ``rate`` [request/s].
-    """
+    """Give a design other counts of instances or another rate [request/s]."""
     pools = tuple(
         replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
     )
@@ -266,10 +263,7 @@ class _Runs:
 
 
 def judged(design: Design, result: SimulationResult, begin: float) -> ProofRun:
-    """Find what became of the requests of a simulation.
-
-    Takes ``begin`` [s]. Returns percentiles [s], and whether they keep the limits of the design's work.
-    """
+    """Find percentiles of the requests of a simulation from ``begin`` on [s], and whether they keep the limits."""
     work, table = design.work, result.frame()
     table = table[table["arrival_s"] >= begin]
     done = table[table["status"] == "completed"]
@@ -300,10 +294,7 @@ def _holds(values: Floats, limit: Limit) -> bool:
 
 
 def _least_counts(runs: _Runs, first: ProofRun) -> ProofRun:
-    """The fewest instances of each pool, from where the plan has them; the last run where none holds.
-
-    A prefill pool is not taken beyond the load that is planned.
-    """
+    """The fewest instances of each pool, of prefill as its load needs, from where the plan has them."""
     run = _grown(runs, first)
     for place, pool in enumerate(runs.design.pools if run.holds else ()):
         busy = pool.choice.utilisation(run.rate, 1) if isinstance(pool.choice, PrefillChoice) else 0.0
@@ -325,10 +316,7 @@ def _grown(runs: _Runs, first: ProofRun) -> ProofRun:
 
 
 def _fewer(runs: _Runs, run: ProofRun, pool: int, fails: int = 0) -> ProofRun:
-    """Take instances of one pool away as long as the limits hold, more than those that fail.
-
-    First in growing steps, where no count is known to fail, then by bisection.
-    """
+    """Take instances of one pool away as long as the limits hold: in growing steps, then by bisection."""
     holds, step = run.counts[pool], 1
     best = run
     while holds - fails > 1 and runs.done < MOST_RUNS:

@@ -222,10 +222,7 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
 
 
 def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOptions) -> tuple[Setup, Setup]:
-    """Make the setups of decode and of prefill.
-
-    Returns decode, prefill; the same one where both run on one system.
-    """
+    """Make the setups of decode and of prefill; the same one where both run on one system."""
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     recipe = options.precision or usual_precision(spec, system)
     drafter = options.speculation

@@ -156,10 +156,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
 
 
 def answer_of(order: Sequence[Design], cost: Callable[[Design], float], near: float) -> Design:
-    """Choose the answer among designs in their order: it costs at most ``SIMPLER`` times the least of all.
-
-    Among those that do not cost more, layouts that were run come first, then the simpler mode.
-    """
+    """Choose the answer among designs in their order: it costs at most ``SIMPLER`` times the least of all."""
     cheap = _run_first(order, cost)
     least = {mode: min(cost(each) for each in cheap if each.mode == mode) for mode in {each.mode for each in cheap}}
     heads = {

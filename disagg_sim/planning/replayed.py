@@ -35,10 +35,7 @@ def slo_of(design: Design) -> Slo:
 
 
 def run_options(design: Design, max_nic: float | None) -> RunOptions:
-    """The network of a design, of which so much bandwidth may be used [B/s], and its sessions with their tiers.
-
-    ``InputError`` for a routing to DP ranks that simulations do not play.
-    """
+    """The network of a design, of which so much bandwidth may be used [B/s], and its sessions with their tiers."""
     if design.work.lengths.rank_imbalance not in ("", LEAST_LOAD):
         raise InputError(
             f"rank_imbalance {design.work.lengths.rank_imbalance}: plan --simulate sends each request to the DP rank "
@@ -72,10 +69,7 @@ def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
 
 
 def drawn_requests(work: Demand, source: TrafficCase | tuple[int, int], rate: float, seed: int) -> tuple[Trace, float]:
-    """Poisson arrivals with lengths of a case or constants, and from when on they are judged. [s]
-
-    As many come while requests are judged as the rate says: a run of 2,000 has 2 % more or fewer by chance (one s.d.).
-    """
+    """Poisson arrivals with lengths of a case or constants, as many as the rate says; when judging begins. [s]"""
     alone = time_alone(work)
     judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
     filling = math.ceil(FILLING * alone * rate)

@@ -112,11 +112,7 @@ def _fewest(choices: Sequence[AnyChoice], rate: float, most: float, handed: _Han
 
 
 def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS, mode: ServingMode | None = None) -> list[Design]:
-    """Find designs of one or both modes that serve a rate within the limits, the best first (``planning.ranking``).
-
-    Takes ``rate`` [request/s]. Returns some designs of each mode, of different configurations; none where no
-    deployment serves the rate.
-    """
+    """Find some designs of one or both modes that serve a rate [request/s] within the limits, the best first."""
     if mode == ServingMode.COLOCATED:
         case = replace(case, inside=((), ()), across=((), ()))
     elif mode == ServingMode.DISAGGREGATED:
@@ -242,10 +238,7 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
 
 
 def disaggregated_of(case: Candidates, rate: float, cost: float, *pools: SizedPool) -> Design:
-    """Make the design of an encode pool, where there is one, prefill and decode.
-
-    With the bandwidth that caches need on the links.
-    """
+    """Make the design of pools of encode, if any, prefill and decode, with the bandwidth that caches need on links."""
     grids = case.grids
     roles = ("encode", "prefill", "decode")[-len(pools) :]
     planned = tuple(_planned(role, pool, rate) for role, pool in zip(roles, pools, strict=True))
@@ -267,10 +260,7 @@ def cost_of(case: Candidates, design: Design) -> float:
 
 
 def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> float:
-    """Cost of the cheapest deployment of one mode for a rate, in the unit of the objective.
-
-    Takes ``rate`` [request/s]. Returns infinity where none serves.
-    """
+    """Cost of the cheapest deployment of one mode for a rate [request/s], in the unit of the objective; inf = none."""
     if case.drawn or case.availability is not None:
         return min((each.cost for each in designs_at(case, rate, most, mode)), default=math.inf)
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
@@ -289,10 +279,7 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
 
 
 def may_cost(case: Candidates, rate: float, cost: float) -> bool:
-    """Say whether a deployment for a rate [request/s] might cost no more than ``cost``.
-
-    Returns True, too, where not GPUs alone cost, or not those of two pools.
-    """
+    """Say whether a deployment for a rate [request/s] might cost no more than ``cost``; True where not known."""
     if math.isinf(cost) or case.drawn or case.availability is not None or case.further is not None:
         return True
     most, limit = gpus_for(case, cost), cost * (1.0 + ROUNDED)
@@ -307,10 +294,7 @@ def gpus_for(case: Candidates, cost: float) -> int:
 
 
 def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
-    """Find the highest rate that a deployment of one mode serves on so many GPUs within the limits.
-
-    Returns 0 where the smallest deployment needs more GPUs, or no instance of a pool serves anything [request/s].
-    """
+    """Find the highest rate that a deployment of one mode serves on so many GPUs within the limits. [request/s]"""
     case = replace(case, drawn=False)  # the objective changes which design is best, not which ones serve
     sides: Sequence[Sequence[AnyChoice]] = (case.colocated,)
     if mode == ServingMode.DISAGGREGATED:

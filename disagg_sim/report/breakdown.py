@@ -176,10 +176,7 @@ def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float
 
 
 def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[tuple[str, float]]]]:
-    """List what fills the fullest GPU of each pool.
-
-    Yields a title, the limit [B], and the parts that are there with their bytes, largest first [B].
-    """
+    """List by pool what fills its fullest GPU: title, limit [B], and the parts with their bytes, largest first [B]."""
     mine = found.memory[found.memory["row"] == row]
     for phase, parts in mine.groupby("phase", sort=False):
         held, (limit, graphs, context) = (
@@ -196,10 +193,7 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
 
 
 def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str, str]]:
-    """Tell what one percent of a number of the hardware brings, in words.
-
-    Yields the number, then the change of TTL, FTL and throughput in percent; numbers that bring nothing are left out.
-    """
+    """Tell by number of the hardware what one percent of it brings of TTL, FTL and throughput, in words."""
     mine = found.elasticities[found.elasticities["row"] == row]
     for line in records(mine):
         sign = -1.0 if line["parameter"].endswith("_latency") else 1.0
@@ -241,10 +235,7 @@ def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
 
 
 def memory_of_pools(found: Breakdown, row: Any) -> dict[str, tuple[float, float]]:
-    """Sum up what the fullest GPU of each pool holds.
-
-    The result is as ``too_full`` takes it [B].
-    """
+    """Sum up what the fullest GPU of each pool holds, as ``too_full`` takes it. [B]"""
     mine = found.memory[found.memory["row"] == row]
     return {
         str(phase): (float(parts["bytes"].sum()), float(parts["limit_bytes"].iloc[0]))

@@ -479,10 +479,7 @@ SCHEMAS: dict[str, tuple[str, Any]] = {
 
 
 def json_schema(command: str) -> dict[str, Any]:
-    """Make the JSON Schema of what a command prints with ``--json``.
-
-    Returns draft 2020-12, with the version as ``$id``.
-    """
+    """Make the JSON Schema, draft 2020-12, of what a command prints with ``--json``; its version is ``$id``."""
     if command not in SCHEMAS:
         said = f"no JSON of a command {quoted(command)}{nearest(command, SCHEMAS)}"
         raise InputError(f"{said}; allowed: {', '.join(SCHEMAS)}")

@@ -239,10 +239,7 @@ def prefill_candidates(
 
 
 def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid | SplitGrid) -> None:
-    """Raise ``InputError`` unless decode can take over what prefill wrote.
-
-    Model, prompt length, speculation and cache format must agree; system, precision, profile and engine may differ.
-    """
+    """Raise ``InputError`` unless model, prompt length, speculation and format of the cache agree."""
     written, read = _handed_over(prefill), _handed_over(decode)
     for name, left, right in zip(("model", "isl", "speculation"), written[:3], read[:3], strict=True):
         if left != right:
@@ -265,8 +262,5 @@ def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, 
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:
-    """Find the smallest of some values.
-
-    Returns infinity where none counts.
-    """
+    """Find the smallest of some values; infinity where none counts."""
     return float(np.min(values.astype(np.float64, copy=False), where=mask, initial=np.inf))

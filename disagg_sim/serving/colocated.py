@@ -350,10 +350,7 @@ class _Scored:
 
 
 def pass_bytes(case: ColocatedCase, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
-    """Find the bytes on the fullest GPU under each cut (rows, sizes); residents and prompts are the same under all. [B]
-
-    ``passes.sized`` says which size a column has.
-    """
+    """Find bytes on the fullest GPU under each cut (rows, sizes); ``passes.sized`` says the size of a column. [B]"""
     mapping, first = group.mapping.narrowed(), np.unique(passes.sized, return_index=True)[1]
     batch, prompts = (each[first].astype(float)[None, :] for each in (group.batch[passes.batch_index], passes.together))
     prompt, deviations = case.lengths.prompt, case.at.profile.resident_deviations

@@ -149,10 +149,7 @@ def drafted_groups(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
-    """Scored options of some rows of a group; a column is one (batch, option).
-
-    Two-dimensional arrays have shape (rows, columns).
-    """
+    """Scored options of some rows of a group, (rows, columns); a column is one (batch, option)."""
 
     batch_index: Ints  # (columns,) place in the batch axis
     ttl_mean: Floats  # [s]

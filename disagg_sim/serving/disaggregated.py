@@ -135,10 +135,7 @@ class Rules:
 
 
 def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> pd.DataFrame:
-    """As ``disaggregated``; with ``keep="frontier"`` ``points.pareto_front`` of these points, row for row.
-
-    That takes a fraction of time and memory.
-    """
+    """As ``disaggregated``; with ``keep="frontier"`` ``points.pareto_front`` of these points, row for row."""
     if decode.phase != "decode":
         raise InputError(f"expected a decode grid, got a {decode.phase} grid")
     sender = prefill.setup.system if isinstance(prefill, PhaseGrid) else prefill.system
@@ -161,10 +158,7 @@ def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules
 
 
 def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> Pairs:
-    """The pairs of all decode points, or of those that may be on the frontier, in grid order.
-
-    Rows are matched in blocks, which stay in cache; no array but the pairs has the size of the grid.
-    """
+    """The pairs of all decode points, or of those that may be on the frontier, in grid order, block by block."""
     seen = MatchedFront()
     found = [Pairs(*np.empty((5, 0), dtype=np.int64))]
     ttl_limit = np.inf if rules.ttl_limit is None else rules.ttl_limit

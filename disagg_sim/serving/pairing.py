@@ -17,10 +17,7 @@ PAPER_TOLERANCE = 0.03  # rounding of the rate ratio in Algorithm 2 of arXiv 250
 def rate_per_cost(
     n_p: Floats, n_d: Floats, *, p: float, gpus_p: int, r: Floats, gpus_d: Floats, weight: float = 1.0
 ) -> Floats:
-    """Matched rate of ``n_p`` prefill and ``n_d`` decode instances over their cost in decode GPUs. [request/s]
-
-    The slower pool sets the pace; a prefill GPU costs as much as ``weight`` decode GPUs.
-    """
+    """Matched rate of ``n_p`` prefill and ``n_d`` decode instances over their cost in decode GPUs. [request/s]"""
     return np.minimum(n_p * p, n_d * r) / (n_p * (gpus_p * weight) + n_d * gpus_d)
 
 

@@ -62,10 +62,7 @@ class PassColumns(NamedTuple):
 
 
 def pass_sizes(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
-    """Choose the prompts that a pass may take, those worth trying unless they are given.
-
-    Returns an array (batches, options) for each group, 0 where an option is not tried [request].
-    """
+    """Choose the prompts that passes of each group may take, (batches, options); 0 where one is not tried. [request]"""
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]
     sizes = {group.dp: _worth_trying(group.dp, _ending(case, groups), _key(group.batch)) for group in _longest(groups)}

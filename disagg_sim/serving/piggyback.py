@@ -59,10 +59,7 @@ def _rank_chunks(case: ColocatedCase) -> Ints:
 
 
 def worth_trying(case: ColocatedCase, group: Group) -> NDArray[np.bool_]:
-    """Tell which chunk sizes a group tries: the balance, and the sizes above it.
-
-    Returns booleans of shape (batches, 1 + sizes).
-    """
+    """Tell which chunk sizes a group tries: the balance, and the sizes above it, (batches, 1 + sizes)."""
     balance = np.maximum(_balance(case, group.accepted(case), group.batch), 1.0)[:, None]
     sizes = group.dp * _rank_chunks(case)
     return np.concatenate([np.ones(balance.shape, dtype=bool), sizes > balance], axis=1)

@@ -123,10 +123,7 @@ def refill_passes(
 
 
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
-    """Tell where a pass needs room for several prompts of a rank, (columns, sizes).
-
-    Where more than one in a hundred of the steps that free a slot frees more than half of ``together`` on some rank.
-    """
+    """Tell where passes need room for several prompts of a rank, (columns, sizes): one step in a hundred does."""
     ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
     found = np.zeros((batch.size, together.size), dtype=bool)
     for rows in _alike(_reached(batch, ranks, ending)):

@@ -37,10 +37,7 @@ def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
 
 
 def own_step(one: Any, every: Any, busy: Any) -> Floats:
-    """Time a step in which a rank has a piece, and each other one with the probability ``busy``. [s]
-
-    Takes steps with a piece on ``one`` rank and on ``every`` rank.
-    """
+    """Time a step with a piece on one rank, and on each other one with the probability ``busy``. [s]"""
     return np.asarray(one + busy * (every - one))
 
 

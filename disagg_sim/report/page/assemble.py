@@ -167,10 +167,7 @@ def as_content_faults(path: Path, what: str) -> Iterator[None]:
 
 
 def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV file of results.
-
-    Returns an empty table where there is no such file.
-    """
+    """Read a CSV file of results; an empty table where there is no such file."""
     with as_content_faults(path, "a table"):
         try:
             table = read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)

@@ -288,10 +288,7 @@ def _beside(points: pd.DataFrame, front: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
-    """Disaggregation over the best co-located throughput of each case, at some interactivities.
-
-    ``THROUGHPUT`` of ``front`` is in the unit of the sweep.
-    """
+    """Disaggregation over the best co-located throughput of each case, at some interactivities."""
     told = read_table(root / "gain.csv", numbers=[INTERACTIVITY, *BARS], texts=["case"])
     bars = {(row["case"], row[INTERACTIVITY]): row for row in told.to_dict("records")}
     rows = []

@@ -111,4 +111,6 @@ class Encoding(NamedTuple):
             link, latency = (np.repeat(each, added.size) for each in (loads.link, loads.latency))
             tiers = tuple(name for name in loads.tiers for _ in added)
             loads = replace(loads, link=link, latency=latency, tiers=tiers, weights=weights)
-        return PromptTimes(ftl, weights, loads, None if stages is None else stages.repeated(added.size))
+        if stages is not None:
+            stages = StageTimes(*(np.repeat(each, added.size, axis=0) for each in stages))
+        return PromptTimes(ftl, weights, loads, stages)
