@@ -32,9 +32,7 @@ class SpecLine(NamedTuple):
 
 
 def place_of_fit(fit: Fit, system: str) -> SpecLine:
-    """Find the entry of an efficiency file that a fit was read from.
-
-    Returns file, line from 1 and entry; line 0 where the fit stands in no file.
+    """Find file, line and entry of an efficiency file that a fit was read from; line 0 where it stands in none.
 
     >>> fit = load_efficiency("h100_sxm").gemm[1]
     >>> place_of_fit(fit, "h100_sxm").entry

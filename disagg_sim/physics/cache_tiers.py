@@ -38,9 +38,7 @@ def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
 
 
 def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> Numeric:
-    """Find how fast the GPUs of one attention rank fill from a tier, each with its own part: ``G_unique/dp*R``.
-
-    The result is of the shape of the mapping [B/s].
+    """Find how fast GPUs of one attention rank fill from a tier, each with its own part: ``G_unique/dp*R``. [B/s]
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8")

@@ -301,9 +301,7 @@ def _with_ranks(laws: Sequence[CollectiveFit], link: float) -> tuple[Algorithm, 
 
 
 def timed_ranks(rows: Sequence[Fit]) -> float:
-    """Count the ranks up to which the collectives of an engine were timed.
-
-    Returns 0 where the engine has none of its own.
+    """Count the ranks up to which the collectives of an engine were timed; 0 where it has none. [1]
 
     >>> from disagg_sim.facts.load import load_efficiency
     >>> timed_ranks([row for row in load_efficiency("gb200_nvl72").collectives if row.engine == "trtllm"])

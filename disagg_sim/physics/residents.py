@@ -198,9 +198,7 @@ def colocated_load(
     prefilling: Prefilling,
     mla_form: str = "auto",
 ) -> Residents:
-    """Count what a rank of an instance that does both phases holds.
-
-    The result is of the fullest DP rank, of the broadcast shape of mapping, batch and prompts.
+    """Count what the fullest DP rank of an instance that does both phases holds.
 
     64 sequences and 8 prompts on 8 ranks, 2048 tokens of which go along with each step:
 

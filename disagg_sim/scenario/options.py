@@ -27,9 +27,7 @@ Place = tuple[str | int, ...]
 
 
 def read_failures(value: object) -> Failures:
-    """Read what fails in a run.
-
-    Returns times in s.
+    """Read what fails in a run, times in s.
 
     >>> found = read_failures({"restart_s": 300, "events": [{"at_s": 60, "node": 0}]})
     >>> found.events[0].kind, found.lasts(found.events[0])

@@ -263,9 +263,7 @@ def _note(result: RunResult) -> str:
 
 
 def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
-    """Look up what the encode pool of a run held and did.
-
-    Returns None where a deployment has no such pool, or a run no result.
+    """Look up what the encode pool of a run held and did; None without such a pool, or a result.
 
     >>> from types import SimpleNamespace
     >>> note = '{"encode": {"gpus": 2, "held_s": 9.0, "busy_s": 6.0, "flops": 1e12}}'

@@ -87,9 +87,7 @@ def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
 
 
 def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> CheckedKind | None:
-    """Find the served runs of the kind of layout of one mapping.
-
-    Returns its operating points and the error of their forecast; None where no such layout was served.
+    """Find operating points of served layouts of the kind of one mapping, and the error of their forecast, if any.
 
     >>> from disagg_sim.physics.setup import setup
     >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding(tp_attn=2, tp_ffn=2)).points > 100
@@ -100,9 +98,7 @@ def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> Chec
 
 
 def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
-    """Tell where no run of the kind and size of a mapping is known; the error of its forecasts does not matter.
-
-    Returns "" where a run is known; shape (rows,).
+    """Tell why no run of the kind and size of each mapping, (rows,), is known; ``""`` where one is, however forecast.
 
     >>> from disagg_sim.physics.setup import setup
     >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Sharding(pp=4)).tolist()

@@ -148,9 +148,7 @@ class PhaseGrid(Shown):
 
 
 def form_code(at: Setup, form: str) -> np.int8:
-    """Find the index of a form of MLA in ``CHOSEN_FORMS``.
-
-    Returns that of "none" where the model has no MLA [1].
+    """Find the index of a form of MLA in ``CHOSEN_FORMS``; that of "none" where the model has no MLA. [1]
 
     >>> from disagg_sim.physics.setup import setup
     >>> models = [setup(name, "h200_sxm", "fp8", profile="ideal") for name in ("deepseek_r1", "llama_3_1_8b")]

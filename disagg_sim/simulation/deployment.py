@@ -342,9 +342,7 @@ class ModelShare(NamedTuple):
 def shares_of(
     trace: Trace | TraceStream, deployment: ServedDeployment, parts: Sequence[str], at: Setup | None = None
 ) -> tuple[ModelShare, ...]:
-    """Share requests and instances of a cluster out among its models.
-
-    The result is in the order in which the deployment names them.
+    """Share requests and instances of a cluster out among its models, in the order of the deployment.
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.workload.request_columns import Labels

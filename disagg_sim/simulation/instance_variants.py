@@ -59,9 +59,7 @@ def bare(mapping: Sharding) -> Sharding:
 
 
 def ffn_of(mapping: Sharding) -> FfnPool | None:
-    """Look up the feed-forward GPUs of instances of a mapping.
-
-    Returns None where both parts share their GPUs.
+    """Look up the feed-forward GPUs of instances of a mapping; None where both parts share their GPUs.
 
     >>> ffn_of(placed(Sharding(), None, FfnPool(mapping=Sharding(), microbatches=3))).microbatches, ffn_of(Sharding())
     (3, None)

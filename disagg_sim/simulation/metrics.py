@@ -110,9 +110,7 @@ def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
 
 
 def with_class(requests: pd.DataFrame, trace: Trace | TraceStream) -> pd.DataFrame:
-    """Add the class of each request to rows of ``RunResult.frame()``, where its trace has classes.
-
-    Returns the table with a last column ``class``, or unchanged.
+    """Add a last column ``class`` to rows of ``RunResult.frame()``, where the trace has classes.
 
     >>> from disagg_sim.workload.request_columns import Labels
     >>> kinds = Labels(names=("chat", "batch"), number=[1])

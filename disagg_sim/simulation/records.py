@@ -109,9 +109,7 @@ WORDS = np.array([outcome.name.lower() for outcome in Outcome])
 
 
 def frame_of(requests: Requests) -> pd.DataFrame:
-    """Tabulate requests.
-
-    Returns a row a request, the columns of ``Requests`` and of its ``loads``; ``status`` in words.
+    """Tabulate requests, a row each: columns of ``Requests`` and of its ``loads``, ``status`` in words.
 
     >>> one = {field.name: np.array([1]) for field in fields(Requests) if field.name != "loads"}
     >>> frame_of(Requests(**one))["status"].tolist()

@@ -79,9 +79,7 @@ def _behind(exchange: Cost, scores: Numeric, sequences: Numeric) -> Cost:
 
 
 def shared_prefill(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
-    """Time scores and values of prompts that ``tokens.pcp`` ranks share, and what keys and values take to come.
-
-    The result is of one layer and rank, as in the head of this file [s].
+    """Time scores and values of prompts that ``tokens.pcp`` ranks share, and what keys and values take to come. [s]
 
     Two ranks of 8 GPUs, whose keys and values cross NICs, score a prompt of 131,072 tokens nearly twice as fast as one:
 

@@ -30,9 +30,7 @@ class PrefillDelayEffect:
 
 
 def prefill_delay_effect_of(one: Designs) -> PrefillDelayEffect | None:
-    """Find what a design gains and loses by holding prompts back.
-
-    Returns None where prompts are not held back.
+    """Find what a design gains and loses by holding prompts back; None where it holds none.
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.rows import Origin, designs_of

@@ -77,9 +77,7 @@ def tiers_of_instance(at: Setup, mapping: Sharding, lengths: Lengths, instances:
 
 
 def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
-    """Find what each tier does for the prompts of a design of a table, or of an instance that prefills.
-
-    Returns uses as ``tier_uses`` does; empty for an instance that only decodes.
+    """Find ``tier_uses`` of a design of a table, or of an instance; none for one that only decodes.
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.rows import design_of

@@ -183,8 +183,6 @@ def prefixes_of(
 def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
     """Round down to whole blocks. [token]
 
-    The result is of the shape of ``tokens``.
-
     >>> whole_blocks(np.array([15.0, 16.0, 33.0]), 16).tolist()
     [0.0, 16.0, 32.0]
     """

@@ -41,9 +41,7 @@ def of_drafter(at: Setup) -> Setup:
 
 
 def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Operator]:
-    """List the matrix multiplies in front of a draft layer, whole on every rank where they join hidden states.
-
-    The result is in the format of the head; none for a draft model, which takes tokens alone.
+    """List matrix multiplies, whole on every rank, before a draft layer that joins hidden states to tokens.
 
     The module of DeepSeek-R1 multiplies 2 x 7168 by 7168 elements:
 
