@@ -165,10 +165,7 @@ def _views(grid: PhaseGrid) -> list[Mask]:
 
 
 def plain_rows(mappings: Sharding) -> Mask:
-    """Find the mappings that a search without further options has: no shared tokens, the fewest copies of experts.
-
-    Others are those of ``max_dcp``, ``max_pcp`` and ``max_redundant_experts``; shape (rows,).
-    """
+    """Find mappings of a search without further options: no shared tokens, the fewest copies of experts, (rows,)."""
     others = np.stack([getattr(mappings, name) for name in SHARDING if name != "redundant_slots"])
     alike = np.unique(others, axis=1, return_inverse=True)[1].ravel()
     fewest = np.full(alike.max(initial=-1) + 1, np.iinfo(np.int64).max)

@@ -58,7 +58,7 @@ class OneByOne(QuickBound, ColocatedChoice):
         """Rate of an instance at the largest load that is planned; 0 where a token alone is too late. [request/s]"""
         return self.work.share / self.service.mean if self._step <= self.work.tpot.seconds else 0.0
 
-    def delay(self, rate: float, instances: int) -> Delay:
+    def _delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""
         used = rate * self.service.mean / instances
         if self.parts is None:
@@ -70,15 +70,7 @@ class OneByOne(QuickBound, ColocatedChoice):
         sized, ttft = self.work.sized(rate), self.work.ttft
         if self._step > self.work.tpot.seconds or self.work.overloads(sized * self.service.mean / instances):
             return False
-        return self.delay(sized, instances).late(ttft.seconds) <= 1.0 - ttft.share
-
-    def ttft(self, rate: float, instances: int, share: float) -> float:
-        """TTFT that a share of the requests does not exceed. [s]"""
-        return self.delay(rate, instances).at(share)
-
-    def mean_ttft(self, rate: float, instances: int) -> float:
-        """Mean TTFT of all requests. [s]"""
-        return self.delay(rate, instances).mean
+        return self._delay(sized, instances).late(ttft.seconds) <= 1.0 - ttft.share
 
     def tpot(self, rate: float, instances: int, share: float) -> float:  # noqa: ARG002 - the same for all requests
         """TPOT that a share of the requests does not exceed. [s]"""

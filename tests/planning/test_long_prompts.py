@@ -48,7 +48,7 @@ def test_requests_in_flight_wait_for_their_first_token_or_decode(long_prompts):
     """Little's law; the seat is taken by prefill and decode, and prefill is before the first token."""
     design = alone(long_prompts)
     pool = design.pools[0]
-    delay = pool.choice.delay(RATE, pool.instances)
+    delay = pool.choice._delay(RATE, pool.instances)
     waits = RATE * sum(delay.at((place + 0.5) / 2000) for place in range(2000)) / 2000
     assert RATE * pool.choice.mean_ttft(RATE, pool.instances) == pytest.approx(waits, rel=0.02)
     assert design.in_flight == pytest.approx(waits + RATE * (OSL - 1) * design.tpot["p50"], rel=0.02)
