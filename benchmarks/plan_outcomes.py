@@ -230,9 +230,14 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
 
 
 def of_ranks(one: Question) -> Iterator[dict[str, Any]]:
-    """A row for the first co-located design with attention DP as it is planned, one for the same as it is checked."""
+    """A row for the first co-located design with attention DP as it is planned, one for the same as it is checked.
+
+    None where no such design keeps the limits.
+    """
     plan = asked(one)
     every = [each for case in plan.cases for each in designs_at(case, one.rate) if kind_of(each) == RANKS]
+    if not every:
+        return
     first = ranked(every)[0]
     for place, (kind, design) in enumerate((("as planned", first), ("as checked", checked(plan, first, {})))):
         row = {**one._asdict(), "design": place, "kind": kind}
