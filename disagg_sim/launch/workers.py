@@ -105,10 +105,7 @@ class Workers:
 
     @property
     def tokens(self) -> int | None:
-        """Most tokens of a step of an attention rank; where no chunks are planned, all but the longest prompts fit.
-
-        [token]
-        """
+        """Most tokens of a step of an attention rank; all but the longest prompts fit where none are cut. [token]"""
         if self.mapping.chunk_tokens:
             return self._share(self.batch or int(self.mapping.dp_attn)) * int(self.mapping.chunk_tokens)
         if self.token_budget is None:

@@ -144,10 +144,9 @@ def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
 def _no_prefill(case: Case, prefill: Tally) -> str:
     if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
         return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
-    least, limit = _distinct_texts(
-        (case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB
-    )
-    return f"no prefill configuration stays below {limit} GB/s of KV egress; the least is {least} GB/s"
+    limit = case.limits.nic_limit
+    least, allowed = _distinct_texts((limit + _closest(prefill, ABOVE_NIC)) / GB, limit / GB)
+    return f"no prefill configuration stays below {allowed} GB/s of KV egress; the least is {least} GB/s"
 
 
 def _too_slow(what: str, latency: str, limit: float, over: float) -> str:

@@ -67,14 +67,10 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
     >>> mixed_share(np.array([1.6]), 2).round(4).tolist()
     [0.8889]
     """
-    idle = _idle(np.asarray(under_way), ranks)
+    some = np.minimum(under_way, ranks)  # else their queue grows without end
+    # share of the time in which none of R servers of one queue works (M/M/R)
+    idle = (1.0 - some / ranks) * (np.exp(-np.interp(some, *_busier(ranks))) if ranks > 1 else 1.0)
     return np.asarray((1.0 - idle) / (1.0 + further * idle))
-
-
-def _idle(load: Floats, ranks: int) -> Floats:
-    """Share of the time in which none of R servers of one queue works (M/M/R), as ``load``, their mean number. [1]"""
-    some = np.minimum(load, ranks)  # else their queue grows without end
-    return np.asarray((1.0 - some / ranks) * (np.exp(-np.interp(some, *_busier(ranks))) if ranks > 1 else 1.0))
 
 
 @cache
