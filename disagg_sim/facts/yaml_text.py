@@ -47,7 +47,10 @@ def _fault(problem: str, mark: Any) -> Exception:
 
 
 def _require_bounds(text: str) -> None:
-    """Reject a document that is nested too deeply or expands to too much, before any object is made."""
+    """Reject a document that is nested too deeply or expands to too much, before any object is made.
+
+    The events of the parser come one by one, without recursion, so that neither the stack nor the memory is at risk.
+    """
     sizes: dict[str, int] = {}  # of what an anchor stands for
     open_: list[tuple[str | None, int]] = []  # anchor and values before, of every list and mapping around
     values = 0

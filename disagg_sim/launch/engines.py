@@ -63,7 +63,10 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 def _graphs(workers: Workers, default: int = 0) -> int | None:
-    """Find the most tokens of a rank in a decode step captured as a graph; None where ``default`` has it. [token]"""
+    """Find the most tokens of a rank in a decode step captured as a graph; None where ``default`` has it. [token]
+
+    Larger steps are launched kernel by kernel.
+    """
     step = step_tokens(workers)
     told = 0 if workers.setup.overheads is None else workers.setup.overheads.captured
     return None if step <= default or 0 < told <= default else min(told or step, step)

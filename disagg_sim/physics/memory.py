@@ -161,7 +161,10 @@ def instance_parts(at: Setup, mapping: Sharding, residents: Residents, imbalance
 
 
 def _stages(at: Setup, mapping: Sharding, residents: Residents) -> Iterator[_OfStage]:
-    """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]"""
+    """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]
+
+    A draft model stands on the last stage.
+    """
     model, precision = at.with_draft_layers.model, at.precision
     tp, d = mapping.tp_attn, model.hidden
     table = stage_table(model, mapping.pp)

@@ -360,7 +360,10 @@ class _Resolver:
         return tuple(rates)
 
     def _expert_kernels(self, name: str, engine: str, rows: list[MoeFit]) -> list[MoeFit]:
-        """Sound fits of the kernels that an engine chooses among; where its file names a kernel, that one alone."""
+        """Fits of the kernels that an engine chooses among, its own in another library included; the sound ones.
+
+        Where the engine's file names a kernel, that one alone; one that runs in blocks only if it is named.
+        """
         if named := [row for row in rows if row.engine == engine and row.kernel == self.expert_kernel]:
             return named
         rows = [row for row in rows if not row.block_rows]

@@ -76,7 +76,10 @@ ADMISSIONS: dict[str, type[Busy] | type[PredictedTtft]] = {"busy": Busy, "predic
 
 
 def _waiting(view: ClusterView, prompt_tokens: float) -> Floats:
-    """Prompt tokens before a new request on each instance that prefills, with its part of the shared queue. [token]"""
+    """Prompt tokens before a new request on each instance that prefills, with its part of the shared queue. [token]
+
+    Of prompts that wait for a batch on an instance that prefills alone, the number is known: ``prompt_tokens`` each.
+    """
     there = view.prefill
     alone = ~np.isin(there, view.decode)
     batched = np.array([view.coming[instance] for instance in there.tolist()]) * alone * prompt_tokens

@@ -60,7 +60,10 @@ class Replicas:
     ffn: FfnPool | None = None  # of instances that decode, GPUs for their feed-forward part; None = none of its own
 
     def __post_init__(self) -> None:
-        """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request."""
+        """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request.
+
+        The setup becomes a part of the mapping, by which all else tells instances apart.
+        """
         check_kinds(self)
         mapping = placed(self.mapping, self.setup, self.ffn)
         object.__setattr__(self, "mapping", mapping)
@@ -99,7 +102,10 @@ class ServedDeployment(Shown):
     encode: Encoders | None = None  # before prefill, of GPUs beside those that a policy may use; None = no images
 
     def __post_init__(self) -> None:
-        """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open."""
+        """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open.
+
+        Setups of instances and of the deployment are brought in line: one for all, or one for each.
+        """
         check_kinds(self)
         whole_number("gpus", self.gpus)
         self._settle_setups()
@@ -267,7 +273,9 @@ class ServedDeployment(Shown):
             )
 
     def _require_one_cache(self, policy: str, parts: tuple[str, ...]) -> None:
-        """``InputError`` where parts that hand over to each other differ in the format of caches, or in drafters."""
+        """``InputError`` where parts that hand over to each other have caches that the next cannot read, or drafters
+        that the next does not have.
+        """
         found: dict[str, str] = {}
         drafters: dict[str, str] = {}
         for part in parts:

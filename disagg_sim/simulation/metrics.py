@@ -150,7 +150,10 @@ def by_model(requests: pd.DataFrame, limits: RequestLimits, gpus: Mapping[str, f
 
 
 def _got(requests: Requests, own: Mask, limits: RequestLimits) -> tuple[dict[str, Any], float]:
-    """``GROUP_COLUMNS`` of some requests, and output over the time of the run [token/s]; limits that differ are NaN."""
+    """``GROUP_COLUMNS`` of some requests, and their output over the time of the run [token/s].
+
+    Limits that differ among them are NaN.
+    """
     span = float(np.fmax.reduce(requests.finish_s) - np.fmin.reduce(requests.arrival_s))
     found, most = totals_of(rows_of(requests, own), some := rows_of(limits, own)), int(own.sum())
     row: dict[str, Any] = {

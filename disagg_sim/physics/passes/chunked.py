@@ -235,7 +235,9 @@ def _busy_and_path(
 ) -> tuple[Numeric, Numeric]:
     """Find ``sum(t_i)`` of the slowest stage and the critical path, both with stretched times and without host. [s]
 
-    The path is ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``: all chunks through one stage, one through the others.
+    The path takes all chunks through one stage and one chunk, of full size or the last, through all
+    the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
+    ``sum(t_i) + (p-1)*max(t_i)``.
     """
     model, pp, (before, full, final, _) = at.model, mapping.pp, parts
     table, launch = stage_table(model, pp), launch_time(at, mapping)

@@ -373,7 +373,10 @@ def _linear(
 def _cores(
     at: Setup, forms: tuple[str, ...], *arguments: Numeric, prefills: bool
 ) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
-    """Time scores and values of a layer of each kind, and sum them over all, under each form of the chunk."""
+    """Time scores and values of one layer of each kind, and sum them over all layers, under each form of the chunk.
+
+    The decodes of the step are included; they are the same under all forms.
+    """
     tp, dcp, rows, sequences, share, new, past, context = arguments
     some, piece = _prompts(share, new) if prefills else (0.0, 0.0)
     latent = past * (piece / new)  # of the new/piece pieces of a prompt, only the first up-projects its prefix

@@ -218,7 +218,10 @@ def _at_least(blast: Blast, largest: int) -> Floats:
 
 
 def _fewest(pools: Sequence[_Pool], target: float) -> tuple[Ints, Floats]:
-    """Find the cheapest spares of one pool or two, (deployments, pools), and the share of time in which all suffice."""
+    """Find the cheapest spares of one pool or of two, as ``availability.spares_for``, of many deployments at once.
+
+    Counts of shape (deployments, pools), and the share of time in which all have what the load needs, (deployments,).
+    """
     first, *others = pools
     least = first.fewest(np.full(first.instances.shape, target))
     counts = least[:, None]

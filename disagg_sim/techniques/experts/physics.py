@@ -180,12 +180,32 @@ def _pairs(ep: Numeric, redundant: Numeric) -> tuple[list[tuple[int, int]], Any]
 def fullest_load(
     tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, routing: ExpertRouting, redundant: Numeric = 0
 ) -> ExpertLoad:
-    r"""Picks of the fullest rank, and the most experts that are hit on one, for T ``tokens`` of all ranks. [1]
+    r"""Picks of the fullest rank, and the most experts that are hit on one, for ``tokens`` tokens of all ranks.
 
     .. math:: I = 1 + \sqrt{(I_\infty - 1)^2 + (I_0(\mu) - 1)^2},\quad \mu = Tk/ep
 
     Popularity and chance are independent, so their variances add. No rank has more than all its experts take.
 
+    Parameters
+    ----------
+    tokens
+        T, of all ranks. [token]
+    experts, top_k
+        Experts, and k of them a token. [1]
+    ep
+        Ranks. [1]
+    routing
+        Variation of the popularity of experts by which they are hit, and by which ranks fill; 0 = all alike. [1]
+    redundant
+        Slots beside one for each expert, over all ranks; they hold copies. [1]
+
+    Returns
+    -------
+    ExpertLoad
+        Of the broadcast shape. [1]
+
+    Examples
+    --------
     One rank has all 64 x 8 picks and hits 256 x (1 - (1 - 8/256)^64) experts; of 32 ranks the fullest has 1.55 times
     its share of 16:
 

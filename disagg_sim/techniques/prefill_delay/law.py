@@ -82,8 +82,23 @@ def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Del
 
     .. math:: prompts = R\,P(k_T > 0),\qquad idle = \frac{B\,q\,E[T]}{prompts}
 
-    All are of shape (columns,): B slots [request] on R ranks [1], q ``ending`` [1], and w ``steps`` [1].
+    Parameters
+    ----------
+    batch, ranks
+        Slots of an instance, at least one a rank, spread over ranks as evenly as can be, and attention DP ranks,
+        (columns,). [request], [1]
+    ending
+        Probability q that a resident ends in a step, below 1, (columns,). [1]
+    steps
+        Most decode steps w that prompts are delayed, at least one, (columns,). [1]
 
+    Returns
+    -------
+    DelayedPasses
+        Of the mean pass.
+
+    Examples
+    --------
     With 64 residents on 8 ranks and answers of 1024 tokens, waits of up to 128 steps gather 6.4 prompts; there are 1.2
     times as many slots as decode:
 
@@ -197,7 +212,10 @@ class _Waits(NamedTuple):
         return np.asarray(mean.reshape(*at.shape[:2], *shape[2:]))
 
     def _empty(self, without: Floats, ranks: Floats) -> Floats:
-        """Free slots at a pass of a rank that has none at the start, where some other has, (rows, ranks, slots)."""
+        """Free slots at a pass of a rank that has none at the start, where some other has, (rows, ranks, slots).
+
+        They sum to the probability that some other has.
+        """
         ready, density = self._all_free(without, ranks - 1)
         sure, dense = self._all_free(np.ones_like(without), ranks - 1)
         every = without[..., None] ** (ranks[:, None] - 1)

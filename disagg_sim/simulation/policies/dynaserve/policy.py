@@ -230,7 +230,9 @@ class Splits:
         self._book.note_serving(np.array([state == State.READY for state in view.states]))
 
     def _predict(self, view: ClusterView) -> None:
-        """Predict outputs, at first of all requests: true length with a normal error, at least 1 token, and margin."""
+        """Predict outputs, at first of all requests: the true length with a normal error, at least one token, and the
+        margin.
+        """
         options, before = self._options, len(self._expected)
         outputs = np.array(view.output_tokens[before:])
         errors = np.rint(self._rng.normal(0.0, 1.0, outputs.size) * options.length_error).astype(np.int64)
