@@ -49,7 +49,8 @@ def plan_directory(root: Path) -> Path:
     question |= {"ttft": {"seconds": 1.0, "share": 0.9}, "tpot": {"seconds": 0.4, "share": 0.9}, "objective": "gpus"}
     plan = {"schema": "disagg-sim/plan/2", "status": "feasible", "binds": "", "question": question, "best": best}
     plan |= {"gain": None, "runners_up": [], "flips": None, "simulated": None, "left_out": [SPOILT]}
-    plan["assurance"] = {"pools": sure}
+    causes = [{"cause": "pass", "band": [0.09, 0.12]}, {"cause": "queue", "band": [0.05, None]}]
+    plan["assurance"] = {"pools": sure, "ttft_s": [0.15, None], "ttft_causes": causes}
     plan["tiers"] = [{"name": SPOILT, "share": 0.5, "holds": None, "load": 0.1, "recomputed": 0.05, "loads": False}]
     plan["said"] = {"question": SPOILT, "verdict": [SPOILT], "why": [[SPOILT, SPOILT]], "changes": [SPOILT]}
     (root / "plan.json").write_text(json.dumps(plan))

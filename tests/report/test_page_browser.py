@@ -264,6 +264,13 @@ def test_names_of_users_never_run(browser, tmp_path):
     assert "computing" in browser.find_element("css selector", "#caches tbody").text
 
 
+def test_the_band_of_a_first_token_stands_with_those_of_its_causes(browser, tmp_path):
+    write_page(content_of(plan_directory(tmp_path)), tmp_path / "plan.html")
+    opened(browser, tmp_path / "plan.html")
+    told = "p90 150 ms or more pass 90 ms to 120 ms, queue 50 ms or more"
+    assert " ".join(texts(browser, "#latencies tbody tr")[0].split()).endswith(told)
+
+
 def test_halves_of_a_decode_instance_are_spared_and_judged_together(browser, tmp_path):
     """Counts and judgements are of encode, prefill and decode; of 12 GPUs of four decode instances three are 9."""
     write_page(content_of(plan_directory(tmp_path)), tmp_path / "plan.html")

@@ -85,10 +85,24 @@ function planned(best, design) {
   return best.simulated && !design.simulated ? ", planned" : "";
 }
 
+// The band of TTFT, and those of its causes; null where these are not known.
+function planCauses(sure, limit) {
+  if (!sure.ttft_causes || !sure.ttft_causes.length) return null;
+  const words = ([low, high]) =>
+    known(high) ? `${seconds(low)} to ${seconds(high)}` : known(low) ? `${seconds(low)} or more` : "no end";
+  const causes = sure.ttft_causes.filter((each) => each.band[1] !== 0);
+  return el(
+    "span",
+    {},
+    `p${plain(100 * limit.share, 4)} ${words(sure.ttft_s)}`,
+    el("small", {}, ` ${causes.map((each) => `${each.cause} ${words(each.band)}`).join(", ")}`),
+  );
+}
+
 function planLatencies(plan) {
   const { best, question } = plan,
     shares = Object.keys(best.ttft_s);
-  const line = (name, found, limit, band, of, beside) => {
+  const line = (name, found, limit, band) => {
     const at = found[`p${Math.round(100 * limit.share)}`] ?? Math.max(...Object.values(found));
     return [
       el("b", {}, name),
@@ -100,18 +114,16 @@ function planLatencies(plan) {
         meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`),
         el("small", {}, percent(at / limit.seconds)),
       ),
-      band
-        ? `${of} ${plain(band[0])} to ${plain(band[1])} times` +
-          (beside ? `, engine ${seconds(beside[0])} to ${seconds(beside[1])}` : "")
-        : "–",
+      band || "–",
     ];
   };
-  const sure = plan.assurance || {};
+  const sure = plan.assurance || {},
+    times = (of, band) => (band ? `${of} ${plain(band[0])} to ${plain(band[1])} times` : null);
   return simpleTable(
     ["", ...shares, "limit", "of the limit", "80 % band"],
     [
-      line("TTFT", best.ttft_s, question.ttft, sure.ttft, "pass", sure.beside),
-      line("TPOT", best.tpot_s, question.tpot, sure.tpot, "step"),
+      line("TTFT", best.ttft_s, question.ttft, planCauses(sure, question.ttft) || times("pass", sure.ttft)),
+      line("TPOT", best.tpot_s, question.tpot, times("step", sure.tpot)),
     ],
     shares.map((_, place) => place + 1),
     "Latencies",
@@ -264,7 +276,7 @@ function planPage({ facts: told }) {
       ? section(
           "latencies",
           "Latencies",
-          `Of requests, queueing included${best.simulated ? ", as simulated" : ""}. Bands are of a pass or a step, and of what the engine adds.`,
+          `Of requests, queueing included${best.simulated ? ", as simulated" : ""}. The band of TTFT is that of the sum of its causes, the band of TPOT that of a step.`,
           planLatencies(plan),
         )
       : null,
