@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice, product
 from operator import itemgetter
 from typing import TypeVar
@@ -327,7 +326,6 @@ def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
     return [each for each in choices if _layout(each.mapping) == layout]
 
 
-@lru_cache(maxsize=4096)
 def _layout(mapping: Sharding) -> Sharding:
     """A mapping with any chunk size; one with feed-forward ranks of its own is only itself."""
     return replace(mapping, chunk_tokens=0) if mapping.chunk_tokens else mapping
