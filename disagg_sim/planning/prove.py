@@ -16,7 +16,9 @@ Past 400 lines: the proofs of one design and of both modes judge the same simula
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -27,9 +29,9 @@ from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.pools import PrefillChoice
-from disagg_sim.planning.ranking import first_mode
+from disagg_sim.planning.ranking import SIMPLER, answer_of, standing, was_run
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
-from disagg_sim.planning.sizing import cost_of, designs_at
+from disagg_sim.planning.sizing import cost_of, designs_at, near_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
@@ -354,7 +356,7 @@ def _most_rate(runs: _Runs, first: ProofRun) -> ProofRun:
 def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     """Put proven designs in the place of the planned ones: of both modes, so that the better one is.
 
-    Of each mode designs are proven, the cheapest as planned first, until none of the others would be cheaper, or
+    Of each mode designs are proven, the cheapest as planned first, until none of the others could be the answer, or
     ``MOST_PROVEN`` are: the one that planned best may need more than another. Returns the plan with its proven designs,
     and the proof of its best.
 
@@ -370,46 +372,56 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     every = [pair for pairs in tried.values() for pair in pairs]
     if not every:
         prove(plan, seed=seed)  # says why not
-    heads = {mode: min((each for _, each in pairs), key=_standing) for mode, pairs in tried.items() if pairs}
-    held = {mode: each for mode, each in heads.items() if each.proven}
-    alike = len({each.design.pools[-1].setup.system.name for each in held.values()}) == 1
-    first = first_mode({mode: _value(each.design) for mode, each in held.items()}, simpler=alike) if held else None
-    best = min(heads.values(), key=_standing) if first is None else held[first]
-    other = next((each.design for each in held.values() if each is not best), None)
+    held = [each for _, each in every if each.proven]
+    best = _first(plan, held) or min((each for _, each in every), key=lambda each: _value(each.design))
+    apart = _first(plan, [each for each in held if each.design.mode != best.design.mode])
+    other = None if apart is None else apart.design
     gain = math.inf if other is None else _value(other) / _value(best.design)
-    rest = [each.design for _, each in every if each.proven and each is not best and each.design is not other]
+    rest = [each.design for each in held if each is not best and each.design is not other]
     later = [each for each in plan.runners_up if all(each is not planned for planned, _ in every)]
     rest += [each for each in later if _value(each) >= _value(best.design)]  # no simulation of a cheaper one holds
     runners = sorted([*([] if other is None else [other]), *sorted(rest, key=_value)[: RUNNERS_UP - 1]], key=_value)
-    cheapest = min((each.design for _, each in every if each.proven), key=_value, default=best.design)
+    cheapest = min((each.design for each in held), key=_value, default=best.design)
     told = replace(plan, best=best.design, other=other, gain=gain, runners_up=tuple(runners), cheapest=cheapest)
     return told, best
 
 
+def _first(plan: Plan, proofs: Sequence[Proof]) -> Proof | None:
+    """The answer among proven designs, as among planned ones (``ranking.answer_of``)."""
+    if not proofs:
+        return None
+    of = {id(each.design): each for each in proofs}
+    order = sorted((each.design for each in proofs), key=partial(standing, prices=plan.cases[0].prices))
+    return of[id(answer_of(order, _value, near_of(plan.cases[0])))]
+
+
 def _tried(plan: Plan, mode: ServingMode, seed: int) -> list[tuple[Design, Proof]]:
-    """Designs of a mode with their proofs, until none of the others could be cheaper."""
+    """Designs of a mode with their proofs, until none of the others could be the answer.
+
+    One whose layouts were run can be, up to ``SIMPLER`` times the cost of the cheapest.
+    """
     designs = [each for each in (plan.best, plan.other, *plan.runners_up) if each is not None]
     if plan.size.rate is not None:
         designs += [each for case in plan.cases for each in designs_at(case, plan.size.rate)]
     found: list[tuple[Design, Proof]] = []
-    least = math.inf
+    least = least_run = math.inf
     for design in sorted((each for each in dict.fromkeys(designs) if each.mode == mode), key=_value):
-        if len(found) == MOST_PROVEN or _value(design) >= least:
+        if len(found) == MOST_PROVEN:
             break
+        known = was_run(design)
+        if _value(design) >= (min(SIMPLER * least, least_run) if known else least):
+            continue
         try:
             proof = prove(plan, design, seed=seed)
         except InfeasibleError:  # the simulator sees no request that could keep its limits
             continue
         found.append((design, proof))
-        least = min(least, _value(proof.design)) if proof.proven else least
+        if proof.proven:
+            least = min(least, _value(proof.design))
+            least_run = min(least_run, _value(proof.design)) if known else least_run
     return found
 
 
 def _value(design: Design) -> float:
     """Cost of the work, in the unit of the objective times seconds a request."""
     return design.cost / design.rate
-
-
-def _standing(proof: Proof) -> tuple[bool, float]:
-    """The smaller comes first."""
-    return not proof.proven, _value(proof.design)

@@ -9,6 +9,7 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, MissingExtraError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning import prove as module
+from disagg_sim.planning import ranking
 from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import DRAWS, RATE_STEP, Proof, ProofRun, _holding, checked, prove, resized
 from disagg_sim.planning.replayed import run_options
@@ -42,10 +43,11 @@ def answered(planned, monkeypatch, needs):
         return Proof(planned=run, final=run, design=replace(design, cost=float(need)), runs=1)
 
     monkeypatch.setattr(module, "prove", stood_in)
+    monkeypatch.setattr(module, "designs_at", lambda *_: [])
     best = designs[0]
     other = next((each for each in designs if each.mode != best.mode), None)
     rest = tuple(each for each in designs if each is not best)
-    found, _ = module.proven(replace(planned, best=best, other=other, runners_up=rest, cases=()))
+    found, _ = module.proven(replace(planned, best=best, other=other, runners_up=rest))
     return found, asked
 
 
@@ -55,6 +57,16 @@ def test_another_design_of_the_mode_is_proven_where_the_cheapest_as_planned_need
     assert asked == [(SPLIT, 12.0), (JOINT, 10.0), (JOINT, 12.0)]  # 13 could not be cheaper than 12
     assert (found.best.mode, found.best.cost, found.other.cost, found.gain) == (JOINT, 12.0, 12.0, 1.0)
     assert found.cheapest.cost == 12.0
+
+
+def test_a_proven_layout_that_was_run_comes_first_up_to_a_tenth_above_the_cheapest(planned, monkeypatch):
+    for room in (module, ranking):
+        monkeypatch.setattr(room, "was_run", lambda design: design.cost not in (16, 18))
+    found, asked = answered(planned, monkeypatch, [(SPLIT, 16, 16), (SPLIT, 17, 17), (SPLIT, 18, 18), (JOINT, 26, 26)])
+    assert [cost for _, cost in asked] == [16.0, 17.0, 26.0]
+    assert (found.best.cost, found.cheapest.cost) == (17.0, 16.0)
+    found, _ = answered(planned, monkeypatch, [(SPLIT, 16, 16), (SPLIT, 17, 19), (JOINT, 26, 26)])
+    assert found.best.cost == 16.0
 
 
 def test_the_other_mode_is_the_answer_where_all_of_one_need_more(planned, monkeypatch):
