@@ -103,13 +103,19 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
             max_pcp=max_pcp,
             max_redundant_experts=options.max_redundant_experts,
         )
+        asked = [(name, most) for name, most in (("dcp", max_dcp), ("pcp", max_pcp)) if most > 1]
+        for name, most in asked:
+            if np.all(getattr(found, name) == 1):
+                raise InputError(
+                    f"max_{name} {most}: {at.model.name} on {at.system.name} has no such layout; leave it out"
+                )
         drafted = found if at.speculation is None else replace(found, draft_tokens=1)  # all hold the drafter
         rules, engine = broken_rules(at, drafted), at.engine if options.within == OWN else options.within
         if engine not in rules:
             return found
         kept = found[rules[engine] == ""]
-        for name, most in (("dcp", max_dcp), ("pcp", max_pcp)):
-            if most > 1 and np.all(getattr(kept, name) == 1) and np.any(getattr(found, name) > 1):
+        for name, most in asked:
+            if np.all(getattr(kept, name) == 1):
                 others = [each for each, rule in rules.items() if np.any((rule == "") & (getattr(found, name) > 1))]
                 raise InputError(
                     f"max_{name} {most}: {engine} starts no such layout of {at.model.name} on {at.system.name}; "

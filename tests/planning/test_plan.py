@@ -131,6 +131,8 @@ def test_layouts_are_those_that_the_engine_of_the_times_can_start():
     said = "max_dcp 4: trtllm starts no such layout of deepseek_r1 on h200_sxm; engines that do: sglang, vllm"
     with pytest.raises(InputError, match=said):
         ds.plan(*question, gpus=64, options=PlanOptions(max_dcp=4))
+    with pytest.raises(InputError, match="max_dcp 4: llama_3_1_70b on h200_sxm has no such layout; leave it out"):
+        asked(rate=1, options=PlanOptions(max_dcp=4))
 
 
 def test_errors_name_the_nearest():

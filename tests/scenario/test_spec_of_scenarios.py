@@ -146,7 +146,8 @@ def test_all_faults_are_told_at_once(written):
             precision=None,
             slo={"ttft_s": "2 s"},
             policies=["vlm", "vllm"],
-            trace={"path": "gone.csv", "rate_scal": 1.0},
+            trace={"path": "gone.csv", "rate_scal": 1.0, "rate": 3.0},
+            captured=8,
             deployments={"four": {"gpus": 4, "prefil": {"tp": 2}, "decode": {"tp": 0}}},
             seed=-1,
         )
@@ -159,6 +160,8 @@ def test_all_faults_are_told_at_once(written):
         "slo: missing key 'tpot_s'",
         "unknown policy 'vlm', did you mean 'vllm'?",
         "trace: unknown key 'rate_scal', did you mean 'rate_scale'?",
+        "trace: unknown key 'rate', did you mean 'rate_per_s'?",
+        "unknown key 'captured'; allowed: name, model,",
         "deployments.four: unknown key 'prefil', did you mean 'prefill'?",
         "deployments.four.decode.tp: 0 is out of range",
         "seed: -1 is out of range",

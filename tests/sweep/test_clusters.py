@@ -59,6 +59,8 @@ class Mine(Vllm):
 """
 TABLES = ("frontier.csv", "infeasible.csv")
 HERE = Path(sys.executable).parent
+#: Started processes import the package that is tested, wherever another one is installed.
+SAME = {**os.environ, "PYTHONPATH": str(Path(clusters.__file__).parents[3])}
 START_WITHIN = 60.0  # [s]
 
 
@@ -96,7 +98,7 @@ def free_port() -> int:
 def dask(tmp_path_factory):
     """A scheduler without disagg-sim and two workers, each started as a command; its address and the workers."""
     folder = tmp_path_factory.mktemp("dask")
-    port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": SAME}
     address = f"tcp://127.0.0.1:{port}"
     bare = "import sys; sys.modules['disagg_sim'] = None; from dask.__main__ import main; main()"
     scheduler = [sys.executable, "-c", bare, "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
@@ -122,6 +124,7 @@ def ray_cluster() -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=SAME,
         start_new_session=True,
     ) as head:
         try:
@@ -159,7 +162,9 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(plan, alone, dask, tmp_path
     (tmp_path / "small.yaml").write_text(SWEEP)
     options = ["--out", "out", "--backend", "dask", "--address", dask[0]]
     command = [HERE / "disagg-sim", "sweep", "small.yaml", *options]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as driver:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=SAME, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as driver:
         deadline = time.monotonic() + START_WITHIN
         while not list(tmp_path.glob("out/*/*/*.parquet")) and time.monotonic() < deadline:
             time.sleep(0.02)
