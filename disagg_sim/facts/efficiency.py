@@ -386,16 +386,7 @@ class Heir:
 
 
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
-    """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
-
-    A system without measurements takes over those of one with the same die:
-
-    >>> from disagg_sim.facts.load import load_efficiency
-    >>> file = {"system": "mine", "inherits": "h100_sxm", "reason": "same die"}
-    >>> spec = efficiency_of(Path("mine.yaml"), file, load_efficiency)
-    >>> spec.system, spec.measured_on, spec.gemm[0].inherited_from
-    ('mine', 'h100_sxm', 'h100_sxm')
-    """
+    """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's."""
     if "inherits" in data:
         heir = Heir(**dict(validate(keys_of(Heir), data, path)))
         parent = load(heir.inherits)
@@ -416,14 +407,7 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
 
 
 def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
-    """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile.
-
-    >>> from disagg_sim.facts.load import load_efficiency
-    >>> fits = [fit for fit in load_efficiency("h200_sxm").prefill_attention if fit.engine == "vllm"]
-    >>> split = PrefillKeys(engine="vllm", kernel="FlashAttention-3", keys="split", source="")
-    >>> with_keys(fits, [split])[0].keys, with_keys(fits, [])[0].keys
-    ('split', 'walked')
-    """
+    """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile."""
     keys = {each.engine: each.keys for each in told}
     return tuple(
         replace(fit, keys=keys.get(fit.engine, WALKED)) if isinstance(fit, PrefillAttentionFit) else fit for fit in fits

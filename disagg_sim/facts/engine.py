@@ -61,15 +61,7 @@ class SchedulerSpec(Shown):
     sources: Mapping[str, str]  # key -> where its value comes from
 
     def defaults_on(self, system: SystemSpec) -> StepDefaults:
-        """What a step holds by default on a system.
-
-        vLLM takes the larger values on 70 GiB and more, but on the A100:
-
-        >>> from disagg_sim.facts.load import load_scheduler, load_system
-        >>> vllm = load_scheduler("vllm_v1_2025")
-        >>> [vllm.defaults_on(load_system(name)).token_budget for name in ("h100_sxm", "a100_sxm_80gb")]
-        [8192, 2048]
-        """
+        """What a step holds by default on a system: vLLM takes larger values on 70 GiB and more, but on the A100."""
         if any(word in system.name for word in self.least_on):
             return self.defaults[0]
         return [each for each in self.defaults if each.memory <= system.hbm_reported][-1]
@@ -151,9 +143,6 @@ def hold_settings(engine: str, steps: int) -> dict[str, Any]:
 
     What plans, files of `launch` and their notes on what an engine cannot do go by; nothing where prompts do not wait,
     or where no setting of the engine that is written says so.
-
-    >>> hold_settings("sglang", 7)["--prefill-delayer-max-delay-passes"], hold_settings("vllm", 7)
-    (8, {})
     """
     if steps and engine == "sglang":
         return {"--enable-prefill-delayer": True, "--prefill-delayer-max-delay-passes": steps + 1}

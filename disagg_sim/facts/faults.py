@@ -34,22 +34,13 @@ class SeveralFaultsError(ValueError):
 
 
 def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
-    """Write the message for a value outside ``[low, high]``.
-
-    >>> out_of_range("'141 TB' = 1.41e+14 B", 1e9, 1e13, "B")
-    "'141 TB' = 1.41e+14 B is out of range; allowed: from 1e+09 to 1e+13 B"
-    """
+    """Write the message for a value outside ``[low, high]``."""
     ends = [str(end) if isinstance(end, int) else f"{end:g}" for end in (low, high)]
     return f"{value} is out of range; allowed: from {ends[0]} to {ends[1]}{unit and f' {unit}'}"
 
 
 def require_few(key: str, *sizes: int) -> None:
-    """Refuse axes that make more combinations than can be listed.
-
-    >>> require_few("runs", 100, 100, 100)
-    Traceback (most recent call last):
-    ValueError: runs: 1000000 combinations; allowed: up to 100000
-    """
+    """Refuse axes that make more combinations than can be listed."""
     if (many := math.prod(sizes)) > MOST_COMBINATIONS:
         raise ValueError(f"{key and f'{key}: '}{many} combinations; allowed: up to {MOST_COMBINATIONS}")
 
@@ -70,12 +61,7 @@ def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed:
 
 
 def faults_of_call(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
-    """Yield the fault that a call raises, with the key that it belongs to; nothing if there is none.
-
-    >>> from disagg_sim.errors import above_zero
-    >>> [list(faults_of_call("limits", above_zero, "ftl", value)) for value in (-1, 2)]
-    [['limits: ftl must be above 0, got -1'], []]
-    """
+    """Yield the fault that a call raises, with the key that it belongs to; nothing if there is none."""
     try:
         call(*args)
     except (DisaggSimError, ValueError) as error:

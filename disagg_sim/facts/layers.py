@@ -57,11 +57,7 @@ class Part:
 
 
 def named_part(value: object) -> object:
-    """Read a layer that is written as ``attention + ffn``.
-
-    >>> named_part("full + moe"), named_part("mamba + none")
-    ({'attention': 'full', 'ffn': 'moe'}, {'attention': 'mamba', 'ffn': 'none'})
-    """
+    """Read a layer that is written as ``attention + ffn``."""
     if not isinstance(value, str):
         return value
     names = [name.strip() for name in value.split(AND)]

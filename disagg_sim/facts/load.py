@@ -219,11 +219,7 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
 
 
 def is_own_file(name: str | Path) -> bool:
-    """Tell whether a name is a file, a directory or a hub model, and no shipped spec.
-
-    >>> [is_own_file(name) for name in ("llama-3.1-8b", "unheard_of", "mine/h200.yaml", "Qwen/Qwen3-8B")]
-    [False, False, True, True]
-    """
+    """Tell whether a name is a file, a directory or a hub model, and no shipped spec."""
     return is_path(name) or (is_config(name) and not _has("model", name))
 
 

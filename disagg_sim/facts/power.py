@@ -67,14 +67,7 @@ class PowerSpec(Shown):
 
 
 def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpec]) -> PowerSpec:
-    """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit [W].
-
-    >>> from disagg_sim.facts.load import load_power
-    >>> file = {"system": "mine", "inherits": "h200_sxm", "reason": "same generation"}
-    >>> spec = power_of(Path("mine.yaml"), file, load_power)
-    >>> spec.inherited, {law.inherited_from for law in spec.laws}
-    (True, {'h200_sxm'})
-    """
+    """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit [W]."""
     if "inherits" in data:
         heir = Heir(**dict(validate(keys_of(Heir), data, path)))
         parent = load(heir.inherits)

@@ -76,20 +76,12 @@ _SKEWED = re.compile(r"(?P<base>.+)_skew(?P<skew>[0-9.e-]+)")
 
 
 def skewed_profile(name: str, skew: float) -> str:
-    """Name a profile whose experts are not equally popular, as ``load_profile`` reads it.
-
-    >>> skewed_profile("measured", 0.5), skewed_profile("measured", 0.0)
-    ('measured_skew0.5', 'measured')
-    """
+    """Name a profile whose experts are not equally popular, as ``load_profile`` reads it."""
     return f"{name}_skew{skew:.12g}" if skew else name
 
 
 def profile_and_skew(name: str) -> tuple[str, float]:
-    """Split the name of a profile into its base and the skew of the experts: the inverse of ``skewed_profile``.
-
-    >>> profile_and_skew("measured_skew0.5"), profile_and_skew("ideal")
-    (('measured', 0.5), ('ideal', 0.0))
-    """
+    """Split the name of a profile into its base and the skew of the experts: the inverse of ``skewed_profile``."""
     found = _SKEWED.fullmatch(name)
     return (found["base"], as_float(float(found["skew"]))) if found else (name, 0.0)
 

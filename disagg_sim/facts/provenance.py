@@ -32,12 +32,7 @@ class SpecLine(NamedTuple):
 
 
 def place_of_fit(fit: Fit, system: str) -> SpecLine:
-    """Find file, line and entry of an efficiency file that a fit was read from; line 0 where it stands in none.
-
-    >>> fit = load_efficiency("h100_sxm").gemm[1]
-    >>> place_of_fit(fit, "h100_sxm").entry
-    'gemm[1]'
-    """
+    """Find file, line and entry of an efficiency file that a fit was read from; line 0 where it stands in none."""
     home = fit.inherited_from or system
     spec, path = load_efficiency(home), find_file("efficiency", home)
     section = next(name for name, kind in SECTIONS.items() if isinstance(fit, kind))

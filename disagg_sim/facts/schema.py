@@ -280,12 +280,7 @@ def _is_line(value: str) -> str:
 
 
 def plain_name(value: str) -> str:
-    """Require a name that may be part of a file's name.
-
-    >>> plain_name("../mine")
-    Traceback (most recent call last):
-    ValueError: '../mine' is no plain name; allowed: letters, digits, '_', '.' and '-', up to 80 of them
-    """
+    """Require a name that may be part of a file's name."""
     if not PLAIN_NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         allowed = f"letters, digits, '_', '.' and '-', up to {LONGEST_NAME} of them"
         raise ValueError(f"{quoted(value)} is no plain name; allowed: {allowed}")
@@ -317,11 +312,7 @@ Title = Annotated[str, AfterValidator(_is_title)]
 
 
 def plain_number(value: object) -> object:
-    """Read a number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text.
-
-    >>> plain_number("1e-3"), plain_number("4 TB"), plain_number(7)
-    (0.001, '4 TB', 7)
-    """
+    """Read a number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -349,15 +340,7 @@ def one_of(by: Callable[[Any], str | None], wanted: str) -> Any:
 
 
 def schema_of(*targets: type, kind: str = "") -> type[Strict]:
-    """Schema with the fields of dataclasses, whose annotations bear marks of units and ranges.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Disk:
-    ...     name: Annotated[str, NOT_IN_FILE]
-    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
-    >>> schema_of(Disk).model_validate({"size": "4 TB"})
-    Disk(size=4000000000000.0)
-    """
+    """Schema with the fields of dataclasses, whose annotations bear marks of units and ranges."""
     fields: dict[str, Any] = {"kind": _Literal[kind]} if kind else {}
     for target in targets:
         hints = get_type_hints(target, include_extras=True)
@@ -373,14 +356,7 @@ def schema_of(*targets: type, kind: str = "") -> type[Strict]:
 
 @cache
 def keys_of(*targets: type) -> type[Strict]:
-    """Schema of a kind of files, made when the first of them is read: few commands read all kinds.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Disk:
-    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
-    >>> keys_of(Disk) is keys_of(Disk)
-    True
-    """
+    """Schema of a kind of files, made when the first of them is read: few commands read all kinds."""
     return schema_of(*targets)
 
 
@@ -440,14 +416,7 @@ def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
 
 
 def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = None) -> M | list[str]:
-    """Check a mapping against a schema.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Disk:
-    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
-    >>> checked_or_faults(schema_of(Disk), {"size": "4 TB/s"})
-    ["size: '4 TB/s' has unit 'TB/s'; allowed: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB"]
-    """
+    """Check a mapping against a schema."""
     try:
         return schema.model_validate(data, context=context)
     except ValidationError as error:

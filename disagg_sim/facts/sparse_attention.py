@@ -17,11 +17,7 @@ COMPRESSOR_BYTES = 4
 
 
 def fp8_key_bytes(elements: int) -> int:
-    """Size an index key in fp8 with its scales. [B]
-
-    >>> fp8_key_bytes(128)
-    132
-    """
+    """Size an index key in fp8 with its scales. [B]"""
     return elements + SCALE_BYTES * -(-elements // SCALED_ELEMENTS)
 
 

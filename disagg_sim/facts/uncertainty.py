@@ -80,15 +80,7 @@ class UncertaintySpec(Shown):
 
 
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
-    """Read spreads, deviations of logarithms, from their file; every operator kind needs one. [1]
-
-    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
-    >>> file = read_mapping(find_file("uncertainty", "measured"))
-    >>> del file["kinds"]["gemm"]
-    >>> uncertainty_of(Path("mine.yaml"), file, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: kinds: missing key 'gemm'
-    """
+    """Read spreads, deviations of logarithms, from their file; every operator kind needs one. [1]"""
     spec = spec_of(UncertaintySpec, path, data, name)
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
     faults += [f"served: missing key {name!r}" for name in SERVED if name not in spec.served]

@@ -146,11 +146,7 @@ def list_specs(kind: str) -> tuple[str, ...]:
 
 
 def is_path(name: str | Path) -> bool:
-    """Tell whether a name means a file rather than a shipped spec.
-
-    >>> [is_path(name) for name in ("h200_sxm", "h200_sxm.yaml", "mine/h200")]
-    [False, True, True]
-    """
+    """Tell whether a name means a file rather than a shipped spec."""
     return isinstance(name, Path) or name.endswith(_SUFFIXES) or os.sep in name
 
 
@@ -192,13 +188,7 @@ def shown(path: Path) -> str:
 
 
 def spec_error(path: Path, faults: list[str]) -> SpecError:
-    """Make one error of all faults of a file: one line when there is one, a list otherwise.
-
-    >>> print(spec_error(Path("mine.yaml"), ["unknown key 'hbm'", "missing key 'tdp'"]))
-    mine.yaml:
-      - unknown key 'hbm'
-      - missing key 'tdp'
-    """
+    """Make one error of all faults of a file: one line when there is one, a list otherwise."""
     if len(faults) == 1:
         return SpecError(f"{shown(path)}: {faults[0]}")
     return SpecError("\n  - ".join([f"{shown(path)}:", *faults]))

@@ -108,15 +108,7 @@ def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
 
 
 def drafts_of(workers: Workers) -> int:
-    """Count the draft tokens of workers: 1 in prefill, to fill the cache of the drafter; 0 without a drafter. [token]
-
-    >>> from disagg_sim.domain import Sharding
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6")
-    >>> pools = (("prefill", 0), ("decode", 2))
-    >>> [drafts_of(Workers(role=role, mapping=Sharding(draft_tokens=k), instances=1, setup=at)) for role, k in pools]
-    [1, 2]
-    """
+    """Count the draft tokens of workers: 1 in prefill, to fill the drafter's cache; 0 without a drafter. [token]"""
     drafts = int(workers.mapping.draft_tokens)
     return 1 if workers.role == "prefill" and workers.setup.speculation is not None else drafts
 
@@ -278,15 +270,7 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
 
 
 def tier_bytes(workers: Workers, tier: str) -> float:
-    """Size per GPU of a tier of cached prompts; 0 if workers do not use it or its size is unknown. [B]
-
-    >>> from disagg_sim.domain import Sharding
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> one = Workers(role="prefill", mapping=Sharding(), instances=1, setup=at, tiers=("dram",))
-    >>> [tier_bytes(one, name) / 1e9 for name in ("dram", "ssd")]
-    [250.0, 0.0]
-    """
+    """Size per GPU of a tier of cached prompts; 0 if workers do not use it or its size is unknown. [B]"""
     known = workers.setup.system.kv_tiers
     return (known[tier].capacity or 0.0) if tier in workers.tiers and tier in known else 0.0
 

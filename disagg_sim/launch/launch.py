@@ -157,11 +157,7 @@ def _marked(text: str) -> str:
 
 
 def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
-    """Write notes and files for a screen: paths in ``directory``, or whole texts without one.
-
-    >>> list(lines_of(Launch(engine="vllm", version="1", files={"a.sh": "true"}, notes=("b",)), Path("start")))
-    ['# b', 'start/a.sh']
-    """
+    """Write notes and files for a screen: paths in ``directory``, or whole texts without one."""
     yield from (f"# {line}" for line in made.notes)
     for name, text in made.files.items():
         yield f"\n# --- {name}\n{text.rstrip()}" if directory is None else str(directory / name)

@@ -218,12 +218,7 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
 
 
 def longest_of(lengths: Lengths) -> float:
-    """Find the longest request, input and output; of a law of lengths what hardly any request exceeds. [token]
-
-    >>> import disagg_sim as ds
-    >>> longest_of(ds.lengths(4096, 512)), longest_of(ds.lengths([100, 900], [50, 10]))
-    (4608.0, 910.0)
-    """
+    """Find the longest request, input and output; of a law of lengths what hardly any request exceeds. [token]"""
     return float(lengths.resident.most) if lengths.requests.joint else lengths.requests.reach
 
 

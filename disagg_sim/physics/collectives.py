@@ -301,12 +301,7 @@ def _with_ranks(laws: Sequence[CollectiveFit], link: float) -> tuple[Algorithm, 
 
 
 def timed_ranks(rows: Sequence[Fit]) -> float:
-    """Count the ranks up to which the collectives of an engine were timed; 0 where it has none. [1]
-
-    >>> from disagg_sim.facts.load import load_efficiency
-    >>> timed_ranks([row for row in load_efficiency("gb200_nvl72").collectives if row.engine == "trtllm"])
-    4.0
-    """
+    """Count the ranks up to which the collectives of an engine were timed; 0 where it has none. [1]"""
     own = [row for row in rows if isinstance(row, CollectiveFit) and row.engine not in (LARGE_MESSAGES, ASSUMED)]
     return max((_gpus(row)[1] for row in own), default=0.0)
 

@@ -89,12 +89,7 @@ def power_at(at: Setup) -> Power:
 
 
 def power_of(system: SystemSpec) -> Power:
-    """Find what the GPUs of a system draw, whatever they serve.
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> power_of(load_system("h200_sxm")).limit
-    700.0
-    """
+    """Find what the GPUs of a system draw, whatever they serve."""
     name = system.name
     spec = load_power(name)
     if spec is None:

@@ -100,11 +100,7 @@ def sums_at(sums: AnySums, points: Points) -> Sums:
 
 
 def at_columns(sums: AnySums, place: Any) -> GridSums:
-    """Lay sums of some columns out over a grid of shape (rows, columns). [s]
-
-    >>> at_columns(Sums(compute=np.array([[1.0, 2.0]])), np.array([1, 0, 1])).compute.tolist()
-    [[2.0, 1.0, 2.0]]
-    """
+    """Lay sums of some columns out over a grid of shape (rows, columns). [s]"""
 
     def laid(values: Numeric) -> Numeric:
         return values[:, place] if np.ndim(values) == 2 and np.shape(values)[1] > 1 else values

@@ -74,12 +74,7 @@ class Setup(Shown):
 
     @property
     def request_host(self) -> float:
-        """What the engine spends on a request before its prefill: HTTP, tokenising, scheduling. [s]
-
-        >>> import disagg_sim as ds
-        >>> ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels").request_host
-        0.0
-        """
+        """What the engine spends on a request before its prefill: HTTP, tokenising, scheduling. [s]"""
         return 0.0 if self.overheads is None else self.overheads.request_host
 
     @property
@@ -94,12 +89,7 @@ class Setup(Shown):
 
     @property
     def cached_layers(self) -> ModelSpec:
-        """The model with every layer that keeps a cache: its own and those of its drafter, for counts of caches alone.
-
-        >>> said = "draft_model llama_3_1_8b 0.7 0.5"
-        >>> len(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said).cached_layers.layers)
-        112
-        """
+        """The model with every layer that keeps a cache, those of its drafter too: for counts of caches alone."""
         return self.model if self.speculation is None else _served(self.model, self.speculation)
 
     @property
@@ -112,22 +102,11 @@ class Setup(Shown):
 
     @property
     def draft_model(self) -> Setup | None:
-        """The draft model on the same GPUs; None without one: no speculation, or draft layers behind the model's.
-
-        >>> said = "draft_model llama_3_1_8b 0.7 0.5"
-        >>> own = setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said).draft_model
-        >>> own.model.name, own.speculation
-        ('llama_3_1_8b', None)
-        """
+        """The draft model on the same GPUs; None without one: no speculation, or draft layers behind the model's."""
         return None if self.speculation is None or self.speculation.drafter is None else _in_prefill(self)
 
     def drafts(self, mapping: Sharding) -> Numeric:
-        """Draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
-
-        >>> setup("llama_3_1_8b", "h200_sxm", "fp8").drafts(Sharding(draft_tokens=2))
-        Traceback (most recent call last):
-        disagg_sim.errors.InputError: a mapping has 2 draft tokens and its setup no speculation; give setup() one
-        """
+        """Draft tokens of a step: those of the mapping, the number 0 where none has any. [token]"""
         drafts = mapping.draft_tokens
         most = float(np.max(drafts)) if np.size(drafts) else 0.0
         if most == 0:
@@ -212,22 +191,12 @@ def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric
 
 
 def engine_names() -> tuple[str, ...]:
-    """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``.
-
-    >>> sorted({"trtllm", "vllm", "sglang"} & set(engine_names())), engine_names()[-1]
-    (['sglang', 'trtllm', 'vllm'], 'kernels')
-    """
+    """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``."""
     return (*list_specs("engine"), KERNELS)
 
 
 def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
-    """Name of the engine asked for, or of the system's where the profile counts one; "" = none.
-
-    >>> from disagg_sim.facts.load import load_profile, load_system
-    >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
-    >>> engine_name(load_profile("measured"), h200), engine_name(ideal, h200), engine_name(ideal, h200, "vllm")
-    ('trtllm', '', 'vllm')
-    """
+    """Name of the engine asked for, or of the system's where the profile counts one; "" = none."""
     return engine or (system.engine if profile.with_engine else "")
 
 

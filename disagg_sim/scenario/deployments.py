@@ -46,12 +46,7 @@ _Degree = Annotated[int, Range(1, 1024)]
 def setup_named(
     model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "", techniques: str = ""
 ) -> Setup:
-    """Make the setup of some names, the same object each time; ``engine`` "" is the system's, ``speculation`` "" none.
-
-    >>> names = ("llama_3_1_8b", "h100_sxm", "fp8", "measured", "")
-    >>> setup_named(*names) is setup_named(*names)
-    True
-    """
+    """Make the setup of names, the same object each time; ``engine`` "" is the system's, ``speculation`` "" none."""
     drafter = load.load_speculation(speculation) if speculation not in ("", NO_SPECULATION) else None
     return setup(model, system, precision, profile, engine or None, drafter, techniques)
 
@@ -67,20 +62,12 @@ def techniques_of(keys: Mapping[str, Any]) -> str:
 
 
 def speculation_named(word: str) -> str:
-    """Check the word for a drafter and its acceptance, and give its name.
-
-    >>> speculation_named("mtp 0.80 0.6"), speculation_named("none")
-    ('mtp 0.8 0.6', 'none')
-    """
+    """Check the word for a drafter and its acceptance, and give its name."""
     return word if word == NO_SPECULATION else str(expected(load.load_speculation, word).name)
 
 
 def profile_named(word: str) -> str:
-    """Check the name of a profile, with or without the variation of the popularity of its experts.
-
-    >>> profile_named("measured_skew0.50")
-    'measured_skew0.5'
-    """
+    """Check the name of a profile, with or without the variation of the popularity of its experts."""
     base, skew = expected(profile_and_skew, word)
     _PROFILES.check(base)
     return str(expected(load.load_profile, word).name) if skew else base
@@ -255,13 +242,6 @@ def served_by_name(given: Mapping[str, DeploymentKeys], info: Any) -> tuple[Serv
 
     The result is in the order of the file; none where the file does not say what they serve, which is a fault by
     itself.
-
-    >>> from types import SimpleNamespace
-    >>> said = {"model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "profile": "measured"}
-    >>> said |= {"engine": "", "speculation": ""}
-    >>> keys = DeploymentKeys(colocated=[{"instances": 2}, {"system": "h200_sxm"}])
-    >>> served_by_name({"pool": keys}, SimpleNamespace(data=said))[0].systems
-    ('h100_sxm', 'h200_sxm')
     """
     found: list[ServedDeployment] = []
     if any(key not in info.data for key in SERVES):

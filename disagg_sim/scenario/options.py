@@ -27,12 +27,7 @@ Place = tuple[str | int, ...]
 
 
 def read_failures(value: object) -> Failures:
-    """Read what fails in a run, times in s.
-
-    >>> found = read_failures({"restart_s": 300, "events": [{"at_s": 60, "node": 0}]})
-    >>> found.events[0].kind, found.lasts(found.events[0])
-    ('node', 300.0)
-    """
+    """Read what fails in a run, times in s."""
     if not isinstance(value, Mapping):
         _refuse((), f"{quoted(value)} is not a mapping of keys such as events, restart_s, migration_limit")
     faults: list[tuple[Place, str]] = []

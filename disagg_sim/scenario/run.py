@@ -263,15 +263,7 @@ def _note(result: RunResult) -> str:
 
 
 def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
-    """Look up what the encode pool of a run held and did; None without such a pool, or a result.
-
-    >>> from types import SimpleNamespace
-    >>> note = '{"encode": {"gpus": 2, "held_s": 9.0, "busy_s": 6.0, "flops": 1e12}}'
-    >>> store = SimpleNamespace(state=lambda key: BlockState.STORED, note=lambda key: note)
-    >>> use = encode_use(SimpleNamespace(store=store), SimpleNamespace(key=lambda table: table))
-    >>> use.gpus, use.busy_s / use.gpu_s
-    (2, 0.3333333333333333)
-    """
+    """Look up what the encode pool of a run held and did; None without such a pool, or a result."""
     if result.store.state(run.key(RUNS)) is not BlockState.STORED:
         return None
     found = json.loads(result.store.note(run.key(RUNS))).get("encode")

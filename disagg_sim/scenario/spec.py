@@ -144,12 +144,7 @@ def check_scenario(name: str) -> tuple[str, ...]:
 
 
 def run_memory(trace: Trace | TraceStream, records: str) -> float:
-    """Estimate the memory of a process that runs a trace. [B]
-
-    >>> from disagg_sim.workload.synthetic import synthetic_trace
-    >>> f"{run_memory(synthetic_trace(rate=4.0, lengths=(256, 16), requests=10_000), FULL) / GB:.3f} GB"
-    '0.405 GB'
-    """
+    """Estimate the memory of a process that runs a trace. [B]"""
     if isinstance(trace, TraceStream):
         return PROCESS + REQUEST * trace.window
     blocks = 0 if trace.prefix is None else trace.prefix.ids.size

@@ -44,11 +44,7 @@ class Clash(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Technique:
-    """An optional effect on serving; off, it changes nothing.
-
-    >>> Technique(name="slow", title="Makes steps longer.", ask=Ask("Factor."), stretch=lambda by, _: by).asked.plan
-    '--slow'
-    """
+    """An optional effect on serving; off, it changes nothing."""
 
     name: str  # of its folder, and of its key where it has an ``Ask``
     title: str  # what it does, in a sentence
@@ -176,11 +172,7 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 
 def technique_named(name: str) -> Technique:
-    """Find a technique by its name.
-
-    >>> technique_named("split").title
-    'Attention and feed-forward layers decode on GPUs of their own.'
-    """
+    """Find a technique by its name."""
     known = {each.name: each for each in TECHNIQUES}
     if name not in known:
         raise InputError(f"technique {unknown_word(name, tuple(known))}")
@@ -199,9 +191,6 @@ def clashes(on: Mapping[str, str], where: str) -> Iterator[str]:
     """Say which techniques do not go together in a command.
 
     ``on`` holds the names of those that are on, each with what asks for it.
-
-    >>> [*clashes({"split": "pools", "speculation": "speculation 'mtp 0.8'"}, "sweep")][0][:43]
-    "speculation 'mtp 0.8': steps over attention"
     """
     found = (each for one, other in combinations(on, 2) for each in exclusions(one, other, where))
     yield from dict.fromkeys(f"{on[each.other]}: {each.why}" for each in found)
@@ -240,11 +229,7 @@ def combined(axes: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
 
 
 def chosen_in(words: str) -> Chosen:
-    """Read techniques and their values, such as ``crowding=64``; "" and ``none`` say that all are off.
-
-    >>> chosen_in("none"), chosen_in("")
-    ((), ())
-    """
+    """Read techniques and their values, such as ``crowding=64``; "" and ``none`` say that all are off."""
     if not isinstance(words, str):
         raise InputError(f"techniques {words!r}; allowed: text such as name=value, or {NONE}")
     known, found = {each.name: each for each in asked_techniques()}, {}

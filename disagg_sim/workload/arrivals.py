@@ -198,13 +198,7 @@ def arrivals_in_pieces(
     duration: float = 0.0,
     most: int,
 ) -> Iterator[Floats]:
-    """Draw the times of ``arrivals`` piece by piece, so that they need not be held together. [s]
-
-    >>> pieces = arrivals_in_pieces(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5, most=2)
-    >>> whole = arrivals(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5)
-    >>> np.array_equal(np.concatenate(list(pieces)), whole)
-    True
-    """
+    """Draw the times of ``arrivals`` piece by piece, so that they need not be held together. [s]"""
     expected = requests or rate * duration
     if not (0 < rate < math.inf and 0 < expected < math.inf):
         raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")

@@ -351,11 +351,7 @@ def _lengths(isl: Any, osl: Any, cached: Any) -> Lengths:
 
 
 def reuse_of(cached: object) -> Reuse:
-    """Read the cached share of prompts.
-
-    >>> reuse_of(0.9).share
-    ConstantShare(share=0.9)
-    """
+    """Read the cached share of prompts."""
     if isinstance(cached, Reuse):
         return cached
     if isinstance(cached, bool) or not isinstance(cached, int | float) or not 0.0 <= cached <= 1.0:
@@ -364,12 +360,7 @@ def reuse_of(cached: object) -> Reuse:
 
 
 def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
-    """Add a cached share of the prompts.
-
-    >>> half = with_cached(lengths(16_384, 1024), reuse_of(0.5))
-    >>> half.mean_isl, half.mean_new, half.context
-    (16384.0, 8192.0, 16896.0)
-    """
+    """Add a cached share of the prompts."""
     return replace(plain, cached=None if reuse.off else cached_share(plain.isl, plain.isl_weight, reuse))
 
 
@@ -392,11 +383,7 @@ def constant_lengths(isl: int, osl: int) -> Lengths:
 
 
 def lengths_at(isl: float, osl: float) -> Lengths:
-    """Make constant lengths that need not be whole, such as means; a decode step has ``isl + osl/2`` cached tokens.
-
-    >>> lengths_at(1000.5, 101).context, lengths_at(1000.5, 101).gaps
-    (1051.0, 100.0)
-    """
+    """Make constant lengths that need not be whole, such as means; a decode step has ``isl + osl/2`` cached tokens."""
     return Lengths(
         isl=np.array([float(isl)]),
         isl_weight=np.ones(1),

@@ -45,11 +45,7 @@ def lengths_named(name: str) -> Lengths:
 
 
 def ranks_parted(name: str) -> tuple[str, str]:
-    """Part the name of a traffic in the tables of a sweep from how unequal its ranks are.
-
-    >>> ranks_parted("16384/2048/cached0.9/ranks_random"), ranks_parted("chat")
-    (('16384/2048/cached0.9', 'random'), ('chat', 'even'))
-    """
+    """Part the name of a traffic in the tables of a sweep from how unequal its ranks are."""
     plain, _, routing = name.partition(RANKS_SUFFIX)
     return plain, routing or EVEN_RANKS
 
@@ -91,9 +87,5 @@ def parted(traffic: str) -> tuple[str, Reuse | None]:
 
 
 def constant_named(traffic: str) -> bool:
-    """Tell constant lengths in the tables of a sweep from the name of a traffic.
-
-    >>> [constant_named(name) for name in ("1024/128", "reasoning", "coding_agent/turns0.2_hbm100000")]
-    [True, False, False]
-    """
+    """Tell constant lengths in the tables of a sweep from the name of a traffic."""
     return re.fullmatch("[0-9]+/[0-9]+", traffic) is not None

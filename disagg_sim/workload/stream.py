@@ -171,10 +171,5 @@ class TraceStream:
 
 
 def in_memory(trace: Trace | TraceStream) -> Trace:
-    """Hold all requests of a stream; a trace is held as it is.
-
-    >>> from disagg_sim.workload.synthetic import synthetic_stream
-    >>> in_memory(synthetic_stream(rate=2.0, lengths=(512, 64), requests=3, window=2)).output_tokens.tolist()
-    [64, 64, 64]
-    """
+    """Hold all requests of a stream; a trace is held as it is."""
     return trace.whole() if isinstance(trace, TraceStream) else trace

@@ -118,12 +118,7 @@ def _class(config: Config) -> str | None:
 
 
 def encoder_of(vision: Mapping[str, Any]) -> dict[str, int] | None:
-    """The encoder of a ``vision_config``; None for a tower of another kind than ``EncoderSpec`` describes.
-
-    >>> encoder_of({"vt_num_hidden_layers": 27, "vt_hidden_size": 1152, "vt_intermediate_size": 4304,
-    ...     "patch_size": 14, "merge_kernel_size": [2, 2]})
-    {'layers': 27, 'hidden': 1152, 'width': 4304, 'patch': 14, 'merge': 2}
-    """
+    """The encoder of a ``vision_config``; None for a tower of another kind than ``EncoderSpec`` describes."""
     gated = "gelu" not in str(vision.get("hidden_act", "gelu"))
     if gated or any(vision.get(key) for key in _OTHERWISE):
         return None
@@ -180,13 +175,7 @@ def unread_keys(config: Config) -> list[str]:
 
 
 def runs_of(layers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Write layers as runs: one layer, or a pattern of several, so many times.
-
-    >>> for run in runs_of([("gqa", "dense")] + [("local", "moe"), ("full", "none")] * 3):
-    ...     print(run)
-    {'count': 1, 'attention': 'gqa', 'ffn': 'dense'}
-    {'count': 3, 'pattern': ['local + moe', 'full + none']}
-    """
+    """Write layers as runs: one layer, or a pattern of several, so many times."""
     found, start = [], 0
     while start < len(layers):
         # of equal reach the shortest pattern; one that is not repeated is no pattern
@@ -210,16 +199,7 @@ def _repeats(layers: Sequence[tuple[str, str]], start: int, size: int) -> int:
 
 
 def model_yaml(document: Mapping[str, Any]) -> str:
-    """Write the text of a model's file.
-
-    >>> block = {"kind": "gqa", "q_heads": 1, "qk_norm": True}
-    >>> print(model_yaml({"title": "Tiny", "hidden": 64, "attention": {"gqa": block}, "source": "own"}), end="")
-    title: Tiny
-    hidden: 64
-    attention:
-      gqa: {kind: gqa, q_heads: 1, qk_norm: true}
-    source: "own"
-    """
+    """Write the text of a model's file."""
     lines = []
     for key, value in document.items():
         if value is False and key != "tied_embeddings":  # as without the key

@@ -19,12 +19,7 @@ from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, W
 
 
 def part_operator(name: str, table: str, work: Work, shape: AttentionShape) -> Operator:
-    """Make the operator of a part of sparse attention that fits of its own time.
-
-    >>> shape = AttentionShape(64, 1, 999, 1.0, 1.0, 0.0, chosen=2048)
-    >>> part_operator("index", "dsa index_step", Work(1e9, 8e6), shape).kind
-    'attention_part'
-    """
+    """Make the operator of a part of sparse attention that fits of its own time."""
     return Operator(name, "attention_part", work, attention=shape, table=table)
 
 

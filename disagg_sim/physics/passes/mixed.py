@@ -146,16 +146,7 @@ def mixed_step_by_form(
     forms: tuple[str, ...] = ("auto",),
     rank_batch: Numeric | None = None,
 ) -> list[MixedStep]:
-    """Time the same step as ``mixed_step`` under several forms of MLA.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> wide, chunk = Sharding(dp_attn=8, ep=8), Chunk(512.0, isl=8192)
-    >>> forms = "naive", "absorbed", "cached"
-    >>> steps = mixed_step_by_form(at, wide, batch=64.0, context=1e3, chunk=chunk, forms=forms)
-    >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
-    ['28.5 ms', '24.4 ms', '24.3 ms']
-    """
+    """Time the same step as ``mixed_step`` under several forms of MLA."""
     pp, dp, drafts = mapping.pp, mapping.dp_attn, at.drafts(mapping)
     ranks = dp if chunk.ranks is None else chunk.ranks
     microbatches = np.minimum(pp, np.maximum(batch, 1.0))

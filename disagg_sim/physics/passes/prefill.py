@@ -162,15 +162,7 @@ def prefill_pass(
 
 
 def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
-    """Tell whether experts under attention DP span NVLink domains; engines overlap two halves only then.
-
-    An NVLink domain of H200 has 8 GPUs:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> crosses_domains(at, Sharding.stack([Sharding(dp_attn=8, ep=8), Sharding(dp_attn=32, ep=32)])).tolist()
-    [False, True]
-    """
+    """Tell whether experts under attention DP span NVLink domains; engines overlap two halves only then."""
     return (mapping.dp_attn > at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1) & (mapping.pcp == 1)
 
 
@@ -225,13 +217,7 @@ def overlapped_prefill(
 
 @lru_cache(maxsize=64)
 def half_pass_setup(at: Setup) -> Setup:
-    """Make the setup of one half: host and launch times are 0 s, the shared expert never overlaps dispatch.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> half = half_pass_setup(setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"))
-    >>> half.overheads.step_host, half.overheads.kernel_launch, half.profile.shared_expert_overlaps_dispatch
-    (0.0, 0.0, False)
-    """
+    """Make the setup of one half: host and launch times are 0 s, the shared expert never overlaps dispatch."""
     bare = without_host(at)
     return replace(bare, profile=replace(bare.profile, shared_expert_overlaps_dispatch=False))
 

@@ -168,10 +168,7 @@ class Spares:
 
 
 def check_target(target: float) -> None:
-    """Raise ``InputError`` for a share of time out of range.
-
-    >>> check_target(0.999)
-    """
+    """Raise ``InputError`` for a share of time out of range."""
     if not 0.0 < as_float(target) < 1.0:
         raise InputError(f"availability {quoted(target)} is out of range; allowed: above 0 and below 1, such as 0.999")
 

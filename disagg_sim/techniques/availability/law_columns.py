@@ -42,9 +42,6 @@ def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:
     """Columns that a table has beside ``points.COLUMNS`` where an availability was asked for.
 
     The frontier is taken in the last of them.
-
-    >>> spares_columns()[-1].name
-    'tokens_per_s_per_gpu_with_spares'
     """
     unit = {THROUGHPUT: "token/s", "tokens_per_usd": "token/USD"}.get(throughput, "token/J")
     return (

@@ -30,11 +30,7 @@ _ROUNDS, _EXACT = 10, 1e-7
 
 
 def delays_to_try(value: object) -> tuple[int, ...] | None:
-    """Read how many decode steps prompts may be delayed.
-
-    >>> delays_to_try("none"), delays_to_try("tuned"), delays_to_try(30)
-    ((), None, (30,))
-    """
+    """Read how many decode steps prompts may be delayed."""
     if value == "tuned":
         return None
     if value == "none":
@@ -47,11 +43,7 @@ def delays_to_try(value: object) -> tuple[int, ...] | None:
 
 
 def parse_prefill_delay(text: str | int) -> tuple[int, ...] | None:
-    """Read the option of a command for the most decode steps that prompts are delayed. [1]
-
-    >>> parse_prefill_delay("30"), parse_prefill_delay("tuned")
-    ((30,), None)
-    """
+    """Read the option of a command for the most decode steps that prompts are delayed. [1]"""
     written = isinstance(text, str) and text.isdecimal() and text.isascii()
     try:
         return delays_to_try(int(text) if written else text)

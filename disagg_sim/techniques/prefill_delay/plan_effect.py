@@ -30,17 +30,7 @@ class PrefillDelayEffect:
 
 
 def prefill_delay_effect_of(one: Designs) -> PrefillDelayEffect | None:
-    """Find what a design gains and loses by holding prompts back; None where it holds none.
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import Origin, designs_of
-    >>> at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
-    >>> options = ds.Colocation(batch=(64,), hold_steps=(128,))
-    >>> rows = ds.colocated(at, ds.Sharding(dp_attn=8, ep=8), ds.lengths(8192, 1024), options=options)
-    >>> found = prefill_delay_effect_of(next(designs_of(rows, Origin())))
-    >>> f"{found.gathered:.1f} prompts, {1e3 * found.ttl:.0f} ms, {1e3 * found.ttl_without:.0f} ms without"
-    '6.4 prompts, 45 ms, 88 ms without'
-    """
+    """Find what a design gains and loses by holding prompts back; None where it holds none."""
     if one.mode != ServingMode.COLOCATED or not one.hold_steps[0]:
         return None
     steps, batch, mapping = int(one.hold_steps[0]), int(one.batch[0]), one.mapping[0]

@@ -77,17 +77,7 @@ def tiers_of_instance(at: Setup, mapping: Sharding, lengths: Lengths, instances:
 
 
 def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
-    """Find ``tier_uses`` of a design of a table, or of an instance; none for one that only decodes.
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import design_of
-    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
-    >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> grid = ds.prefill_grid(at, Sharding(), ds.lengths(8192, 256, cached=reuse), batch=[1])
-    >>> [each.name for each in tiers_of_designs(design_of(grid, 0, 0))]
-    ['dram']
-    """
+    """Find ``tier_uses`` of a design of a table, or of an instance; none for one that only decodes."""
     if "prefill" not in one.phases:
         return ()
     count = one.instances if one.shared else one.prefill_instances

@@ -166,11 +166,7 @@ def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
 def prefixes_of(
     isl: Floats, past: ArrayLike, tiers: tuple[tuple[str, float], ...] = (), *, few: bool = False
 ) -> CachedPrefixes:
-    """Take the cached pasts of requests as they were observed. [token]
-
-    >>> prefixes_of(np.array([100.0, 200.0]), [0, 150]).new.tolist()
-    [100.0, 50.0]
-    """
+    """Take the cached pasts of requests as they were observed. [token]"""
     found = np.asarray(past, dtype=np.float64)
     if found.shape != isl.shape or not np.all((found >= 0) & (found < isl)):
         raise InputError("cached tokens must be one number a request, from 0 and below its input tokens")
@@ -181,11 +177,7 @@ def prefixes_of(
 
 
 def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
-    """Round down to whole blocks. [token]
-
-    >>> whole_blocks(np.array([15.0, 16.0, 33.0]), 16).tolist()
-    [0.0, 16.0, 32.0]
-    """
+    """Round down to whole blocks. [token]"""
     return np.floor(tokens / block_tokens * (1 + ROUNDING)) * block_tokens
 
 

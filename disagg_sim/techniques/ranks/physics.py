@@ -88,11 +88,7 @@ def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
 
 
 def at_each(function: Callable[..., tuple[float, ...]], batch: Numeric, ranks: Numeric, *more: Numeric) -> list[Floats]:
-    """Evaluate a function of requests over all ranks, ranks, and maybe more, once for every combination that there is.
-
-    >>> [found.tolist() for found in at_each(lambda held, ranks: (held, held / ranks), np.array([[2.0, 4.0]]), 2.0)]
-    [[[2.0, 4.0]], [[1.0, 2.0]]]
-    """
+    """Evaluate a function of requests over all ranks, ranks, and maybe more, once for every combination."""
     arguments = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (batch, ranks, *more)))
     known, place = np.unique(np.stack([each.ravel() for each in arguments]), axis=1, return_inverse=True)
     found = np.array([function(held, int(count), *others) for held, count, *others in known.T.tolist()])

@@ -131,14 +131,7 @@ class Speculation(Shown):
 
 
 def speculation_in_words(word: str, load_model: Callable[[str], ModelSpec]) -> Speculation:
-    """Read a method and its acceptance from one line, the name of ``stated_speculation``.
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> speculation_in_words("mtp 0.8 0.6", load_model).acceptance
-    (0.8, 0.6)
-    >>> speculation_in_words("draft_model llama-3.1-8b 0.7 0.5", load_model).name
-    'draft_model llama_3_1_8b 0.7 0.5'
-    """
+    """Read a method and its acceptance from one line, the name of ``stated_speculation``."""
     method, *shares = word.split()
     named = method == DRAFT_MODEL and shares and not _is_number(shares[0])
     own = shares.pop(0) if named else ""

@@ -25,16 +25,7 @@ def measured_speculation(model: str) -> Speculation:
 
 
 def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
-    """Refuse a curve of another model, and a draft model of another vocabulary.
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> check_drafts_for(load_speculation("deepseek_r1_mtp"), load_model("deepseek_v3"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: acceptance 'deepseek_r1_mtp' was measured on deepseek_r1, not on deepseek_v3; ...
-    >>> check_drafts_for(load_speculation("draft_model llama_2_7b 0.7"), load_model("llama_3_1_70b"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: draft model llama_2_7b has 32000 tokens in its vocabulary, llama_3_1_70b 128256; ...
-    """
+    """Refuse a curve of another model, and a draft model of another vocabulary."""
     if speculation.model not in ("", model.name):
         raise InputError(
             f"acceptance {speculation.name!r} was measured on {speculation.model}, not on {model.name}; to take it all "
@@ -49,11 +40,7 @@ def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
 
 
 def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculation | None:
-    """Find the speculation that a command asks for: ``off``, ``auto`` (every number of drafts is tried), or a number.
-
-    >>> asked_speculation("deepseek_r1", "1").choices, asked_speculation("llama_3_1_8b", "auto", "mtp 0.7 0.5").choices
-    ((1,), (0, 1, 2))
-    """
+    """Find the speculation that a command asks for: ``off``, ``auto`` (all numbers of drafts), or a number."""
     if asked == "off":
         if acceptance:
             raise InputError("--acceptance says what is accepted of drafts; give --speculate auto or a number, too")

@@ -241,13 +241,7 @@ def split_bytes(
 
 
 def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
-    """Make setups whose models have one half of every layer alone, to size the memory of both pools.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> [layer_of(each.model.layers[0]).ffn.present for each in half_setups(at, at)]
-    [False, True]
-    """
+    """Make setups whose models have one half of every layer alone, to size the memory of both pools."""
     model = replace(_alone(at.model, ffn_alone), vocab=1, learned_positions=0, encoder_params=0)
     return replace(at, model=_alone(at.model, attention_alone)), replace(at_ffn, model=model)
 

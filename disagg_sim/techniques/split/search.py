@@ -321,10 +321,6 @@ def check_split(at: Setup, split: Split) -> None:
 
 
 def require_no_drafts(at: Setup) -> None:
-    """Raise where a setup has a drafter, which neither pool has a place for.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> require_no_drafts(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"))
-    """
+    """Raise where a setup has a drafter, which neither pool has a place for."""
     if at.speculation is not None:
         raise InputError(*clashes({"split": "pools", "speculation": f"speculation {at.speculation.name!r}"}, "plan"))

@@ -146,11 +146,6 @@ def columns_by_alias(header: Sequence[str]) -> MatchedColumns | None:
     """Find the columns of a table that are meant.
 
     Returns None where one of both lengths is missing. Times under Mooncake's names are in its unit, ms.
-
-    >>> columns_by_alias(["id", "startTime", "promptTokens", "completionTokens"]).columns["arrival"]
-    'startTime'
-    >>> columns_by_alias(["timestamp_ms", "input_length", "output_length"]).unit
-    'ms'
     """
     plain = {_plain(name): name for name in reversed(header)}
     timed: dict[str, tuple[str, str]] = {}
