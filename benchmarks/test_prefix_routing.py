@@ -21,7 +21,7 @@ from disagg_sim.workload.trace import Trace
 
 INSTANCES = (16, 256, 1_024)
 ROUTERS = ("least", "prefix", "dynamo_kv", "llm_d")
-MEMORIES = {"free": RunOptions(prefix_cache=True), "beside": RunOptions(prefix_cache_tokens=200_000)}
+OPTIONS = RunOptions(prefix_cache=True)
 TURNS, BLOCK, ROUNDS = 10, 512, 3
 REQUESTS = 4_000
 
@@ -47,8 +47,7 @@ def conversations(instances: int) -> Trace:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_cost_of_a_request_over_instances(capsys, memory):
+def test_cost_of_a_request_over_instances(capsys):
     at, times = setup("llama_3_1_8b", "h100_sxm", "fp8"), {}
     for router in ROUTERS:
         for instances in INSTANCES:
@@ -57,13 +56,12 @@ def test_cost_of_a_request_over_instances(capsys, memory):
             here = ServedDeployment(name="bench", gpus=instances, colocated=parts)
             policy = policy_named("vllm", router=router)
             results = [
-                run(trace, here, policy, at=at, slo=Slo(ttft=2.0, tpot=0.1), options=MEMORIES[memory])
-                for _ in range(ROUNDS)
+                run(trace, here, policy, at=at, slo=Slo(ttft=2.0, tpot=0.1), options=OPTIONS) for _ in range(ROUNDS)
             ]
             times[router, instances] = min(result.cpu_s for result in results) / REQUESTS * 1e6
             assert (results[0].requests.status == 0).all()
     with capsys.disabled():
-        print(f"\n\nprompts remembered in {memory} memory [us/request]")
+        print("\n\nprompts remembered in free memory [us/request]")
         for router in ROUTERS:
             own = [times[router, instances] for instances in INSTANCES]
             print(f"{router:<10}" + "".join(f"{each:>8.0f}" for each in own) + f"{own[-1] / own[0]:>7.1f} times")

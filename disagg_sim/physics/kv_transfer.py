@@ -61,15 +61,6 @@ def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float
     return model.kv_bytes(tokens, precision) - model.state_bytes + saved * model.recurrent_bytes
 
 
-def checkpoint_cost(model: ModelSpec, precision: Precision) -> int:
-    """Count the cached tokens that take as much memory as the states of one checkpoint. [token]
-
-    Rounded up; 0 without recurrent states, and without any cache of tokens.
-    """
-    token = model.kv_bytes_per_token(precision)
-    return math.ceil(model.recurrent_bytes / token) if token else 0
-
-
 def unique_gpus(
     model: ModelSpec, mapping: Sharding, tokens: float | None = None, precision: Precision | None = None
 ) -> Numeric:

@@ -20,7 +20,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
+from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import Both
 from disagg_sim.simulation.clients import Clients, RequestWindow
@@ -44,7 +44,7 @@ from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.view import ClusterState
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.techniques.availability.play_outages import Outages
-from disagg_sim.techniques.prefix.play import Checkpoints, PrefixMemory, prefix_memory
+from disagg_sim.techniques.prefix.play import FreeMemory, PrefixMemory
 from disagg_sim.techniques.prefix.play_stated import StatedPasts
 from disagg_sim.techniques.prefix.play_tiers import tiered
 from disagg_sim.workload.stream import TraceStream, in_memory
@@ -314,25 +314,26 @@ def _opened(
             roster.check_looks(part.period_s, options.last_arrival(trace))
     clients = Clients(len(trace), options.concurrency, trace.sessions)
     arrival, *lengths = _columns(trace, clients, coming)
-    saves = site.setup.model, site.setup.precision
-    checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
-    prefix: PrefixMemory | None = None
-    if options.prefix_cache_tokens or options.prefix_cache:
-        prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, checkpoints=checkpoints)
-    stated = None
-    if options.reuse is not None and isinstance(trace, Trace):
-        rng, step = site.rng("stated pasts"), checkpoint_tokens(*saves)
-        stated = prefix = StatedPasts(trace, options.reuse, options.tiers, fleet=fleet, step=step, rng=rng)
+    saved, stated = checkpoint_tokens(site.setup.model, site.setup.precision), None
+    memory: FreeMemory | StatedPasts | None = None
+    size = trace.prefix.block_tokens if trace.prefix is not None else 0
+    if options.prefix_cache:
+        if trace.prefix is None:
+            raise InputError(f"prefix_cache true: trace {trace.name} has no block ids")
+        memory = FreeMemory(trace.prefix, fleet, saved)
+    elif options.reuse is not None and isinstance(trace, Trace):
+        rng = site.rng("stated pasts")
+        memory = stated = StatedPasts(trace, options.reuse, options.tiers, fleet=fleet, step=saved, rng=rng)
+        size = stated.block_tokens
     if options.tiers and parts.forming is not None:
         raise InputError(
             f"tiers {', '.join(options.tiers)}: policy {name!r} forms batches of prompts, whose pasts are not loaded; "
             "allowed: policies whose engines take prompts as they come"
         )
-    block_tokens = trace.prefix.block_tokens if trace.prefix is not None else 0
-    size = block_tokens if stated is None else stated.block_tokens
-    if options.tiers and prefix is not None and size:
+    prefix: PrefixMemory | None = memory
+    if options.tiers and memory is not None and size:
         prefix = tiered(
-            prefix, size, options=options, site=site, roster=roster, tables=lambda each: spec(each, Role.PREFILL).table
+            memory, size, names=options.tiers, site=site, roster=roster, tables=lambda at: spec(at, Role.PREFILL).table
         )
     state = ClusterState(
         engine,

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from disagg_sim.errors import InputError, check_kinds
-from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.simulation.admission import AdmissionKind
@@ -72,16 +71,8 @@ class RunOptions:
     prefix_cache: bool = option(
         False, "instances remember prompts in the free part of their KV memory, until requests take its blocks"
     )
-    prefix_cache_tokens: int = option(
-        0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
-    )
     tiers: tuple[str, ...] = ()  # below HBM, of ``kv_tiers`` of the system, the fastest first; () = none
     reuse: Reuse | None = None  # pasts as stated, in place of what caches find; None = what they find
-    tier_writes: str = option(
-        "through",
-        "what goes into the tiers below HBM: every block that is computed, or what the tier above forgets",
-        choices=WRITES,
-    )
     sample_s: float = option(
         10.0,
         "time between two samples of the state; a scenario without it takes a 200th of the trace",
@@ -127,28 +118,23 @@ class RunOptions:
         """``InputError`` for values out of range."""
         check_options(self)
         check_kinds(self)
-        if self.prefix_cache and self.prefix_cache_tokens:
-            raise InputError(
-                f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
-            )
         if self.transfer == "chunks" and self.link.push != "chunk":
             raise InputError(f"link push {self.link.push!r} with transfer 'chunks'; allowed: 'chunk'")
         if self.preemption == "swap" and self.prefix_cache:
-            raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute', or prefix_cache_tokens")
+            raise InputError("preemption 'swap' with prefix_cache; allowed: 'recompute'")
         if self.reuse is not None:
-            if self.prefix_cache or self.prefix_cache_tokens:
-                raise InputError("reuse states what caches find; allowed: without prefix_cache and prefix_cache_tokens")
+            if self.prefix_cache:
+                raise InputError("reuse states what caches find; allowed: without prefix_cache")
             check_reuse(self.reuse, self.tiers)
-        elif self.tiers and not (self.prefix_cache or self.prefix_cache_tokens):
+        elif self.tiers and not self.prefix_cache:
             raise InputError(
-                f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache or "
-                "prefix_cache_tokens"
+                f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache"
             )
 
     @property
     def whole(self) -> bool:
         """Whether a run needs all requests at once: all records, classes, closed loops, caches, failures."""
-        caches = self.prefix_cache or self.prefix_cache_tokens or self.reuse
+        caches = self.prefix_cache or self.reuse
         return bool(self.records == FULL or self.classes or self.concurrency or caches or self.failures)
 
     def last_arrival(self, trace: Trace | TraceStream) -> float:

@@ -227,9 +227,8 @@ run: {failures: {events: [{gpu: 1}]}} :: says not what fails when; allowed: at_s
 run: {failures: [gpu]} :: run.failures: ['gpu'] is not a mapping of keys such as events
 run: {prefix_cache: true, tiers: dran} :: run.tiers: h100_sxm has no tier 'dran', did you mean 'dram'?
 run: {prefix_cache: true, tiers: {dram: 1}} :: run.tiers: {'dram': 1} is no list of tiers, such as
-run: {prefix_cache: true, tiers: dram, tier_writes: up} :: run.tier_writes: 'up' is unknown
-run: {prefix_cache_tokens: 1, tiers: [dram, dram]} :: dram, dram: one stands there twice
-run: {prefix_cache_tokens: 1, tiers: hbm} :: hbm is above them all; allowed: dram
+run: {prefix_cache: true, tiers: [dram, dram]} :: dram, dram: one stands there twice
+run: {prefix_cache: true, tiers: hbm} :: hbm is above them all; allowed: dram
 run: {tiers: [dram]} :: tiers dram below instances that remember nothing; allowed: beside
 trace: {path: short.csv, kind: azur} :: did you mean 'azure'?
 trace: {path: short.csv, scale_by: request}

@@ -127,27 +127,25 @@ class Reference:
     cache : Cache
         Of the model.
     ids : list of lists
-        Of the blocks of each prompt: what instances remember beside their memory, if they do.
+        Of the blocks of each prompt.
     priorities : list of int
         Of each request: higher ones go first, where instances schedule by it.
-    saves : (tokens, tokens)
-        How far apart recurrent states are saved, and the cached tokens that those of one place weigh.
+    saves : int
+        How far apart recurrent states are saved. [token]
     stream : int
         Of the draws by which drafts are accepted.
     """
 
     def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities, saves, stream=0):
-        self.priorities, (self.step, self.weight) = priorities, saves
-        self.ids, self.most_remembered = ids, options.prefix_cache_tokens
+        self.priorities, self.ids = priorities, ids
         self.shares = options.prefix_cache  # blocks of prompts in the memory of instances
-        self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
         self.instances = [Instance(spec, stream) for spec in specs]
         self.given: dict[int, list[float]] = {}  # when each request got tokens
         for each in self.instances:
             each.given = self.given
         for rank in (rank for each in self.instances for rank in each.ranks):
-            rank.shares, rank.step = self.shares, max(self.step, BLOCK)
+            rank.shares, rank.step = self.shares, max(saves, BLOCK)
         self.network = Network(options.link, bandwidths, cache)
         self.way, self.late_token = options.transfer, options.first_token == "decode"
         self.now = 0.0
@@ -233,30 +231,11 @@ class Reference:
         if turn is None:
             self.rejected.append(request)
             return
-        if turn.context == 0 and turn.prompt > 0 and not self.shares:
-            self.remember(turn)
         rank = self.give(turn)
         rank.line_up(turn, rank.waiting if turn.left > 0 else rank.coming)
         if rank.may_change(turn):
             self.wake(leg.instance)
         self.promise(turn)
-
-    def remember(self, turn: Turn) -> None:
-        """What its instance remembers of the start of a prompt needs no prefill, but for the last token."""
-        own, kept = self.ids[turn.request], self.remembers[turn.instance]
-        there = next((place for place, block in enumerate(own) if block not in kept), len(own))
-        turn.hit = min(there * BLOCK, turn.prompt - 1)
-        turn.hit -= turn.hit % self.step  # no state was saved there
-        turn.left, turn.cached = turn.prompt - turn.hit, turn.hit
-        kept[:] = [block for block in kept if block not in own] + own[::-1]
-        while sum(map(self.size, kept)) > self.most_remembered:
-            del kept[0]
-
-    def size(self, block: int) -> int:
-        """What a block takes: its tokens, and the states at each token in it up to which a prompt is taken up."""
-        first = block % 1000 * BLOCK  # ids of a family of prompts count from its thousand
-        saved = [token for token in range(first + 1, first + BLOCK + 1) if token % self.step == 0]
-        return BLOCK + self.weight * len(saved)
 
     def rank_of(self, turn: Turn) -> Rank:
         """Where a turn waits, has its memory and decodes."""

@@ -259,25 +259,20 @@ def test_a_policy_hears_what_instances_remember_and_nothing_without_caches():
 
     policy = Scripted(routing=Handover(first, least_decode))
     served(told, policy, SPLIT, table=SIMPLE)
-    served(told, policy, SPLIT, table=SIMPLE, options=RunOptions(prefix_cache_tokens=1600))
+    served(told, policy, SPLIT, table=SIMPLE, options=RunOptions(prefix_cache=True))
     assert heard == [(False, 0, [0, 0])] * 2 + [(True, 0, [0, 0]), (True, 16, [16, 0])]
 
 
 def test_a_remembered_prefix_needs_no_prefill():
-    """Blocks of 16: the second prompt shares 64 of 100 tokens and computes 36; the third, all but its last token."""
+    """Blocks of 16: the second prompt shares 64 of 100 tokens and computes 36; the third, its last block."""
     ids = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 8, 9]]
     prefix = PrefixBlocks(offsets=np.array([0, 7, 14, 20]), ids=np.concatenate(ids), block_tokens=16)
     lengths = np.array([100, 100, 96])
     requests = Trace(arrival=np.arange(3.0), input_tokens=lengths, output_tokens=np.array([2, 2, 2]), prefix=prefix)
-    options = RunOptions(prefix_cache_tokens=1600)
+    options = RunOptions(prefix_cache=True)
     r = served(requests, "vllm", deployment(colocated=1), table=SIMPLE, options=options).requests
-    assert r.cached_tokens.tolist() == [0, 64, 95]
-    assert r.first_token_s - r.arrival_s == pytest.approx([0.020, 0.0136, 0.0101])
-    forgetful = RunOptions(prefix_cache_tokens=48)
-    r = served(requests, "vllm", deployment(colocated=1), table=SIMPLE, options=forgetful).requests
-    assert r.cached_tokens.tolist() == [0, 48, 48]
-    with pytest.raises(InputError, match="has no block ids"):
-        served([(0.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
+    assert r.cached_tokens.tolist() == [0, 64, 80]
+    assert r.first_token_s - r.arrival_s == pytest.approx([0.020, 0.0136, 0.0116])
 
 
 @pytest.mark.parametrize(("between", "found"), [(208, 96), (240, 80), (319, 0)])
@@ -293,8 +288,6 @@ def test_a_prompt_in_free_memory_is_found_until_its_blocks_are_taken(between, fo
     assert r.cached_tokens.tolist() == [0, 0, found]
     with pytest.raises(InputError, match="prefix_cache true: trace"):
         served([(0.0, 100, 5)], "vllm", deployment(colocated=1), table=SIMPLE, options=options)
-    with pytest.raises(InputError, match="allowed: one of the two"):
-        RunOptions(prefix_cache=True, prefix_cache_tokens=1600)
 
 
 class Watching:

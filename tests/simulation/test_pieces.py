@@ -47,7 +47,7 @@ def prompts(n: int = 400) -> PrefixBlocks:
     return PrefixBlocks(offsets=np.append(0, np.cumsum(blocks)), ids=ids, block_tokens=512)
 
 
-KEPT = {"gap_limit_s": 0.02, "prefix_cache_tokens": 4096, "tiers": ("dram",)}
+KEPT = {"gap_limit_s": 0.02, "prefix_cache": True, "tiers": ("dram",)}
 LOST = tuple(FailureEvent(at_s=at, kind="instance", number=each) for at, each in ((3.0, 0), (6.0, 3), (9.0, 1)))
 FAILING = {"failures": Failures(restart_s=4.0, migration_limit=2, events=LOST)}
 CASES = {

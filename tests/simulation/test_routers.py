@@ -220,7 +220,7 @@ def test_a_second_turn_goes_where_its_first_was(router):
     requests = Trace(
         arrival=np.array([0.0, 0.1, 10.0, 20.0]), input_tokens=lengths, output_tokens=np.full(4, 5), prefix=prefix
     )
-    options = RunOptions(prefix_cache_tokens=4000)
+    options = RunOptions(prefix_cache=True)
     found = served(
         requests, policy_named("vllm", router=router), deployment(colocated=2), table=SIMPLE, options=options
     )

@@ -15,20 +15,16 @@ from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_precision
-from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens, prefix_bytes
+from disagg_sim.physics.kv_transfer import checkpoint_tokens, prefix_bytes
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import kv_blocks, physical_site
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits
-from disagg_sim.techniques.prefix.play import Checkpoints, prefix_memory
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
 from disagg_sim.workload.trace import Trace
 from tests.simulation.sites import SIMPLE, deployment, served
@@ -46,58 +42,19 @@ def at_of(*attention):
     return setup(model, "h100_sxm", "bf16", "ideal")
 
 
-def test_a_checkpoint_costs_what_its_states_weigh_in_cached_tokens():
+def test_a_prefix_weighs_its_cached_tokens_and_the_states_along_it():
     """Three states of 4,268,032 B beside one layer that caches 4,096 B a token."""
     at = at_of(LINEAR, LINEAR, LINEAR, FULL)
     assert STATE == 4_268_032
-    assert checkpoint_cost(at.model, at.precision) == -(-3 * STATE // 4096) == 3126
     assert checkpoint_tokens(at.model, at.precision) == 1056  # 1,042 and up to a multiple of 16
-    whole = prefix_bytes(at.model, at.precision, 2112)
-    assert whole == 4096 * 2112 + 2 * 3 * STATE
-    assert whole == pytest.approx(4096 * (2112 + 2 * 3126), rel=1e-4)
+    assert prefix_bytes(at.model, at.precision, 2112) == 4096 * 2112 + 2 * 3 * STATE
 
 
 def test_compressed_attention_saves_nothing_at_the_end_of_an_entry():
     model = load_model("deepseek_v4_pro")
     precision = load_precision("fp8").resolve(model)
     assert model.state_bytes > 0
-    assert checkpoint_cost(model, precision) == 0
     assert prefix_bytes(model, precision, 1280) == model.kv_bytes(1280, precision) - model.state_bytes
-
-
-def remembering(tokens, checkpoints, prompts):
-    """An instance that has computed these prompts of blocks of 512 tokens, in turn."""
-    offsets = np.cumsum([0, *map(len, prompts)])
-    ids = PrefixBlocks(offsets=offsets, ids=np.concatenate(prompts), block_tokens=512)
-    lengths = np.array([512 * len(each) for each in prompts])
-    trace = Trace(
-        arrival=np.arange(len(prompts)), input_tokens=lengths, output_tokens=np.ones_like(lengths), prefix=ids
-    )
-    fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1000)])
-    memory = prefix_memory(trace, fleet, tokens, checkpoints=checkpoints)
-    for request in range(len(prompts)):
-        memory.keep(0, request, request)
-    return [memory.found(0, request) for request in range(len(prompts))]
-
-
-def test_saved_states_leave_room_for_fewer_prompts():
-    """A prompt of 2,048 tokens holds one checkpoint at 1,056: 2,048 + 3,126 tokens with its states."""
-    prompts = [[10, 11, 12, 13], [20, 21, 22, 23]]
-    whole = Checkpoints(1056, 3126)
-    assert remembering(4096, Checkpoints(1056, 0), prompts) == [1056, 1056]  # without their weight both fit
-    assert remembering(2 * 5174, whole, prompts) == [1056, 1056]
-    assert remembering(2 * 5174 - 1, whole, prompts) == [1056, 1056]  # the last block of the first prompt is gone
-    # then the third block, with the checkpoint at 1,056, is, and 3,126 tokens are free again
-    assert remembering(2 * 5174 - 513, whole, prompts) == [0, 1056]
-    assert remembering(5174, whole, prompts) == [0, 1056]
-    assert remembering(5173, whole, prompts) == [0, 1056]
-    assert remembering(2047, whole, prompts[1:]) == [0]
-
-
-def test_models_without_states_keep_as_many_blocks_as_before():
-    prompts = [[10, 11, 12, 13], [20, 21, 22, 23]]
-    assert remembering(4096, Checkpoints(), prompts) == [2048, 2048]
-    assert remembering(3000, Checkpoints(), prompts) == [512, 2048]  # 5 blocks of 512
 
 
 def test_a_prompt_that_ends_at_a_checkpoint_begins_at_the_one_before():
@@ -110,7 +67,7 @@ def test_a_prompt_that_ends_at_a_checkpoint_begins_at_the_one_before():
     parts = ds.ServedDeployment(
         name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),), setup=at
     )
-    found = ds.simulate(parts, trace, "vllm", options=RunOptions(prefix_cache_tokens=100_000))
+    found = ds.simulate(parts, trace, "vllm", options=RunOptions(prefix_cache=True))
     assert found.records.requests.cached_tokens.tolist() == [0, 1056]
 
 

@@ -105,7 +105,7 @@ class TestPasts:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"prefix_cache_tokens": 10}, "reuse states what caches find; allowed: without prefix_cache"),
+            ({"prefix_cache": True}, "reuse states what caches find; allowed: without prefix_cache"),
             ({"tiers": ("dram",)}, "pasts lie in ssd, and the tiers of the run are dram"),
         ],
     )

@@ -67,22 +67,16 @@ class StatedPasts:
     def forget(self, instance: int) -> None:
         """What is stated does not go with an instance."""
 
-
-class StatedStores:
-    """Tiers that hold what ``StatedPasts.blocks_of`` says: a block is the number of its tier."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def begun(self) -> list[tuple[int, int]]:
+        """No tier gets anything."""
+        return []
 
     def tier_of(self, instance: int, block: int) -> int:  # noqa: ARG002  all instances find the same
-        """See ``techniques.prefix.play_tiers.Stores``."""
+        """See ``techniques.prefix.play_tiers.Stores``: a block is the number of its tier."""
         return block
 
     def used(self, instance: int, blocks: Sequence[int]) -> None:
         """Nothing moves."""
-
-    def forget(self, instance: int) -> None:
-        """What is stated does not go with an instance."""
 
 
 def check_reuse(reuse: Reuse, tiers: Sequence[str]) -> None:

@@ -1,14 +1,10 @@
 """Keep prompt blocks in tiers below HBM, and load from there what HBM has forgotten, or compute it again.
 
-Two ways to write, as engines have them (``--hicache-write-policy`` of SGLang; connectors of vLLM write through):
-
-* ``through``: a block goes into every tier when its prompt is computed, so a tier adds what is larger than those above.
-* ``back``: a tier gets what the one above forgets, and gives back what is used again: their capacities add up.
-
-Each tier forgets its least recently used block. A prompt loads the blocks behind those that HBM has, each from the
-fastest tier that holds it, as far as that brings its first token sooner than computing them: the rule of
-``physics.passes.prompts``. A tier's link into an attention rank loads one prompt after the other, beside the steps of
-the instance, and the tiers of a prompt load side by side; then the prompt joins the queue.
+A block goes into every tier when its prompt is computed, as with the connectors of vLLM and HiCache of SGLang, so that
+a tier adds what is larger than those above. Each tier forgets its least recently used block. A prompt loads the blocks
+behind those that HBM has, each from the fastest tier that holds it, as far as that brings its first token sooner than
+computing them: the rule of ``physics.passes.prompts``. A tier's link into an attention rank loads one prompt after the
+other, beside the steps of the instance, and the tiers of a prompt load side by side; then the prompt joins the queue.
 
 **Assumptions:** storing takes no time from loading (links work both ways at once), and what waits loaded takes no
 memory from running requests.
@@ -31,10 +27,9 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
-from disagg_sim.techniques.prefix.play import Checkpointed, FreeMemory, PrefixCache, PrefixMemory
-from disagg_sim.techniques.prefix.play_stated import StatedPasts, StatedStores
+from disagg_sim.techniques.prefix.play import FreeMemory
+from disagg_sim.techniques.prefix.play_stated import StatedPasts
 
 #: Number under which a store keeps what all instances share.
 ALL = -1
@@ -91,11 +86,8 @@ class Loader:
 class Stores:
     """Blocks in the tiers below HBM of all instances, the least recently used of each first."""
 
-    def __init__(
-        self, shared: Sequence[bool], tokens: Callable[[int], Sequence[float]], *, block_tokens: int, back: bool
-    ) -> None:
-        self._shared, self._tokens, self._block_tokens, self._back = tuple(shared), tokens, block_tokens, back
-        self.count = len(self._shared)
+    def __init__(self, shared: Sequence[bool], tokens: Callable[[int], Sequence[float]], *, block_tokens: int) -> None:
+        self._shared, self._tokens, self._block_tokens = tuple(shared), tokens, block_tokens
         self._kept: list[dict[int, OrderedDict[int, None]]] = [{} for _ in shared]
         self._room = [0.0 for _ in shared]  # of what all share [block]
         self._joined: dict[int, tuple[float, ...]] = {}  # by instance: blocks of each tier [block]
@@ -108,44 +100,19 @@ class Stores:
         return -1
 
     def used(self, instance: int, blocks: Sequence[int]) -> None:
-        """HBM gets the blocks of a prompt, the first of which is the last to be forgotten."""
+        """Every tier gets the blocks of a prompt, the first of which is the last to be forgotten."""
+        if instance not in self._joined:  # it brings its shares of the tiers
+            rooms = tuple(tokens // self._block_tokens for tokens in self._tokens(instance))
+            self._joined[instance] = rooms
+            self._room = [room + more for room, more in zip(self._room, rooms, strict=True)]
         for tier, shared in enumerate(self._shared):
-            if not self._back:
-                for block in reversed(blocks):
-                    self._put(tier, instance, block)
-            elif shared:
-                kept = self._kept[tier].get(ALL, OrderedDict())
-                for block in reversed(blocks):
-                    if block in kept:
-                        kept.move_to_end(block)
-            else:
-                kept = self._kept[tier].get(instance, OrderedDict())
-                for block in blocks:
-                    kept.pop(block, None)
-
-    def forgotten(self, instance: int, block: int) -> None:
-        """HBM has no room for a block any more."""
-        if self._back:
-            self._put(0, instance, block)
-
-    def _put(self, tier: int, instance: int, block: int) -> None:
-        """A tier gets a block; what it has no room for goes further down, or is gone."""
-        if instance not in self._joined:
-            self._join(instance)
-        shared = self._shared[tier]
-        kept = self._kept[tier].setdefault(ALL if shared else instance, OrderedDict())
-        kept[block] = None
-        kept.move_to_end(block)
-        if len(kept) > (self._room[tier] if shared else self._joined[instance][tier]):
-            last, _ = kept.popitem(last=False)
-            if self._back and tier + 1 < len(self._kept):
-                self._put(tier + 1, instance, last)
-
-    def _join(self, instance: int) -> None:
-        """An instance brings its shares of the tiers."""
-        blocks = tuple(tokens // self._block_tokens for tokens in self._tokens(instance))
-        self._joined[instance] = blocks
-        self._room = [room + more for room, more in zip(self._room, blocks, strict=True)]
+            kept = self._kept[tier].setdefault(ALL if shared else instance, OrderedDict())
+            room = self._room[tier] if shared else self._joined[instance][tier]
+            for block in reversed(blocks):
+                kept[block] = None
+                kept.move_to_end(block)
+                if len(kept) > room:
+                    kept.popitem(last=False)
 
     def forget(self, instance: int) -> None:
         """An instance has lost what it does not share."""
@@ -158,15 +125,14 @@ class Tiers:
 
     def __init__(
         self,
-        memory: PrefixMemory,
-        stores: Stores | StatedStores,
+        memory: FreeMemory | StatedPasts,
+        stores: Stores | StatedPasts,
         *,
         names: tuple[str, ...],
         loaders: Callable[[int], Loader],
         block_tokens: int,
-        begun: Callable[[], list[tuple[int, int]]] | None = None,
     ) -> None:
-        self.names, self._begun = names, begun
+        self.names = names
         self._memory, self._stores, self._loader, self._block_tokens = memory, stores, loaders, block_tokens
         self._ready: dict[tuple[int, int], int] = {}  # by instance and request: past that has been loaded [token]
         self._free: dict[tuple[int, int], list[float]] = {}  # by tier and instance: when a rank's link is free [s]
@@ -176,7 +142,7 @@ class Tiers:
 
     def load(self, instance: int, request: int, prompt: int, now: float) -> float:
         """Begin to load what lies below HBM of a prompt, if that is sooner than to compute it; when it is there. [s]"""
-        for begun, other in () if self._begun is None else self._begun():  # since the last look
+        for begun, other in self._memory.begun():  # since the last look
             self._stores.used(begun, self.blocks_of(other))
         held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
         ends = self._ends(instance, request, held, prompt)
@@ -221,7 +187,7 @@ class Tiers:
     def _ends(self, instance: int, request: int, held: int, prompt: int) -> list[int]:
         """Where the part of a prompt in each tier ends, one behind the other from ``held`` on. [token]"""
         blocks, most = self.blocks_of(request), prompt - 1
-        ends, last = [held] * self._stores.count, 0
+        ends, last = [held] * len(self.names), 0
         for place in range(held // self._block_tokens, len(blocks)):
             tier = self._stores.tier_of(instance, blocks[place])
             if tier < 0:
@@ -236,8 +202,6 @@ class Tiers:
 
     def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:  # noqa: ARG002  known here
         """See ``PrefixMemory``."""
-        if self._begun is None:
-            self._stores.used(instance, self.blocks_of(request))
         self._memory.keep(instance, request, segment, self._ready.pop((instance, request), 0))
 
     def forget(self, instance: int) -> None:
@@ -248,27 +212,20 @@ class Tiers:
 
 
 def tiered(
-    memory: PrefixMemory,
+    memory: FreeMemory | StatedPasts,
     block_tokens: int,
     *,
-    options: RunOptions,
+    names: tuple[str, ...],
     site: Site,
     roster: Roster,
     tables: Callable[[Sharding], StepTable],
 ) -> Tiers:
     """Put the tiers of a run below what its instances remember in HBM."""
-    inner = memory.memory if isinstance(memory, Checkpointed) else memory
-    back = options.tier_writes == "back"
-    if back and not isinstance(inner, PrefixCache):
-        raise InputError(
-            "tier_writes 'back' with prefix_cache true: blocks leave the free memory unseen; allowed: "
-            "prefix_cache_tokens, or 'through'"
-        )
 
     @cache
     def loader(mapping: Sharding) -> Loader:
         at = site.setup_of(mapping)
-        return Loader(at, mapping, below(at.system, options.tiers), tables(mapping), site.prompt_tokens)
+        return Loader(at, mapping, below(at.system, names), tables(mapping), site.prompt_tokens)
 
     def of(instance: int) -> Loader:
         return loader(roster.mapping[instance])
@@ -276,14 +233,9 @@ def tiered(
     def tokens(instance: int) -> list[float]:
         return [spec.tokens for spec in of(instance).specs]
 
-    shared = [tier.shared for tier in below(site.setup.system, options.tiers)]
-    if isinstance(inner, StatedPasts):
-        return Tiers(memory, StatedStores(len(shared)), names=options.tiers, loaders=of, block_tokens=block_tokens)
-    stores = Stores(shared, tokens, block_tokens=block_tokens, back=back)
-    if back and isinstance(inner, PrefixCache):
-        inner.forgotten = stores.forgotten
-    begun = inner.begun if isinstance(inner, FreeMemory) else None
-    return Tiers(memory, stores, names=options.tiers, loaders=of, block_tokens=block_tokens, begun=begun)
+    shared = [tier.shared for tier in below(site.setup.system, names)]
+    stores = memory if isinstance(memory, StatedPasts) else Stores(shared, tokens, block_tokens=block_tokens)
+    return Tiers(memory, stores, names=names, loaders=of, block_tokens=block_tokens)
 
 
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:

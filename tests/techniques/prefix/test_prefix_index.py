@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.techniques.prefix.play import FreeMemory, PrefixCache
+from disagg_sim.techniques.prefix.play import FreeMemory
 from disagg_sim.workload.request_columns import PrefixBlocks
 
 #: Prompts of two blocks that all share, and of up to six of one of three families.
@@ -27,17 +27,6 @@ def agrees(memory, request):
 
 def fleet_of():
     return Fleet([InstanceSpec(table=table, blocks=30 * table.ranks, max_sequences=8) for table in TABLES])
-
-
-@given(STEPS, REQUEST)
-@settings(max_examples=60)
-def test_beside_the_memory(steps, asked):
-    """An instance keeps ten blocks, the newest."""
-    memory = PrefixCache(PREFIX, fleet_of(), 320)
-    for instance, request, dies in steps:
-        memory.forget(instance) if dies and request == 0 else memory.keep(instance, request, 0)
-        agrees(memory, request)
-        agrees(memory, asked)
 
 
 @given(STEPS, REQUEST)

@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
-from disagg_sim.facts.load import load_traffic
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.metrics import tier_use
 from disagg_sim.simulation.policies.registry import policy_named
@@ -17,10 +14,7 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import serve
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
-from disagg_sim.techniques.prefix.play_tiers import Stores
-from disagg_sim.techniques.prefix.requests_hits import hit_curve
 from disagg_sim.workload.request_columns import PrefixBlocks
-from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 from tests.simulation import sites
 from tests.simulation.sites import SIMPLE, deployment
@@ -34,10 +28,10 @@ TOKEN = 131_072
 SLOW = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
 
 
-def small(requests, options, served_by=None, policy="vllm", **tiers):
+def small(requests, options, served_by=None, policy="vllm", *, blocks=10**5, **tiers):
     """A run of the small site on a system with these tiers."""
     engine = Engine(0)
-    here = sites.site(engine, served_by or deployment(colocated=1), table=SIMPLE, blocks=10**5, options=options)
+    here = sites.site(engine, served_by or deployment(colocated=1), table=SIMPLE, blocks=blocks, options=options)
     at = replace(here.setup, system=replace(here.setup.system, kv_tiers=tiers))
     return serve(requests, policy, replace(here, setup=at), engine, options)
 
@@ -54,38 +48,42 @@ def alike(arrivals, prompt, shared, outputs=1):
     )
 
 
+def below(tier):
+    """Half of every prompt lies in a tier."""
+    return RunOptions(reuse=Reuse(share=ConstantShare(share=0.5), tiers=((tier, 1.0),)), tiers=(tier,))
+
+
 def test_loads_share_the_link_of_an_instance():
     """800 of 1,600 tokens come at 100,000 tokens/s in 8 ms, those of a prompt of the same time 8 ms later.
 
     The rest takes 90 ms each: the last ends at 5.189 s.
     """
-    trace, options = alike([0.0, 5.0, 5.0], 1600, 800), RunOptions(prefix_cache_tokens=1, tiers=("dram",))
+    trace, options = alike([0.0, 5.0, 5.0], 1600, 800), below("dram")
     found = small(trace, options, dram=KvTier(bandwidth=1e5 * TOKEN, latency_s=0.001))
-    assert found.requests.loads.load_s == pytest.approx([0.0, 0.009, 0.017])
-    assert found.requests.loads.bytes[:, 0] == pytest.approx([0.0, 800 * TOKEN, 800 * TOKEN])
+    assert found.requests.loads.load_s == pytest.approx([0.009, 0.009, 0.017])
+    assert found.requests.loads.bytes[:, 0] == pytest.approx([800 * TOKEN] * 3)
     rates = tier_use(found.frame(), options.tiers)["bytes_per_s"]
-    assert rates.tolist() == pytest.approx([0.0, 1600 * TOKEN / 5.189, 0.0])
-    assert found.requests.cached_tokens.tolist() == [0, 800, 800]
+    assert rates.tolist() == pytest.approx([0.0, 2400 * TOKEN / 5.189, 0.0])
+    assert found.requests.cached_tokens.tolist() == [800, 800, 800]
     assert found.requests.first_token_s[1] == pytest.approx(5.009 + 0.010 + 0.080)
     assert set(found.frame()) >= {"dram_tokens", "load_s"}
 
 
-@pytest.mark.parametrize("writes", ["through", "back"])
-def test_a_tier_without_end_is_a_hit_in_hbm_and_one_of_no_bandwidth_is_computed(writes):
+def test_a_tier_without_end_is_a_hit_in_hbm_and_one_of_no_bandwidth_is_computed():
     trace = alike([0.0, 5.0, 6.0], 1600, 800)
-    hit = small(trace, RunOptions(prefix_cache_tokens=10**6)).requests
+    hit = small(trace, RunOptions(reuse=Reuse(share=ConstantShare(share=0.5)))).requests
     miss = small(trace, RunOptions()).requests
-    options = RunOptions(prefix_cache_tokens=1, tiers=("dram",), tier_writes=writes)
+    options = below("dram")
     endless = small(trace, options, dram=KvTier(bandwidth=1e30, latency_s=0.0))
     closed = small(trace, options, dram=KvTier(bandwidth=1e-3, latency_s=0.0))
     assert endless.requests.first_token_s == pytest.approx(hit.first_token_s)
     assert closed.requests.first_token_s == pytest.approx(miss.first_token_s)
-    assert closed.requests.loads.computed_again.tolist() == [0, 800, 800]
+    assert closed.requests.loads.computed_again.tolist() == [800, 800, 800]
     assert not closed.requests.loads.load_s.any()
 
 
 def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
-    trace, options = alike([0.0, 5.0, 5.001], 1600, 800), RunOptions(prefix_cache_tokens=10**5, tiers=("remote",))
+    trace, options = alike([0.0, 5.0, 5.001], 1600, 800), RunOptions(prefix_cache=True, tiers=("remote",))
     both = deployment(colocated=2)
     apart, shared = (
         small(trace, options, both, remote=KvTier(bandwidth=1e6 * TOKEN, latency_s=0.0, shared=each))
@@ -123,65 +121,19 @@ def test_planners_of_dynamo_count_prompts_that_load_their_past():
     assert [each.time_s for each in found.decisions] == [10.0]
 
 
-def test_tiers_that_are_written_back_serve_what_the_hit_curve_gains_from_their_room():
-    """Below 60,000 tokens of HBM lie 200,000 and 400,000: the curve of one LRU cache at 60,000, 260,000 and 660,000."""
-    trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=3)
-    trace = replace(trace, sessions=None, arrival=10.0 * trace.arrival, output_tokens=np.ones_like(trace.output_tokens))
-    options = RunOptions(prefix_cache_tokens=60_000, tiers=("dram", "ssd"), tier_writes="back")
-    room = {"dram": 200_000, "ssd": 400_000}
-    tiers = {name: KvTier(bandwidth=1e30, latency_s=0.0, capacity=room[name] * TOKEN) for name in room}
-    found = tier_use(small(trace, options, **tiers).frame(), options.tiers)
-    curve = hit_curve(trace)
-    shares = [curve.share(size) for size in (60_000, 260_000, 660_000)]
-    assert np.cumsum(found["share"])[:3].tolist() == pytest.approx(shares, abs=0.002)
-    assert found["share"].iloc[1:3].min() > 0.05
-
-
-class Stack:
-    """What tiers that are written back hold, the short way: one list, the newest first."""
-
-    def __init__(self, rooms):
-        self.rooms, self.blocks = rooms, []
-
-    def used(self, block):
-        self.blocks = [block, *(each for each in self.blocks if each != block)][: sum(self.rooms)]
-
-    def tier_of(self, block):
-        place = self.blocks.index(block) if block in self.blocks else sum(self.rooms)
-        return next((tier for tier, room in enumerate(np.cumsum(self.rooms)) if place < room), -1)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.integers(0, 12), max_size=40), st.lists(st.integers(1, 4), min_size=2, max_size=4))
-def test_tiers_that_are_written_back_are_one_lru_stack(blocks, rooms):
-    """The first of the rooms is HBM, simple enough to stand here."""
-    below = [room * BLOCK for room in rooms[1:]]
-    stores, stack, hbm = Stores([False] * len(below), lambda _: below, block_tokens=BLOCK, back=True), Stack(rooms), []
-    for block in blocks:
-        stores.used(0, [block])
-        hbm = [block, *(each for each in hbm if each != block)]
-        if len(hbm) > rooms[0]:
-            stores.forgotten(0, hbm.pop())
-        stack.used(block)
-    for each in range(13):
-        here = 0 if each in hbm else stores.tier_of(0, each) + 1 or -1
-        assert here == stack.tier_of(each)
-
-
 def test_what_fails_loses_its_tiers_and_its_requests_end_once():
-    """The load of the third prompt is under way when its instance fails; it begins again, with nothing remembered."""
-    trace = alike([0.0, 1.0, 2.0, 6.0], 1600, 800)
+    """Others take all blocks between three like prompts. The instance fails while the past of the third is loaded."""
+    alone, other = 150 * BLOCK, range(150)
+    ids = [[*range(100)], [*(1000 + each for each in other)], [*range(100)], [*(2000 + each for each in other)]]
+    ids = [*ids, [*range(100)]]
+    lengths = np.array([1600, alone - 1, 1600, alone - 1, 1600])
+    prefix = PrefixBlocks(offsets=np.cumsum([0, *map(len, ids)]), ids=np.concatenate(ids), block_tokens=BLOCK)
+    ones = np.ones_like(lengths)
+    trace = Trace(arrival=[0.0, 0.5, 1.0, 1.5, 2.0], input_tokens=lengths, output_tokens=ones, prefix=prefix)
     event = FailureEvent(at_s=2.02, kind="instance", number=0)
-    options = RunOptions(
-        prefix_cache_tokens=1, tiers=("dram",), failures=Failures(events=(event,), restart_s=1.0, migration_limit=1)
-    )
-    found = small(trace, options, dram=KvTier(bandwidth=1.4e4 * TOKEN, latency_s=0.0))  # 57 ms, of 80 to compute
+    failures = Failures(events=(event,), restart_s=1.0, migration_limit=1)
+    options = RunOptions(prefix_cache=True, tiers=("dram",), failures=failures)
+    found = small(trace, options, blocks=150, dram=KvTier(bandwidth=2.8e4 * TOKEN, latency_s=0.0))  # 57 ms of 160
     assert (found.requests.status == Outcome.COMPLETED).all()
-    assert found.requests.cached_tokens.tolist() == [0, 800, 0, 800]
-    assert found.requests.migrations.tolist() == [0, 0, 1, 0]
-
-
-def test_blocks_of_free_memory_are_not_written_back():
-    options = RunOptions(prefix_cache=True, tiers=("dram",), tier_writes="back")
-    with pytest.raises(InputError, match=r"back' with prefix_cache true: .*; allowed: prefix_cache_tokens"):
-        small(alike([0.0], 160, 80), options, dram=SLOW)
+    assert found.requests.cached_tokens.tolist() == [0, 0, 1584, 0, 0]
+    assert found.requests.migrations.tolist() == [0, 0, 0, 0, 1]
