@@ -136,7 +136,7 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
             f"{len(front.lost)} lost, {len(front.new)} new, {len(front.moved)} moved"
         )
         print_table(
-            [["", name, *_configuration(point), *_values(point)] for name, point in shown],
+            [["", name, *_cells(point)] for name, point in shown],
             header=["", "", "decode", "prefill", "tokens/s/user", "tokens/s/GPU", "also moved"],
         )
         if len(ranked) > len(shown):
@@ -181,24 +181,19 @@ def _size(point: PointChange) -> float:
     return max((abs(move.relative) for move in point.moves if not math.isnan(move.relative)), default=0.0)
 
 
-def _configuration(point: PointChange) -> list[str]:
+def _cells(point: PointChange) -> list[str]:
+    """Format both mappings, both quantities of the frontier, and the other columns that moved, the largest first."""
     key: dict[str, Any] = dict(point.key)
     chunk = f" chunk {key['prefill_chunk_tokens']}" if key["prefill_chunk_tokens"] else ""
-    return [
-        f"{mapping_text(key, 'decode')} batch {key['decode_batch']}",
-        f"{mapping_text(key, 'prefill')}{chunk} batch {key['prefill_batch']}",
-    ]
-
-
-def _values(point: PointChange) -> list[str]:
-    """Format both quantities of the frontier, then the other columns that moved, the largest change first."""
+    decode = f"{mapping_text(key, 'decode')} batch {key['decode_batch']}"
+    prefill = f"{mapping_text(key, 'prefill')}{chunk} batch {key['prefill_batch']}"
     pairs = [
         (None if point.old is None else point.old[at], None if point.new is None else point.new[at]) for at in (0, 1)
     ]
     others = [move for move in point.moves if move.column not in (FRONTIER.x, FRONTIER.y)]
     others.sort(key=lambda move: 0.0 if math.isnan(move.relative) else -abs(move.relative))
     more = f", {len(others) - 1} more" if len(others) > 1 else ""
-    return [*(_pair(*pair) for pair in pairs), ", ".join(_move(move) for move in others[:1]) + more]
+    return [decode, prefill, *(_pair(*pair) for pair in pairs), ", ".join(_move(move) for move in others[:1]) + more]
 
 
 def _pair(old: float | None, new: float | None) -> str:

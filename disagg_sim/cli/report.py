@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.atomic import require_own
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.workers import cores
+from disagg_sim.cli.workers import Jobs, cores
 from disagg_sim.report.page.sweep import BESIDE
 from disagg_sim.report.page.write import MARK, content_of, write_page
 from disagg_sim.sweep.manifest import MANIFEST
@@ -25,7 +25,7 @@ def report(
     no_breakdowns: Annotated[
         bool, typer.Option("--no-breakdowns", help="Sweep: leave out what each latency is made of; faster.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
     path = out or results / "report.html"

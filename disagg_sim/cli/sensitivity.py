@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Address, Backend, Keep, cores
+from disagg_sim.cli.workers import Address, Backend, Jobs, Keep, cores
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.fidelity import sweep_elasticities, why_not, write_elasticities
 from disagg_sim.sweep.plan import EVERYTHING, plan_sweep
@@ -22,7 +22,7 @@ def sensitivity(
         str, typer.Argument(metavar="FILE|NAME", help="YAML file of a sweep, or the name of a shipped one.")
     ],
     out: Annotated[Path, typer.Option(help="Directory of the sweep's results; missing results are computed.")],
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    jobs: Jobs = None,
     backend: Backend = "",
     address: Address = "",
     keep: Keep = EVERYTHING,

@@ -13,7 +13,7 @@ import typer
 from disagg_sim.choices import MOST_SEED
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Address, Backend, cores
+from disagg_sim.cli.workers import Address, Backend, Jobs, cores
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.lines import not_completed
 from disagg_sim.report.simulation import ENERGY_HEADER, write_perfetto, write_run_energy
@@ -31,7 +31,7 @@ def simulate(
     ],
     out: Annotated[Path, typer.Option(help="Directory of the results; an interrupted run resumes there.")],
     trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file; overrides the traces of the scenario.")] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    jobs: Jobs = None,
     backend: Backend = "",
     address: Address = "",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,

@@ -11,7 +11,7 @@ import typer
 
 from disagg_sim.atomic import write_text
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.workers import Address, Backend, Keep, cores
+from disagg_sim.cli.workers import Address, Backend, Jobs, Keep, cores
 from disagg_sim.question import prices_of
 from disagg_sim.report.summary import summary
 from disagg_sim.sweep.backends.run import staying
@@ -29,7 +29,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the results; an interrupted run resumes there.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    jobs: Jobs = None,
     backend: Backend = "",
     address: Address = "",
     keep: Keep = EVERYTHING,

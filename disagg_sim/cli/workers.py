@@ -9,6 +9,7 @@ import typer
 
 from disagg_sim.facts.hub.files import OFFLINE
 
+Jobs = Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")]
 Backend = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,7 @@ T. Dao, A. Gu, "Transformers are SSMs", :arxiv:`2405.21060`; DeepSeek-AI, "DeepS
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -135,17 +135,9 @@ def part_cost(work: Work, shape: AttentionShape, rate: PartRate) -> Cost:
 
 def part_rate(fit: AttentionPartFit, system: SystemSpec, cache: str = "") -> PartRate:
     """Find what a fitted kernel of linear or sparse attention reaches on a system; a share of None does not bind."""
+    same = {each.name: getattr(fit, each.name) for each in fields(PartRate)[2:]}
     return PartRate(
-        flops=np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops["bf16"],
-        bandwidth=np.inf if fit.e_memory is None else fit.e_memory * system.hbm_bandwidth,
-        t0=fit.t0,
-        walk=fit.walk,
-        key_walk=fit.key_walk,
-        token=fit.token,
-        choice=fit.choice,
-        choice_until=fit.choice_until,
-        head_tile=fit.head_tile,
-        query_tile=fit.query_tile,
-        few_heads=fit.few_heads if cache == "fp8" else 0.0,
-        few_token=fit.few_token,
+        np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops["bf16"],
+        np.inf if fit.e_memory is None else fit.e_memory * system.hbm_bandwidth,
+        **same | {"few_heads": fit.few_heads if cache == "fp8" else 0.0},
     )

@@ -39,7 +39,7 @@ from disagg_sim.report.lines import (
 )
 from disagg_sim.report.plan import PlanExtras, ScreenPart, changes, screen
 from disagg_sim.report.words import text_of
-from disagg_sim.search.deployment import Deployment, Instance, Pool
+from disagg_sim.search.deployment import Deployment, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.simulation.capacity import Capacity
@@ -68,12 +68,12 @@ for _kind, _of_kind in (
     (PrecisionRecipe, precision_lines),
     (ProfileSpec, profile_lines),
 ):
-    html_of.register(_kind, lambda spec, lines=_of_kind: _lines(spec.title, lines(spec)))
+    html_of.register(_kind, lambda spec, lines=_of_kind: _table(spec.title, lines(spec)))
 
 
 @html_of.register
 def _(spec: Precision) -> str:
-    return _lines(f"{spec.name}, as one model uses it", resolved_lines(spec))
+    return _table(f"{spec.name}, as one model uses it", resolved_lines(spec))
 
 
 @html_of.register
@@ -86,7 +86,7 @@ def _(at: Setup) -> str:
         ("memory that an engine may fill", f"{at.memory_limit / GB:.1f} GB a GPU"),
         *(("fit", taken.text) for taken in at.rates.used),
     ]
-    return _lines(f"{at.model.title} on {at.system.title}", lines)
+    return _table(f"{at.model.title} on {at.system.title}", lines)
 
 
 @html_of.register
@@ -94,7 +94,7 @@ def _(mapping: Sharding) -> str:
     if np.ndim(mapping.pp):
         sizes, counts = np.unique(mapping.gpus, return_counts=True)
         head = ("GPUs of an instance", *(f"{size}" for size in sizes))
-        shown = _table(f"{_counted(len(mapping), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
+        shown = _table(f"{_counted(len(mapping), 'mapping')}", [("mappings", *(f"{count}" for count in counts))], head)
         refused = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(mapping.refused, key=lambda r: -r[1]))
         return shown + (f"<p>Rejected: {escape(refused)}</p>" if refused else "")
     copies = f", {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
@@ -106,19 +106,19 @@ def _(mapping: Sharding) -> str:
         ("pipeline", f"{mapping.pp} stages" if mapping.pp > 1 else "none"),
         ("prefill", f"chunks of {mapping.chunk_tokens:,} tokens" if mapping.chunk_tokens else "whole prompts"),
     ]
-    return _lines(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
+    return _table(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
 
 
 @html_of.register
 def _(pool: Pool) -> str:
-    return _table(_pool_text(pool), POOL_HEAD, _pool_rows(pool))
+    return _table(_pool_text(pool), _pool_rows(pool), POOL_HEAD)
 
 
 @html_of.register
 def _(deployment: Deployment) -> str:
     pools = (deployment.prefill, deployment.decode)
     caption = "; ".join(_pool_text(pool) for pool in pools)
-    return _table(caption, POOL_HEAD, [row for pool in pools for row in _pool_rows(pool)])
+    return _table(caption, [row for pool in pools for row in _pool_rows(pool)], POOL_HEAD)
 
 
 @html_of.register
@@ -134,7 +134,7 @@ def _(plan: PoolsPlan) -> str:
     if not np.isnan(plan.cost):
         lines.append(("cost", f"{plan.cost:,.4g} USD/h, or W where it is per watt"))
     caption = "Deployment" if plan.members else "No deployment"
-    return _lines(caption, lines) + (html_of(plan.deployment) if plan.deployment else "")
+    return _table(caption, lines) + (html_of(plan.deployment) if plan.deployment else "")
 
 
 @html_of.register
@@ -153,25 +153,25 @@ def _extras_of(plan: Plan) -> PlanExtras:
 def _part(part: ScreenPart) -> str:
     if len(part.rows[0]) == 1:
         return "".join(f"<p>{escape(line)}</p>" for (line,) in part.rows)
-    return _table("", part.header, part.rows)
+    return _table("", part.rows, part.header)
 
 
 @html_of.register
 def _(deployment: ServedDeployment) -> str:
     head = ("part", "instances", "mapping", "GPUs each")
-    return _table(f"{deployment.name}: {_counted(deployment.all_gpus, 'GPU')}", head, deployment_rows(deployment))
+    return _table(f"{deployment.name}: {_counted(deployment.all_gpus, 'GPU')}", deployment_rows(deployment), head)
 
 
 @html_of.register
 def _(row: Summary) -> str:
-    return _lines(f"{row.policy} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
+    return _table(f"{row.policy} on {row.deployment} under {row.trace} x {row.rate_scale:g}", summary_lines(row))
 
 
 @html_of.register
 def _(result: RunResult) -> str:
     caption = f"{result.policy} on {result.deployment} under {result.trace}: {result.duration_s:,.4g} s"
     ended = result.frame()["status"].value_counts()
-    return _lines(caption, [(str(status), _counted(count, "request")) for status, count in ended.items()])
+    return _table(caption, [(str(status), _counted(count, "request")) for status, count in ended.items()])
 
 
 @html_of.register
@@ -183,7 +183,7 @@ def _(capacity: Capacity) -> str:
         )
         for row in capacity.runs
     ]
-    return _lines(f"Capacity: {capacity.message}", lines)
+    return _table(f"Capacity: {capacity.message}", lines)
 
 
 @html_of.register
@@ -211,7 +211,7 @@ def _(grid: PhaseGrid) -> str:
     if at.rates.inherited:
         lines.append(("fits", "some are inherited from another system's measurements"))
     where = f"{at.model.title} on {at.system.title}, {at.precision.name} ({at.profile.name})"
-    return _lines(f"{grid.phase.capitalize()} grid: {where}", lines)
+    return _table(f"{grid.phase.capitalize()} grid: {where}", lines)
 
 
 @html_of.register
@@ -222,7 +222,7 @@ def _(found: Breakdown) -> str:
         for latency in LATENCIES:
             head = ("part", "time", "share", "speed of light", "spent on", "label", "rests on")
             if parts := [_breakdown_row(line) for line in lines_of(found, row, latency)]:
-                shown.append(_table(latency_title(found, row, latency), head, parts))
+                shown.append(_table(latency_title(found, row, latency), parts, head))
     left = len(found.points) - MOST_DESIGNS
     return "".join(shown) + (f"<p>and {_counted(left, 'design')} more</p>" if left > 0 else "")
 
@@ -256,21 +256,20 @@ def _pool_text(pool: Pool) -> str:
 
 
 def _pool_rows(pool: Pool) -> list[Line]:
-    return [_instance_row(instance, count) for instance, count in pool.members]
-
-
-def _instance_row(instance: Instance, count: int) -> Line:
-    return (
-        instance.phase,
-        f"{count:,}",
-        _mapping_text(instance.mapping),
-        f"{instance.mapping.gpus:,}",
-        f"{instance.batch:,}",
-        f"{LATENCY[instance.phase]} {_time_text(instance.latency_s)}",
-        f"{instance.request_rate_per_s:.4g}",
-        f"{instance.memory_bytes / GB:.1f} GB/GPU",
-        instance.system,
-    )
+    return [
+        (
+            each.phase,
+            f"{count:,}",
+            _mapping_text(each.mapping),
+            f"{each.mapping.gpus:,}",
+            f"{each.batch:,}",
+            f"{LATENCY[each.phase]} {_time_text(each.latency_s)}",
+            f"{each.request_rate_per_s:.4g}",
+            f"{each.memory_bytes / GB:.1f} GB/GPU",
+            each.system,
+        )
+        for each, count in pool.members
+    ]
 
 
 def _time_text(seconds: float) -> str:
@@ -281,11 +280,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _lines(caption: str, lines: Iterable[Line]) -> str:
-    return _table(caption, (), lines)
-
-
-def _table(caption: str, head: Sequence[str], rows: Iterable[Line]) -> str:
+def _table(caption: str, rows: Iterable[Line], head: Sequence[str] = ()) -> str:
     body = "".join(f"<tr>{''.join(f'<td{LEFT}>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     top = "".join(f"<th{LEFT}>{escape(cell)}</th>" for cell in head)
     top = f"<thead><tr>{top}</tr></thead>" if head else ""

@@ -237,10 +237,6 @@ def _choice(value: object, info: Any) -> PolicyChoice:
         raise SeveralFaultsError([(("label",), str(error))]) from None
 
 
-#: Message for a key of older files.
-OLD_SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
-
-
 class _Limits(Strict):
     """Keys of an SLO."""
 
@@ -311,9 +307,8 @@ class _File(Strict):
 def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicies]:
     path, known = find_document("scenario", name), KnownPolicies(run)
     document = read_mapping(path)
-    faults = [OLD_SYSTEMS] if "systems" in document else []
-    keys = {"policies" if key == "systems" else key: value for key, value in document.items()}
-    checked = checked_or_faults(with_techniques(_File, axes=False), keys, _Reading(path.parent, trace, known))
+    faults: list[str] = []
+    checked = checked_or_faults(with_techniques(_File, axes=False), document, _Reading(path.parent, trace, known))
     of_option = list(faults_of_call("--trace", replacing, trace, ())) if trace else []
     if isinstance(checked, list):
         faults += checked

@@ -350,7 +350,6 @@ def pools_of_case(block: Block) -> tuple[pd.DataFrame, int]:
         allow_long_context=True,
     )
     within = limits.ftl_s - (0.0 if encode is None else encode.latency)
-    nic = None if math.isinf(limits.nic_limit) else limits.nic_limit
     grids: list[PhaseGrid | SplitGrid] = []
     if "decode" in case.pool_names:
         grids.append(decode_grid(case.decode_setup, block.mappings, case.lengths, allow_long_context=True))
@@ -360,7 +359,7 @@ def pools_of_case(block: Block) -> tuple[pd.DataFrame, int]:
     points = sum(each.latency.size for each in grids)
     front = pd.DataFrame(columns=list(POOL_COLUMNS))
     if within > 0:
-        candidates = prefill_candidates(grid, ftl_limit=within, nic_limit=nic)
+        candidates = prefill_candidates(grid, ftl_limit=within, nic_limit=_finite(limits.nic_limit))
         with suppress(InfeasibleError):  # the frontier of two pools says why
             front = pools_front(
                 candidates,

@@ -7,7 +7,6 @@ lengths are scored together.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 
 from disagg_sim.domain import Sharding
 from disagg_sim.search.blocks import BLOCK_POINTS
@@ -22,15 +21,8 @@ KEPT_GRIDS = 16
 MOST_TOGETHER = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What decides the times and bytes of a block."""
-
-    digest: str
-    phase: str
-    mappings: Sharding
-    batch: bytes
-
+#: What decides the times and bytes of a block: digest, phase, mappings, batches.
+_Asked = tuple[str, str, Sharding, bytes]
 
 _kept: dict[_Asked, PhaseGrid] = {}  # the newest last
 
@@ -73,7 +65,7 @@ def score_group(blocks: Sequence[Block]) -> None:
 
 def _asked(block: Block) -> _Asked:
     assert block.batch is not None
-    return _Asked(block.scored_as, block.key.table, block.mappings, block.batch.tobytes())
+    return block.scored_as, block.key.table, block.mappings, block.batch.tobytes()
 
 
 def _new(blocks: Sequence[Block]) -> list[PhaseGrid]:

@@ -212,7 +212,6 @@ policies: [{kind: vllm, admission: {kind: predicted_ttft, shar: 1}}]
 policies: [{kind: vllm, label: "a\nb"}] :: policies[0].label: 'a\nb' is no plain name
 policies: [vllm, vllm] :: policies: vllm stands there 2 times
 policies: mine.py :: policies: 'mine.py' is a file, not the name of a policy; name files under policy_file
-policies: null, systems: [vllm] :: systems: serving policies stand under 'policies'; 'system' names the GPUs
 capacity: {criterion: p95} :: capacity.criterion: 'p95' is unknown, did you mean 'p99'?
 admission: bussy :: admission: 'bussy' is unknown, did you mean 'busy'?; allowed: busy, predicted_ttft
 admission: {kind: busy, decode_blocks: 2} :: admission.decode_blocks: 2 is out of range; allowed: from 0

@@ -68,16 +68,7 @@ COSTS = tuple(COST_TEXT)
 #: Of speculative decoding, shown where some design has drafts.
 DRAFTS = ("decode_draft_tokens", "accepted_tokens_per_step")
 #: Columns of a point that its page needs, of a table of points.
-NEEDED: tuple[str, ...] = (
-    *AS_THEY_ARE,
-    "mode",
-    "system",
-    "prefill_system",
-    "prefill_precision",
-    "profile",
-    "isl",
-    "osl",
-)
+NEEDED: tuple[str, ...] = (*AS_THEY_ARE, "mode", "system", "prefill_system", "prefill_precision", "profile")
 NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING if name not in UNSAID)
 THROUGHPUTS = (THROUGHPUT, "tokens_per_usd", "tokens_per_joule", "tokens_per_drawn_joule")
 #: Error bars of a point: columns of ``uncertainty.csv``.
@@ -97,12 +88,11 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
     words = {name: points[name].astype(str).to_numpy() for name in ("mode", "system", "prefill_system")}
     alike = words["system"] == words["prefill_system"]
     systems = np.where(alike, words["system"], words["prefill_system"] + " to " + words["system"])
-    traffic = points["traffic"] if "traffic" in points else _lengths(points)
     evidence = points[EVIDENCE_COLUMN].astype(str) if EVIDENCE_COLUMN in points else pd.Series("", points.index)
     return table.assign(
         mode=[MODE_TEXT.get(mode, mode) for mode in words["mode"]],
         system=systems,
-        traffic=traffic.to_numpy(),
+        traffic=points["traffic"].to_numpy(),
         variant=variants.to_numpy(),
         prefill=_mappings(points, "prefill"),
         decode=_mappings(points, "decode"),
@@ -121,10 +111,6 @@ def shown_pools(front: pd.DataFrame) -> pd.DataFrame:
     words = {"prefill": [mapping_text(row, "prefill") for row in rows], "decode": [*map(decode_parts_text, rows)]}
     over = [name for name in COSTS if name in front]
     return front[["case", INTERACTIVITY, THROUGHPUT, *over, "ftl_s", "ttl_s", *used, "decode_batch"]].assign(**words)
-
-
-def _lengths(points: pd.DataFrame) -> pd.Series:
-    return points["isl"].astype(int).astype(str) + "/" + points["osl"].astype(int).astype(str)
 
 
 def _mappings(points: pd.DataFrame, phase: str) -> list[str]:

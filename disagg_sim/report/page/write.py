@@ -21,6 +21,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.page.assemble import Content, as_content_faults, page_html, read_block, read_table
 from disagg_sim.report.page.sweep import BESIDE, sweep_content
+from disagg_sim.report.schemas import PLAN
 from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
 from disagg_sim.sweep.manifest import MANIFEST
 
@@ -104,23 +105,19 @@ def _spread(done: pd.DataFrame) -> pd.DataFrame:
     return told.rename_axis("share").reset_index()
 
 
-SCHEMA = "disagg-sim/plan/"
-
-
 def plan_content(root: Path) -> Content:
     """Read the directory of a plan for its page."""
     path, text = root / "plan.json", root / "plan.txt"
-    with as_content_faults(path, f"a plan of schema {SCHEMA}..."):
+    with as_content_faults(path, f"a plan of schema {PLAN}"):
         plan = read_json(path)
-        if not plan["schema"].startswith(SCHEMA):
+        if plan["schema"] != PLAN:
             raise ValueError(plan["schema"])
         for design in filter(None, [plan["best"], *plan["runners_up"]]):
             design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
             for pool in design["pools"]:
                 degrees = degrees_text(**{name: pool[name] for name in SHARDING if name in pool})
                 pool["mapping"] = degrees + beside_text(pool.get("chunk_tokens", 0), pool.get("draft_tokens", 0))
-        said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
-        plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
+        plan["said"] = {"why": [], "changes": None, **plan["said"]}
     with as_content_faults(text, "a text"):
         screen = text.read_text(encoding="utf-8") if text.is_file() else ""
     facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
