@@ -142,11 +142,11 @@ def group_cost(op: Operator, at: Setup) -> Cost:
     return inside + _wire_cost(MessageTime(latency, gather_bytes(op.size, domains) / inner / nic))
 
 
-def ring_hop_cost(op: Operator, at: Setup) -> Cost:
-    """Time the hand-over of ``op.size`` bytes to the next rank of a ring: by NVLink, or by NIC across domains. [s]"""
-    profile, across = at.profile, np.asarray(op.domains) > 1
+def peer_cost(op: Operator, across: Numeric, at: Setup) -> Cost:
+    """Time sending ``op.size`` bytes to one other rank: by NVLink, or by NIC where it is ``across`` domains. [s]"""
+    profile, system = at.profile, at.system
     latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
-    link = np.where(across, at.system.nic_bandwidth, at.system.nvlink_bandwidth) * profile.p2p_efficiency
+    link = np.where(across, system.nic_bandwidth, system.nvlink_bandwidth) * profile.p2p_efficiency
     return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), at)
 
 
@@ -295,9 +295,5 @@ def hop_cost(tokens: Numeric, instance_gpus: Numeric, at: Setup) -> Cost:
     >>> [f"{1e6 * hop_cost(1024.0, gpus, at).time:.0f} us" for gpus in (8, 16)]
     ['37 us', '336 us']
     """
-    profile, system = at.profile, at.system
-    across = np.asarray(instance_gpus) > system.nvlink_domain
-    latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
-    link = np.where(across, system.nic_bandwidth, system.nvlink_bandwidth) * profile.p2p_efficiency
     op = Operator("hop", "hop", NOTHING_DONE, size=tokens * (at.model.hidden * at.precision.combine_bytes))
-    return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), at)
+    return peer_cost(op, np.asarray(instance_gpus) > at.system.nvlink_domain, at)

@@ -214,10 +214,8 @@ def colocated_load(
     sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
     drafts = at.drafts(mapping)
     queries = 1.0 + drafts
-    decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
+    decodes, decodes_total = (each * queries for each in decode_live(mapping, batch)[:2])
     together = np.add if prefilling.mixed else np.maximum
-    decodes_total = np.minimum(decodes * mapping.dp_attn, batch) * queries
-    decodes = decodes * queries
     new_total = np.minimum(new * mapping.dp_attn, prompt.new.of(prompts, deviations))
     whole = prompt.of(own, deviations)
     return Residents(

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.physics.blocks.base import AttentionBlock
-from disagg_sim.physics.cost import cheapest, kernel_cost, ring_hop_cost, total_cost
+from disagg_sim.physics.cost import cheapest, kernel_cost, peer_cost, total_cost
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import is_one
@@ -100,7 +100,7 @@ def shared_prefill(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: T
         domains = np.ceil(tp * np.asarray(pcp) / at.system.nvlink_domain)
         sent = Operator("all-gather of keys and values", "gather", _SENT, size=size, ranks=pcp, domains=domains)
         if at.sharing.prefill == "ring":
-            hop = ring_hop_cost(sent._replace(name="ring of keys and values", size=size / pcp), at)
+            hop = peer_cost(sent._replace(name="ring of keys and values", size=size / pcp), np.asarray(domains) > 1, at)
             seen = (pcp - 1.0) * np.maximum(hop.time - cost.time / pcp, 0.0)
             cost = cost + Cost(seen, Sums(communication=seen))
         else:
