@@ -31,9 +31,7 @@ def derived_from(checkpoint: str) -> str:
 
 
 def engine_named(text: str) -> str:
-    """Engine of a framework as a source writes it; "" where there is none. Of a list, parts that ran another benchmark
-    do not count.
-    """
+    """Engine of a framework as a source writes it, of a list without parts that ran another benchmark; "" = none."""
     parts = text.split(",")
     own = [part for part in parts if not any(word in part.lower() for word in names()["other_benchmarks"])]
     return _first(",".join(own), names()["engines"])

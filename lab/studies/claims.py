@@ -119,8 +119,8 @@ Told = tuple[str, bool] | tuple[str, bool, str]
 def finding(
     judge: Callable[..., Told | Finding], *, ways: Ways | None = None, data: Sequence[str] = (), **given: Any
 ) -> Callable[[Any], Finding]:
-    """Make of a judge with the arguments ``given`` one of evidence alone, in both ``ways``; its note begins with the
-    stand-ins of ``data``.
+    """Make of a judge with the arguments ``given`` one of evidence alone, in both ways, with the stand-ins of ``data``
+    noted.
     """
 
     def found(evidence: Any) -> Finding:
@@ -243,10 +243,7 @@ class PaperText:
 def evaluate(
     claims: Iterable[Claim[Evidence]], evidence: Mapping[str, Evidence], listener: RunListener | None = None
 ) -> pd.DataFrame:
-    """Judge every claim under every profile.
-
-    Returns columns ``COLUMNS``; a row per claim and profile, in order of claims.
-    """
+    """Judge every claim under every profile: ``COLUMNS``, a row per claim and profile, in order of claims."""
     rows = []
     for each in claims:
         about = {"id": each.id, "statement": each.statement, "kind": each.kind, "acceptance": each.acceptance}
@@ -259,11 +256,7 @@ def evaluate(
 
 
 def holding(claims: pd.DataFrame) -> pd.DataFrame:
-    """Count the claims that hold under each profile.
-
-    Returns a row a profile: ``profile``; ``holds`` and ``of``, counts without those by construction [1]; the ids of all
-    others: ``fails``, ``added_rule`` and ``by_construction``.
-    """
+    """Count the claims that hold under each profile of those not by construction; list the ids of all others."""
     rows = []
     for profile, part in claims.groupby("profile", sort=False):
         ids = {verdict: part.loc[part["verdict"] == verdict, "id"] for verdict in Verdict}
@@ -286,10 +279,8 @@ def evaluate_as_authors(
     ours: pd.DataFrame,
     listener: RunListener | None = None,
 ) -> pd.DataFrame:
-    """Judge claims on the engines of a paper's authors, beside this project's verdicts.
-
-    Takes ``ours`` (a row a claim, with ``id``, ``value``, ``verdict`` and ``note``). Returns ``BOTH_COLUMNS``; a row
-    a claim and engine.
+    """Judge claims on the engines of a paper's authors, beside this project's verdicts (``ours``, a row a claim):
+    ``BOTH_COLUMNS``, a row a claim and engine.
     """
     own = ours.set_index("id")
     rows = []

@@ -44,10 +44,8 @@ FULL, QUICK, TRIAL = (MeasurementPlan(**_PLANS["full"] | _PLANS[name]) for name 
 
 
 def measure(bench: TorchBench, system: str, plan: MeasurementPlan, progress: RunListener) -> pd.DataFrame:
-    """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
-
-    Takes ``bench`` (times a call on the device [s]). Returns one row a call that could run; columns that a form lacks
-    are empty; ``calibrate kernels`` reads the CSV of it.
+    """Measure the rows of all tables by a bench that times calls on the device: one row a call that could run, columns
+    that a form lacks empty; ``calibrate kernels`` reads the CSV of it.
     """
     calls = list(_calls(bench, plan))
     groups = [2**power for power in range(1, bench.ranks.bit_length()) if 2**power <= bench.ranks]

@@ -206,11 +206,8 @@ def _repeat(calls: Sequence[Callable[[], Any]], rounds: int) -> None:
 
 
 def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str) -> list[float]:
-    """Times of collectives, each as its slowest rank sees it. [s]
-
-    Takes ``wanted`` ((op, bytes): "all_reduce", "all_gather", "reduce_scatter" or "alltoall", and the full tensor, of
-    "alltoall" the send buffer of a rank, in two-byte elements) and ``backend`` ("nccl" on GPUs, "gloo" on the CPU
-    (which lacks some of them on older releases)).
+    """Times of collectives (op, bytes), each as its slowest rank sees it; bytes are those of the full tensor, of
+    "alltoall" the send buffer of a rank, in two-byte elements. [s]
     """
     from torch import multiprocessing
 

@@ -117,10 +117,8 @@ class AttentionTable(Generic[AttentionFit]):
     times: Callable[[Calls, AttentionFit, SystemSpec], Array]
 
     def fit(self, rows: pd.DataFrame, system: SystemSpec) -> list[AttentionFit]:
-        """One fit a variant, together, each with the fewest own parameters that do nearly as well as the most.
-
-        Takes ``rows`` (of one (framework, version) that may be fitted, with ``latency`` [s]). The result is in the
-        order of kernel, arithmetic and cache; numbers that they share count as parameters of the first.
+        """One fit a variant, together, each with the fewest own parameters that do nearly as well as the most; numbers
+        that they share count as parameters of the first.
         """
         parts = {v: part for v, part in _by_variant(rows, self.compute_column) if v[1] in system.peak_flops}
         return enough([self._fit_jointly(parts, system, own) for own in self.own], self.most) if parts else []

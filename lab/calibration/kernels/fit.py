@@ -33,10 +33,8 @@ EIGHTY_PERCENT = 1.2816
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fits of one system.
-
-    ``residuals`` has a row for each measured row of the system: ``operator, framework, system, masked, held_out,
-    measured`` [s], ``predicted`` [s], NaN where nothing was fitted.
+    """Fits of one system; ``residuals`` has each measured row with ``measured`` and ``predicted`` [s], NaN without a
+    fit.
     """
 
     system: SystemSpec
@@ -54,10 +52,7 @@ def calibrate_kernels(
     split: bool = True,
     prefill_keys: Sequence[PrefillKeys] = (),
 ) -> Calibration:
-    """Fit everything that the tables measure of a system.
-
-    Returns fits by section of the efficiency file, the files that they rest on, and every row with its prediction [s].
-    """
+    """Fit everything that the tables measure of a system."""
 
     spec = load_system(system if is_path(system) else spec_name(system))
     tables = read_all(paths, exclude, faults_of=partial(beyond_physics, system=spec))
@@ -141,9 +136,8 @@ def _judged(
 
 
 def _errors(predicted: Floats, measured: Floats, mine: NDArray[np.bool_]) -> dict[str, Any]:
-    """Rows, median and 90 % quantile of the relative error, and the spread of its logarithm, as fits name them.
-
-    The spread is the standard deviation of a normal law without bias whose 80 % band holds 80 % of the rows.
+    """Rows, median and 90 % quantile of the relative error, and the s.d. of the normal distribution without bias whose
+    80 % band holds 80 % of its logarithms, as fits name them.
     """
     if not mine.any():
         return {"points": 0, "median_error": 0.0, "p90_error": 0.0, "sigma_log": 0.0}

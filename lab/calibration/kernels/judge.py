@@ -38,13 +38,8 @@ POOLED = "all"
 def judge_kernels(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> pd.DataFrame:
-    """Predict every row of the tables.
-
-    Returns ``COLUMNS``; 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by
-    the spread of the fit on the rows that it saw (``facts.uncertainty``); ``evaluated`` is true where measurement and
-    prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt; ``part``
-    is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every other; ``row``
-    is the name of a row where the table gives one (``row_id``), else its line.
+    """Predict every row of the tables: ``COLUMNS``. ``part`` is "new" for a table that no fit was made from (by its
+    bytes); a ``reason`` says why a row is not ``evaluated``, or names a doubt where it is.
     """
     if efficiency is not None and not efficiency.is_dir():
         raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
@@ -60,9 +55,7 @@ def judge_kernels(
 
 
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size: of all systems together, then of
-    each.
-    """
+    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size, pooled and by system."""
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}
     rows = good[list(GROUPS)].assign(**{name: good[f"{column}_us"] * US for name, column in columns.items()})

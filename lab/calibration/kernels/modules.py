@@ -180,10 +180,10 @@ def fit_sparse_attention(rows: pd.DataFrame, system: SystemSpec) -> list[Attenti
 
 
 def predict_sparse_attention(rows: pd.DataFrame, system: SystemSpec, fits: Sequence[AttentionPartFit]) -> Array:
-    """Time of each row of a sparse_attention table by the fits of its library, kind and phase, else NaN. [s]
+    """Time of each row of a sparse_attention table by the fits of its library, kind and phase. [s]
 
-    A row whose context exceeds the choice needs a fit of the index, a shorter one does not. Rows of layers that take
-    the choice of another, and prompts of one token, have no forecast.
+    NaN without a fit (of the index, too, where the context exceeds the choice), for layers that take the choice of
+    another, and for prompts of one token.
     """
     result = np.full(len(rows), np.nan)
     decodes = rows["phase"] == GENERATION

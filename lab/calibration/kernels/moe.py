@@ -70,11 +70,7 @@ FEW_DRAWS = (0.01, 2.0)
 
 
 def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
-    """One fit a format and kernel, all together.
-
-    Takes ``rows`` (rows of one (framework, version) of a moe or moe_ep_compute table that may be fitted, with
-    ``latency`` [s]). The result is by format and kernel; the shared numbers count as parameters of the first.
-    """
+    """One fit a format and kernel, all together; the shared numbers count as parameters of the first."""
     kinds = rows.groupby([rows["dtype"].map(FORMAT_OF), rows["kernel_source"]], sort=True)
     named = {(str(form), str(kernel)): table for (form, kernel), table in kinds}
     tables = {key: table for key, table in named.items() if FORMATS[key[0]].arithmetic in system.peak_flops}
@@ -98,9 +94,8 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
 
 
 def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> Array:
-    """Time of each row of a moe or moe_ep_compute table by the fit of its framework, format and kernel. [s]
-
-    NaN where there is none, or where the table does not say how tokens fall on the rank.
+    """Time of each row by the fit of its framework, format and kernel; NaN where there is none, or where the table does
+    not say how tokens fall on the rank. [s]
     """
     words = {"engine": rows["framework"], "format": rows["dtype"].map(FORMAT_OF)}
     words |= {"kernel": rows["kernel_source"].replace(SAME_KERNEL)}

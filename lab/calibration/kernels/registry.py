@@ -52,8 +52,7 @@ def sound_experts(fits: Sequence[MoeFit], rows: pd.DataFrame) -> tuple[list[MoeF
     """Split fits of experts into those that are shipped and those whose kernel was timed with a tactic nobody runs.
 
     Such a kernel loses to 16-bit weights of the same engine at the same shapes (the median over them), although it
-    reads fewer bytes and multiplies faster; or it takes less time for more tokens. Takes ``rows`` (that they saw, with
-    ``latency`` [s]). Returns ``shipped`` (in their order).
+    reads fewer bytes and multiplies faster; or it takes less time for more tokens.
     """
     left = [LeftOut(fit, reason) for fit in fits if (reason := _fault_of_experts(fit, rows))]
     return [fit for fit in fits if not any(fit is each.fit for each in left)], left
@@ -81,10 +80,7 @@ def _fault_of_experts(fit: MoeFit, rows: pd.DataFrame) -> str:
 def sound_parts(
     fits: Sequence[AttentionPartFit], _rows: pd.DataFrame | None = None
 ) -> tuple[list[AttentionPartFit], list[LeftOut]]:
-    """Split fits into those that are shipped and those that are not; of several versions that with most points counts.
-
-    Returns ``shipped`` (in their order).
-    """
+    """Split fits into those that are shipped and others; of several versions that with most points counts."""
     left: list[LeftOut] = []
     best: dict[tuple[str, str, str], AttentionPartFit] = {}
     for fit in fits:
@@ -151,7 +147,7 @@ class FittedOperator:
         """Return the index in ``units`` of what predicts each row, -1 if nothing does.
 
         A row needs a unit when it has a prediction with all fits and none without that unit; of several such units the
-        one that fewest rows need counts. Takes ``predicted`` [s] of shape (rows,).
+        one that fewest rows need counts.
         """
         chosen = np.full(len(rows), -1)
         fewest = np.full(len(rows), len(rows) + 1)

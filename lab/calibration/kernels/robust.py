@@ -41,10 +41,7 @@ class Parameter:
 
 
 def fit_logarithm(times: Callable[[Array], Array], measured: Array, parameters: Sequence[Parameter]) -> Array:
-    """Values of ``parameters`` for which ``log(times(values)/measured)`` is least, soft L1 at ``SOFT``.
-
-    Takes ``times`` (times of all rows by the values [s]) and ``measured`` [s] of shape (rows,).
-    """
+    """Values of ``parameters`` for which ``log(times(values)/measured)`` is least, soft L1 at ``SOFT``; times in s."""
     with extra("calibrate"):
         from scipy.optimize import least_squares
 
@@ -74,10 +71,8 @@ def by_name(parameters: Iterable[Parameter], values: Array) -> dict[str, Any]:
 
 
 def enough(tried: Sequence[tuple[float, Sequence[F]]], most: int, worth: float = WORTH) -> list[F]:
-    """Of (loss, fits) of several forms, the fits with fewest numbers that do nearly as well as the best.
-
-    ``most`` is how many numbers all fits of one form may have together; where all forms have more, it does not count.
-    A form with fewer numbers may have a loss that is larger by the share ``worth``.
+    """Of (loss, fits) of several forms, the fits with fewest numbers whose loss is larger than the best by the share
+    ``worth`` at most; forms of more than ``most`` numbers do not count where another has fewer.
     """
     few = [pair for pair in tried if sum(fit.parameters for fit in pair[1]) <= most] or list(tried)
     limit = (1.0 + worth) * min(loss for loss, _ in few)
@@ -117,10 +112,8 @@ def joint_fits(
     times: Callable[[K, F], Array],
     weighed: Any = slice(None),
 ) -> tuple[float, list[F]]:
-    """Loss and fits of several tables that share some numbers, which count as parameters of the first.
-
-    Takes ``own`` (names of the numbers that each table has to itself; those of none are shared by all), ``times`` (of
-    the rows of a table by its fit [s]) and ``weighed`` (which rows count, some perhaps twice).
+    """Loss and fits of several tables that share the numbers which are no table's ``own``; these count as parameters of
+    the first. ``weighed`` says which rows count, some perhaps twice.
     """
     apart = {key: [each for each in numbers if each.name in own[key]] for key in tables}
     shared = [each for each in numbers if not any(each.name in names for names in own.values())]
@@ -145,10 +138,7 @@ def joint_fits(
 def by_fit(
     rows: pd.DataFrame, fits: Iterable[F], words: Mapping[str, Any], times: Callable[[pd.DataFrame, F], Array]
 ) -> Array:
-    """Time of each row by the fit that has its ``words``, by their names in fits; NaN where there is none. [s]
-
-    A word that a fit lacks, or leaves empty, is any.
-    """
+    """Time of each row by the fit that has its ``words`` (any where it leaves one empty), NaN without one. [s]"""
     result = np.full(len(rows), np.nan)
     for fit in fits:
         here = np.ones(len(rows), dtype=bool)

@@ -41,9 +41,7 @@ STRIDE = 7
 def kernel_spreads(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> tuple[dict[str, KindSpread], dict[str, float]]:
-    """Estimate the spread of every operator kind by section, and of the tables that are predicted from the fits of
-    others. [1]
-    """
+    """Estimate the spread of operator kinds by section, and of tables predicted from the fits of others. [1]"""
     verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
     if not len(good):

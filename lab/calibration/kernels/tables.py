@@ -101,10 +101,7 @@ class Exclusion:
 
 
 def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
-    """Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
-
-    Returns each table with its form and rows; times in s.
-    """
+    """Read the tables of a CSV of kernel measurements, times in s: one, or one for each word of a column ``form``."""
     raw = read_cells(path)
     sha256 = hashlib.sha256(read_file(path)).hexdigest()
     raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
@@ -190,9 +187,8 @@ def spec_name(system: str) -> str:
 
 
 def held_out(form: TableForm, rows: pd.DataFrame) -> Any:
-    """Whether each row's shape is kept from the fits: a share of the keys, by the SHA-256 of ``form|key values``.
-
-    A shape falls on the same side for every system, framework and format, in every file and every run.
+    """Whether each row's shape is kept from the fits, by the SHA-256 of ``form|key values``: alike for every system,
+    framework and format, in every file and every run.
     """
     values = zip(*(rows[name].astype(str) for name in form.key), strict=True)
     keys = pd.Series(["|".join(each) for each in values], index=rows.index, dtype=str)

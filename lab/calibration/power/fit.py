@@ -150,11 +150,8 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class PowerTable:
-    """Rows of one system.
-
-    ``rows`` has ``kind`` of the row, ``law`` and ``form`` of its law, ``framework``, ``version``, ``time`` [s],
-    ``watts``, ``compute`` and ``memory`` (shares of the peaks that it reaches [1], 0 where no work is counted),
-    ``dropped`` (a reason, "" where there is none) and ``held_out``.
+    """Rows of one system: kind, law and form, ``time`` [s], ``watts``, ``compute`` and ``memory`` (shares of the peaks
+    that it reaches [1], 0 where no work is counted), and why a row is ``dropped``.
     """
 
     name: str

@@ -85,10 +85,8 @@ def kernel_doubt(
     in_flight: Floats,
     spec: UncertaintySpec,
 ) -> Iterator[tuple[float, float, str, FirstTokenCauses]]:
-    """How sure the passes of each run are, with so many requests ``in_flight``.
-
-    S.d. of the logarithm of the time of a decode step and of a pass of prefill [1], what the run rests on beside
-    measurements, as ``certainty.extrapolation.outside_calibration`` says it, and causes of the time to a first token.
+    """Of each run with so many requests ``in_flight``: s.d. of the logarithm of a decode step and of a pass of prefill
+    [1], what it rests on beside measurements, in words, and causes of the time to a first token.
     """
     batch = np.maximum(in_flight / decode.count, 1.0)
     _, size, _ = pieces_of(run.engine, lengths.isl)
@@ -126,11 +124,8 @@ def _deviation(parts: list[Contribution], times: Times, name: str, spec: Uncerta
 def with_bands(
     lines: pd.DataFrame, rows: Sequence[ServingRow], spreads: UncertaintySpec | str = "measured"
 ) -> pd.DataFrame:
-    """Add bands to the evaluated lines of served rows.
-
-    Returns the lines and ends of the 80 % band in the unit of the prediction, the part of the deviation that comes from
-    kernels [1], what the run rests on beside measurements, in words, ``calibrated`` where it rests on none, and of
-    first tokens the parts of ``FirstTokenCauses`` [s].
+    """Add to the evaluated lines of served rows the ends of the 80 % band, the s.d. that comes from kernels [1], what
+    the run rests on beside measurements, in words, and of first tokens the parts of ``FirstTokenCauses`` [s].
     """
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
@@ -205,9 +200,8 @@ CASE = ("system", "model", "engine", "recipe")
 
 
 def evidence_of(lines: pd.DataFrame) -> pd.DataFrame:
-    """Columns ``EVIDENCE`` and ``field`` (one of ``SERVED``) of evaluated lines, index as theirs.
-
-    A first token is the work of the layout that prefills, all else of the one that decodes.
+    """Columns ``EVIDENCE`` and ``field`` (one of ``SERVED``) of evaluated lines: a first token is the work of the
+    layout that prefills, all else of the one that decodes.
     """
     first = lines["quantity"] == "ttft"
     loaded = first & ~(per_instance(lines) <= TTFT_CONCURRENCY)
@@ -223,10 +217,8 @@ def _with_evidence(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]:
-    """Estimate what served runs show beyond their kernels.
-
-    Returns ``shared`` (share of the variance of the errors of TPOT that the configurations of a case have in common.
-    [1]).
+    """Estimate what served runs show beyond their kernels: the share of the variance of the errors of TPOT that the
+    configurations of a case have in common [1], and the spread of each field.
     """
     usable = lines[lines["evaluated"] & ~lines["saturated"] & ~lines["held_out"]]
     once = points(usable)
@@ -245,10 +237,8 @@ def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]
 
 
 def doubt(rows: pd.DataFrame, field: str, spreads: Mapping[str, ServedSpread]) -> tuple[Floats, Floats]:
-    """What else makes a prediction of a field unsure, and what its own spread is of.
-
-    Takes lines with ``EVIDENCE``, ``kernel_sigma`` and ``FirstTokenCauses``, and the spreads of the fields before.
-    Returns the s.d. of the logarithm by all other causes [1], and the share of the prediction that ``field`` is of [1].
+    """The s.d. of the logarithm by all causes but the spread of a field [1], and the share of a prediction that this
+    spread is of [1]; takes the spreads of the fields before.
     """
     kernels = rows["kernel_sigma"].to_numpy(dtype=float)
     if field not in (FEW, LOADED):

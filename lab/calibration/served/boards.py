@@ -150,9 +150,8 @@ def planned(board: Board, lengths: Lengths) -> Plan:
 
 
 def of_kind(found: Plan, ran: Sharding, *, together: bool = False) -> float:
-    """The best design whose decode instances have the kind of layout that ``ran``, over the plan; 0 if none serves. [1]
-
-    With ``together`` instances of both phases alone.
+    """The best design whose decode instances have the kind of layout that ``ran``, of one pool alone with ``together``,
+    over the plan; 0 if none serves. [1]
     """
     assert found.best is not None
     (kind,) = layouts_of(Sharding.stack([ran]))

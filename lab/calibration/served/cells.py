@@ -123,10 +123,8 @@ class Names(NamedTuple):
 
 
 def names_of(line: Any, *, weights: str, engine: str = "", cache: str = "") -> Names:
-    """Names of a line with the columns ``model``, ``gpu_family``, ``hardware`` and ``framework``.
-
-    Takes ``weights`` (weight format as the source writes it; "" is 16 bit) and ``cache`` (cache format as the source
-    writes it; "" is the engine's own). The fp4 of AMD is MXFP4.
+    """Names of a line with the columns ``model``, ``gpu_family``, ``hardware`` and ``framework``, formats as the source
+    writes them: "" are weights of 16 bit, and the engine's own cache. The fp4 of AMD is MXFP4.
     """
     model, hardware, framework = model_named(text(line, "model")), text(line, "hardware"), text(line, "framework")
     system, reason = system_named(text(line, "gpu_family"), hardware)

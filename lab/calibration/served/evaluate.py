@@ -153,9 +153,8 @@ def _finished(
 def drain_factor(slots: int, waves: int, spread: float) -> float:
     """Length of a run of ``waves * slots`` requests over that of one without an end: at least 1. [1]
 
-    A generator that holds ``slots`` requests in flight starts with as many prompts at one instant, and ends with slots
-    that have nothing to do. Requests of length uniform in ``1 +- spread`` go to whichever slot is free first (fixed
-    random order).
+    A generator starts with ``slots`` prompts at one instant and ends with slots that have nothing to do. Requests of
+    length uniform in ``1 +- spread`` go to whichever slot is free first (fixed random order).
     """
     if slots < 1 or waves < 1:
         return 1.0
@@ -224,11 +223,7 @@ def _beats_memory(run: ServedModel, row: ServingRow) -> bool:
 
 
 def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
-    """Predict every quantity of every row: one line each, in order; columns as ``COLUMNS``.
-
-    Returns ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
-    where a quantity is not ``evaluated``; then ``reason`` says why.
-    """
+    """Predict every quantity of every row: one line each, in order, ``COLUMNS``, in s, token/s or request/s."""
     checked = masked([_checked(row) for row in rows])
     answers: dict[int, tuple[Prediction, int]] = {}
 

@@ -55,12 +55,8 @@ LEAST_PASSES = 5
 
 
 def judge_passes(path: Path) -> pd.DataFrame:
-    """Predict every prefill of a table of forward passes.
-
-    Returns ``engine, version, model, system, layout, batch, new_tokens, past_tokens`` (of a request), ``measured_ms``,
-    ``predicted_ms`` (the whole pass), ``from_past_ms`` (on the measured pass without a past; NaN where there is none of
-    that batch and new tokens, or the pass has no past itself), ``part`` ("fitted" or "held out", by a hash of the
-    shape; what was learnt from such passes was learnt from the first part) and ``reason``, why a row has no prediction.
+    """Predict every prefill of a table of forward passes: the whole pass, and ``from_past_ms``, on the measured pass of
+    that batch and new tokens without a past. What was learnt from such passes was learnt from the part "fitted".
     """
     found = _predicted(path, "prefill", _predict)
     none = found["past_tokens"] <= NO_PAST
@@ -71,10 +67,7 @@ def judge_passes(path: Path) -> pd.DataFrame:
 
 
 def judge_steps(path: Path) -> pd.DataFrame:
-    """Predict every step of decodes of a table of forward passes: columns of ``judge_passes``, without those of pasts.
-
-    ``past_tokens`` are those of a request on average.
-    """
+    """Predict every step of decodes: columns of ``judge_passes``; ``past_tokens`` are those of a request on average."""
     return _predicted(path, "decode", _predict_step).drop(columns=["added_ms", "new_tokens"])
 
 
@@ -112,10 +105,8 @@ def _predicted(path: Path, kind: str, predict: Callable[..., tuple[Numeric, Nume
 
 
 def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
-    """Tabulate the median of predicted over measured by new and cached tokens of a request, with the passes.
-
-    Takes ``predicted`` (``"predicted_ms"`` or ``"from_past_ms"``). Returns ``new_tokens, past_tokens`` (the largest of
-    the cell), ``passes, ratio`` [1]; cells of fewer than ``LEAST_PASSES`` are left out.
+    """Tabulate the median of predicted over measured by new and cached tokens of a request (the largest of the cell),
+    with the passes; cells of fewer than ``LEAST_PASSES`` are left out.
     """
     ratio = passes[predicted] / passes["measured_ms"]
     upper = {

@@ -34,10 +34,8 @@ COVERAGE = ("coverage", "coverage_of_rows")
 
 
 def points(table: pd.DataFrame) -> pd.DataFrame:
-    """Collapse re-runs: one line for each operating point and quantity.
-
-    Returns the columns of the table; ``relative_error`` is the median of the runs of the point, ``predicted`` the
-    median prediction, ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
+    """Collapse re-runs: one line for each operating point and quantity, with the medians of error and prediction,
+    ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
     """
     done = table[table["evaluated"]]
     once = _collapsed(done)
@@ -56,8 +54,8 @@ def _collapsed(done: pd.DataFrame) -> pd.DataFrame:
 
 
 def errors_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Compute the errors of evaluated lines by distinct operating points, by rows where the name says so: ``ERRORS``,
-    with bands ``COVERAGE``. [1]
+    """Errors of evaluated lines by operating points, by rows where the name says so: ``ERRORS``, with bands
+    ``COVERAGE``. [1]
     """
     once = _collapsed(table)
     found = figures_of(once["relative_error"])

@@ -35,9 +35,8 @@ OVER_SLOTS = 1.1
 
 
 def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
-    """The row as its launch says, where it is known exactly; of an image that is not judged with the reason.
-
-    Takes ``further`` (its line of the long table of flags: columns ``FURTHER``).
+    """The row as its launch says, where it is known exactly, of an image that is not judged with the reason;
+    ``further`` is its line of the long table of flags.
     """
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
     if text(line, "match") in (EXACT, BY_DATE):
@@ -89,10 +88,8 @@ def _as_launched(row: ServingRow, line: Any, further: Any) -> ServingRow:
 
 
 def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str, ranks: int = 0) -> WorkerGroup | None:
-    """Workers of one side with the layout of the launch, where it states one for as many GPUs.
-
-    Takes ``ranks`` (of attention that vLLM was launched with, each of TP GPUs; 0 where none are stated). A source that
-    multiplies TP and EP of the same GPUs states the square of them.
+    """Workers of one side with the layout of the launch, where it states one for as many GPUs: ``ranks`` of attention
+    of vLLM have TP GPUs each. A source that multiplies TP and EP of the same GPUs states the square of them.
     """
     apart = ranks if text(line, "f_engine") == "vllm" else 0
     gpus = count(line, f"f_{side}gpus_per_worker") or count(line, f"f_{side}tp") * max(apart, 1)
@@ -109,9 +106,8 @@ def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str, rank
 
 
 def _gathering(stated: WorkerGroup | None) -> WorkerGroup | None:
-    """Workers whose attention ranks gather the tokens of all, as SGLang's do without a backend of all-to-all.
-
-    They count as workers with experts under TP, which gather so and read as many bytes.
+    """Workers whose attention ranks gather the tokens of all, as SGLang's do without a backend of all-to-all: they
+    count as with experts under TP, which gather so and read as many bytes.
     """
     if stated is None or stated.mapping.dp_attn == 1 or stated.mapping.ep == 1:
         return stated

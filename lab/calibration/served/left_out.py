@@ -89,9 +89,8 @@ class Nearby:
 
 
 def left_out(rows: Sequence[ServingRow], by: str) -> Iterator[Unseen]:
-    """Judge each ``model`` or ``system``, or each ``engine``, by profiles that were fitted without it.
-
-    Families of models come last, over all engines, each point by the fit without its own.
+    """Judge each ``model``, ``system`` or ``engine`` by profiles that were fitted without it; families of models come
+    last, over all engines, each point by the fit without its own.
     """
     pooled: list[list[pd.DataFrame]] = []
     for engine in ENGINES:

@@ -31,9 +31,7 @@ def masked(rows: Sequence[ServingRow]) -> list[ServingRow]:
 
 
 def share_of_peak(row: ServingRow) -> float:
-    """Share of the peak of its GPUs that the products with weights take, at the stated or the closed loop's rate; 0
-    without. [1]
-    """
+    """Share of the peak of its GPUs that products with weights take, at the stated or the loop's rate, else 0. [1]"""
     if row.load in ("prefill", "decode"):
         return 0.0
     told = {each.name: each for each in row.quantities}

@@ -55,12 +55,11 @@ _ONE_BYTE = ("fp8", "int8")
 
 
 def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None) -> pd.DataFrame:
-    """Predict the memory of every server of a file.
+    """Predict the memory of every server of a file: a line for each row (from 1) and term of ``TERMS``, in B or token.
 
-    Returns a line for each row and term of ``TERMS``: ``row`` (from 1), ``model``, ``spec``, ``tp``, ``pp``,
-    ``recipe``, ``part`` ("fitted" where the engine's numbers saw the model, else "judged"), ``case`` (number, equal for
-    rows that hold the same), ``term``, ``measured``, ``predicted`` [B or token], ``error`` [1], ``within`` (error of
-    the measurement itself, 0 = as printed) [1] and ``reason``, why there is no prediction, or no measurement.
+    ``part`` is "fitted" where the engine's numbers saw the model, ``case`` equal for rows that hold the same,
+    ``within`` the error of the measurement itself (0 = as printed) [1]; ``reason`` says why there is no prediction, or
+    no measurement.
     """
     table = _read(path)
     cases = table.groupby([table[column] for column in _CASE], sort=False).ngroup() + 1

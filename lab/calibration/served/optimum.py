@@ -138,10 +138,8 @@ class SplitGroup:
 
 
 def split_groups(table: pd.DataFrame, rows: Sequence[ServingRow]) -> list[SplitGroup]:
-    """Put disaggregated operating points whose throughput was measured together by group.
-
-    Takes ``table`` (of ``evaluate`` of these rows). Runs beyond saturation count: what they delivered is on the
-    frontier, though they did not decode all that was in flight.
+    """Put disaggregated operating points whose throughput was measured together by group. Runs beyond saturation count:
+    what they delivered is on the frontier, though they did not decode all that was in flight.
     """
     split = table[(table["mode"] == "disaggregated") & (table["qa_flag"] != "check")]
     stated = split.loc[(split["quantity"] == "throughput") & split["evaluated"], "point"]

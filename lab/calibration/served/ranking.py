@@ -48,9 +48,7 @@ RANKED = (
 
 
 def served_points(table: pd.DataFrame) -> pd.DataFrame:
-    """Collect operating points of closed loops with interactivity [token/s/user] and throughput [token/s/GPU], measured
-    and forecast.
-    """
+    """Interactivity [token/s/user] and throughput [token/s/GPU] of closed loops by point, measured and forecast."""
     mean = (table["reason"] == UNKNOWN_START) & table[
         "predicted"
     ].notna()  # is not judged, but tells the rate of a loop
@@ -111,12 +109,11 @@ def levels_of(runs: pd.DataFrame) -> list[float]:
 
 
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:
-    """Judge what the forecast picks, group by group and level by level.
+    """Judge what the forecast picks, group by group and interactivity by interactivity: ``RANKED``.
 
-    Returns a row per group and interactivity, columns ``RANKED``: the configuration measured ``best``, the one
-    ``picked``; ``relative_throughput``, measured, of the pick over the best (1 less the regret); ``pairs`` of
-    configurations and those that the forecast puts in the measured order; ``height``, the best forecast over the best
-    measured throughput [1].
+    ``relative_throughput`` is that of the pick over the best, measured (1 less the regret), ``height`` the best
+    forecast over the best measured throughput [1]; ``pairs_right`` are those that the forecast puts in the measured
+    order.
     """
     lines: list[tuple[Any, ...]] = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
@@ -141,9 +138,7 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def heights(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compute the height of the forecast frontier over the measured one, at each run on that one which the forecast
-    reaches. [1]
-    """
+    """Height of the forecast frontier over the measured one, at each run on that one which the forecast reaches. [1]"""
     lines: list[tuple[Any, ...]] = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
         levels = levels_of(mine)
@@ -155,12 +150,7 @@ def heights(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
-    """Sum up judged cells, in all or by a column.
-
-    Returns ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``near_best`` (share within ``NEAR_BEST`` of the
-    best), ``relative_throughput`` (mean), ``regret`` (1 less it), ``worst`` (least relative throughput), ``pairs``,
-    ``pairs_right`` (share), ``height`` (median over cells) and ``height_p10``, ``height_p90`` [1].
-    """
+    """Sum up judged cells, in all or by a column: shares, mean relative throughput, median height. [1]"""
     names = ["group", "groups", "cells", "best_picked", "near_best", "relative_throughput", "regret", "worst"]
     names += ["pairs", "pairs_right", "height", "height_p10", "height_p90"]
     parts = [("all", cells)] if by is None else list(cells.groupby(by, sort=True))
@@ -178,8 +168,8 @@ def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
 
 
 def modes(runs: pd.DataFrame, levels: Sequence[float] = LEVELS) -> pd.DataFrame:
-    """Compare the best disaggregated with the best aggregated configuration at each of ``levels`` [token/s/user] that
-    both reach.
+    """Compare the best disaggregated with the best aggregated configuration at the ``levels`` that both reach.
+    [token/s/user]
     """
     lines = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
@@ -197,11 +187,10 @@ def modes(runs: pd.DataFrame, levels: Sequence[float] = LEVELS) -> pd.DataFrame:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """Read the predictions of another tool by row: ``tpot``, ``ttft`` [s], ``throughput`` [token/s/GPU], NaN where
-    there is none.
+    """Read the predictions of another tool by row, NaN where there is none: ``tpot``, ``ttft`` [s], ``throughput``.
 
     A CSV with one line a run: ``row_id`` as in the file of measurements, ``tpot_ms``, and ``ttft_ms`` or
-    ``tput_total_tok_s_gpu`` (input and output tokens a second and GPU, over all GPUs) or both; blank: not predicted.
+    ``tput_total_tok_s_gpu`` (input and output tokens a second and GPU, over all GPUs) or both.
     """
     table = read_cells(path)
     missing = next((name for name in ("row_id", "tpot_ms") if name not in table), "")

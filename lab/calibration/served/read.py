@@ -58,9 +58,8 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[ServingRow]:
-    """Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
-
-    Returns a row that no model of ours can answer has a ``reason``.
+    """Read every row of a file of measurements, in order, with a ``reason`` where no model of ours can answer it; none
+    of a file that lists rows of others.
     """
     columns = set(columns_of(path))
     if any(marks <= columns for marks in LISTS.values()):
@@ -86,10 +85,9 @@ def read_rows(path: Path) -> list[ServingRow]:
 
 
 def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
-    """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+    """Read the rows of several files, in order, and a line for each file that cannot be read.
 
-    Tables of launch flags among them have no rows, and say how those of the others were launched. Returns ``rows`` (of
-    all files that could be read, in order); ``faults`` (a line for each of the others).
+    Tables of launch flags among them have no rows, and say how those of the others were launched.
     """
     rows: list[ServingRow] = []
     faults: list[str] = []

@@ -132,10 +132,8 @@ def judge_requests(path: Path, system: str, engine: str = "vllm") -> RequestRun:
 
 
 def judge_loops(path: Path) -> tuple[list[RequestRun], list[str]]:
-    """Play closed loops of which every request is known, in the order of the file, without a pause between two.
-
-    Every prompt has the share cached that the run states. Returns the runs, and a line with the reason for each run
-    that cannot be played.
+    """Play closed loops of which every request is known, in the order of the file, without a pause between two, every
+    prompt with the share cached that the run states; a line with the reason for each run that cannot be played.
     """
     requests, stated = read_measured(path, LOOP_COLUMNS, "requests"), path.with_name("runs.csv")
     read_measured(stated, RUN_COLUMNS, "runs")

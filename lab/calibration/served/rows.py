@@ -29,11 +29,7 @@ POINT_DIGITS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured number of a row.
-
-    ``basis`` says what a throughput counts ("total" tokens, "input", "output", or "request"s) and ``gpus``
-    over how many GPUs it is divided.
-    """
+    """One measured number of a row; a throughput counts tokens of its ``basis`` over ``gpus`` GPUs."""
 
     name: str  # "tpot", "ttft", "latency", "throughput", "transfer"
     measured: float  # [s], or [1/s] for a throughput
@@ -116,9 +112,8 @@ class ServingRow:
 
     @property
     def configuration(self) -> str:
-        """What was run, without the load: rows of one configuration stay together when data are split.
-
-        Of what the source states alone, so that the split does not move with our reading of it.
+        """What was run, without the load, of what the source states alone: rows of one configuration stay together when
+        data are split, and the split does not move with our reading.
         """
         gpus = (self.workers.gpus if self.workers else 0, self.prefill.gpus if self.prefill else 0)
         lengths = (f"{length:.0f}" for length in (self.isl, self.osl))
@@ -127,9 +122,8 @@ class ServingRow:
 
     @property
     def point(self) -> str:
-        """Operating point, a word: runs of one configuration, layout, lengths and load have the same.
-
-        A run that was repeated, on another day or with another version of the engine, is the same point.
+        """Operating point, a word: runs of one configuration, layout, lengths and load have the same, on any day, with
+        any version of the engine.
         """
         workers = [(each.count, each.mapping) if each else None for each in (self.workers, self.prefill)]
         load = (self.load, self.concurrency, self.rate, self.batch)

@@ -137,9 +137,7 @@ def _answer(row: ServingRow, found: ClientLatencies) -> Answer:
 
 
 def client_latencies(run: ServedModel, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> ClientLatencies:
-    """Play the closed loop of a row.
-
-    Returns latencies of all requests, start and end of the run included, as benches count them; of disaggregated
+    """Play the closed loop of a row: all requests, start and end included, as benches count them. Of disaggregated
     workers the first token is there when the decode worker has the cache: it answers the client.
     """
     run = _looking_late(run, row)
@@ -152,9 +150,8 @@ def client_latencies(run: ServedModel, row: ServingRow, tables: dict[Any, StepTa
 
 
 def _looking_late(run: ServedModel, row: ServingRow) -> ServedModel:
-    """The run with the wait for looks and sendings, at the steps of the steady state, in the host time of a request.
-
-    A client that is alone on an instance of both phases finds a scheduler that looks at once.
+    """The run with the wait for looks and sendings, at the steps of the steady state, in the host time of a request; a
+    client that is alone on an instance of both phases finds a scheduler that looks at once.
     """
     assert row.workers is not None
     seldom = replace(run, poll_steps=row.poll_steps, gather_steps=row.gather_steps)
@@ -167,9 +164,8 @@ def _looking_late(run: ServedModel, row: ServingRow) -> ServedModel:
 
 
 def trace_of(row: ServingRow, engine: EngineSpec) -> Trace:
-    """Requests of a row: as many a slot as the source sends, lengths uniform in ``1 +- spread``, one fixed draw.
-
-    Under an engine that mixes prefill and decode, rows of equal lengths are drawn with ``UNSTATED_SPREAD``.
+    """Requests of a row: as many a slot as the source sends, lengths uniform in ``1 +- spread`` (``UNSTATED_SPREAD``
+    under an engine that mixes prefill and decode), one fixed draw.
     """
     spread = row.spread or (UNSTATED_SPREAD if engine.mixed_steps else 0.0)
     slots = max(round(row.concurrency), 1)
@@ -254,9 +250,8 @@ def _table(
 
 
 def _blocks(run: ServedModel, row: ServingRow, mapping: Sharding, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
-    """KV blocks of an instance: those of the requests that the steady state admits, at their whole length.
-
-    All that is sent where nothing would fit by our count, although the engine ran.
+    """KV blocks of an instance: those of the requests that the steady state admits, at their whole length; of all that
+    is sent where nothing would fit by our count, although the engine ran.
     """
     lengths = RowLengths(np.array([row.isl]), np.array([row.osl]))
     fit = float(capacity(run, Sharding.stack([mapping]), lengths)[0])

@@ -186,9 +186,8 @@ def capacity(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeri
 
 
 class ClosedLoopRun(NamedTuple):
-    """How a closed loop starts and goes on: all slots at once, ``waves`` requests a slot one after the other.
-
-    Service times are uniform in ``1 +- spread``; with none, requests that started together stay together.
+    """How a closed loop goes on after all slots start at once: ``waves`` requests a slot one after the other, service
+    times uniform in ``1 +- spread``; with none, requests that started together stay together.
     """
 
     waves: float = np.inf  # [1]
@@ -222,10 +221,9 @@ def _bunching(run: ClosedLoopRun, work: Numeric, life: Numeric, *, drains: bool)
 
 
 def _of_rank(found: Numeric, due: Numeric, plain: Numeric, passes: tuple[Numeric, ...], ranks: Numeric) -> Numeric:
-    """Pieces of a rank in a pass that has some, of Poisson numbers: ``found`` by a step, and ``due`` in it. [1]
-
-    Takes ``plain`` [s] and ``passes``, of one piece, of so many, and their number; 0 where steps have both phases. A
-    pass follows another as long as prompts come during it.
+    """Pieces of a rank in a pass that has some, of Poisson numbers: ``found`` by a step, and ``due`` in it; a pass
+    follows another as long as prompts come during it. ``passes`` are times of one piece and of so many [s], 0 in mixed
+    steps. [1]
     """
     lone, full, fit = passes
     first = several = found / -np.expm1(-found)
@@ -317,9 +315,8 @@ def _loop(
 
 
 def looked_late(run: ServedModel, step: Numeric, due: Numeric = 0.0) -> Numeric:
-    """Mean wait for the next look at requests, or sending of tokens, beyond half of the ``step`` under way. [s]
-
-    Where prompts gather, the first waits for all steps and the ``due`` that come in each of them for the rest.
+    """Mean wait for the next look at requests, or sending of tokens, beyond half of the ``step`` under way; where
+    prompts gather, the first waits for all steps and the ``due`` that come in each of them for the rest. [s]
     """
     come = run.gather_steps * due
     return ((run.poll_steps - 1) / 2 + run.gather_steps * (1.0 + come / 2) / (1.0 + come)) * step
@@ -328,11 +325,8 @@ def looked_late(run: ServedModel, step: Numeric, due: Numeric = 0.0) -> Numeric:
 def colocated(
     run: ServedModel, mapping: Sharding, lengths: RowLengths, concurrency: Numeric, pattern: ClosedLoopRun = ENDLESS
 ) -> SteadyState:
-    """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
-
-    Takes ``mapping``, ``lengths`` and ``concurrency`` (``concurrency`` counts the requests of the instance, infinity
-    for "everything queued" [request]). Where the weights leave no room by our count, capacity is 0 and all but endless
-    requests are admitted.
+    """One co-located instance with ``concurrency`` requests in flight (infinite: everything queued), the rest waiting.
+    Where the weights leave no room by our count, capacity is 0 and all but endless requests are admitted.
     """
     room = capacity(run, mapping, lengths)
     admitted = np.minimum(concurrency, _holds(room))

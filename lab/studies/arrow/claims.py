@@ -188,9 +188,7 @@ def a12_slow_flips(bench: ArrowBench, rule: str, seconds: Sequence[int], least: 
 def points(
     bench: ArrowBench, names: Sequence[str], factors: Sequence[float], one: str, other: str, *, at: str
 ) -> dict[str, Floats]:
-    """Attainment of one case less that of another at ``factors`` times the capacity of ``at``, in points of a hundred,
-    by workload.
-    """
+    """Attainment of one case less that of another at ``factors`` times the capacity of ``at``, by workload. [%]"""
     found = {}
     for name in names:
         scales = tuple(factor * bench.capacity(name, at).rate_scale for factor in factors)

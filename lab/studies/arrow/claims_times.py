@@ -115,9 +115,8 @@ def correlation(one: Ints | Floats, other: Ints | Floats) -> float:
 
 
 def best_lag(bench: ArrowBench, workload: str, share: float) -> tuple[float, float]:
-    """Shift of the decode load against the prefill load that makes them most alike [s], and their correlation [1].
-
-    ``share`` is that of Arrow's capacity.
+    """Shift of the decode load against the prefill load that makes them most alike [s], and their correlation [1], at a
+    ``share`` of Arrow's capacity.
     """
     scale = share * bench.capacity(workload, "arrow").rate_scale
     prefill, decode = loads(bench.result(workload, "arrow", scale), LOAD_STEP_S)

@@ -57,9 +57,8 @@ class Shape:
     burst_s: float = 60.0  # mean length of a burst [s]
 
     def drawn(self, name: str) -> Trace:
-        """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix.
-
-        A fifth of the time is burst, as in the stand-in for BurstGPT.
+        """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix. A fifth of the
+        time is burst, as in the stand-in for BurstGPT.
         """
         rate, bursts = self.requests / self.duration, {"burst_share": 0.2, "burst_s": self.burst_s}
         trace = synthetic_trace(

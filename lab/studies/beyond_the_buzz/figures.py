@@ -6,7 +6,7 @@ largest throughput of a panel. The data of a figure hold both, and beside each p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,11 +43,8 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Picture:
-    """A picture of curves.
-
-    ``table`` has the columns ``panel``, ``curve``, ``x``, ``y`` and ``x_unit``, what 1 on the axis of x is in its own
-    unit; a curve looks the same in all panels. Columns ``y_label`` and ``y_scale``, where there are any, stand in place
-    of those of ``axes``.
+    """A picture of curves: a table of ``panel``, ``curve``, ``x``, ``y`` and ``x_unit``, what 1 on the axis of x is in
+    its own unit; its columns ``y_label`` and ``y_scale``, if any, stand in place of those of ``axes``.
     """
 
     title: str
@@ -84,7 +81,6 @@ def draw_picture(picture: Picture, path: Path) -> None:
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)
-USER = "tokens/s/user"
 NAMES = {
     "deepseek_r1": "DeepSeek-R1",
     "llama_3_1_8b": "Llama-3.1-8B",
@@ -98,16 +94,16 @@ NORMALISED = Axes(x_label="interactivity / largest of the panel", y_label="throu
 LINEAR_SPAN = 50.0
 
 #: What was read from the paper's figures.
-READ = read_mapping(Path(__file__).with_suffix(".yaml"))
+_WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
+READ = _WORDS["read"]
 
 #: A curve: its name and the points that it shows.
 Curves = list[tuple[str, "pd.DataFrame"]]
 
 
 def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> Picture:
-    """Compute what a figure needs, and arrange it as the paper does.
-
-    Its table has a row a point: ``panel``, ``curve``, ``x`` and ``y`` as drawn, ``x_unit``, then the point in SI units.
+    """Compute what a figure needs, and arrange it as the paper does: a row a point, as drawn, then the point in SI
+    units.
     """
     check_word("figure", figure, FIGURES)
     found = FIGURES[figure](frontiers.frontier(figure, profile), profile)
@@ -180,12 +176,6 @@ def _axes(axes: Axes, table: pd.DataFrame) -> Axes:
     return replace(axes, x_scale="log") if table["x"].max() > LINEAR_SPAN * table["x"].min() else axes
 
 
-def _picture(title: str, panels: list[tuple[str, Curves]]) -> Picture:
-    """A picture with the paper's normalisation."""
-    table = _panels(panels)
-    return Picture(title=title, axes=_axes(NORMALISED, table), table=table)
-
-
 def _title(number: int, subject: str, points: pd.DataFrame, profile: str) -> str:
     system, precision = points["system"].iloc[0], points["precision"].iloc[0]
     return f"Figure {number}: {subject}\n{system}, {precision}, profile {profile}"
@@ -195,13 +185,45 @@ def _lengths(points: pd.DataFrame) -> str:
     return f"{points['isl'].iloc[0]:.0f}/{points['osl'].iloc[0]:.0f}"
 
 
-def _gains(points: pd.DataFrame, profile: str, *, number: int, subject: str, by: list[str], mixed: bool) -> Picture:
-    """Figures 1, 6, 7 and 8: disaggregated against co-located, a panel per case."""
-    panels = [
-        (f"{NAMES[case['model'].iloc[0]]}, {_lengths(case)}", _modes(case, mixed=mixed))
-        for _, case in points.groupby(by, sort=False, observed=True)
-    ]
-    return _picture(_title(number, subject, points, profile), panels)
+def _figure(
+    points: pd.DataFrame,
+    profile: str,
+    *,
+    number: int,
+    subject: str,
+    panels: Sequence[str] = (),
+    panel: str = "",
+    curves: str = "",
+    curve: str = "{value}",
+    words: Mapping[str, str] | None = None,
+    mixed: bool = False,
+    y: str = THROUGHPUT,
+    largest_of: Sequence[str] = (),
+    axes: Mapping[str, str] | None = None,
+) -> Picture:
+    """A figure as ``figures.yaml`` describes it: a panel for each case of some columns, a curve for each value of
+    another or for each mode; over the largest of each panel unless it has ``axes`` of its own.
+    """
+
+    def named(text: str, case: pd.DataFrame, value: object = "") -> str:
+        return text.format(model=NAMES[str(case["model"].iloc[0])], lengths=_lengths(case), value=value)
+
+    def drawn(case: pd.DataFrame) -> Curves:
+        if not curves:
+            return _modes(case, mixed=mixed)
+        pools = case[case["mode"] == ServingMode.DISAGGREGATED]
+        found = [
+            (named((words or {}).get(str(value), curve), mine, value), mine)
+            for value, mine in pools.groupby(curves, sort=False, observed=True)
+        ]
+        return [*found, (BEST, best_colocated(case))]
+
+    if largest_of:
+        points = points.assign(**{y: points[list(largest_of)].max(axis=1) / GB})
+    cases = [case for _, case in points.groupby(list(panels), sort=False, observed=True)] if panels else [points]
+    table = _panels([(named(panel, case), drawn(case)) for case in cases], y=y, normalised=axes is None)
+    title = _title(number, named(subject, points), points, profile)
+    return Picture(title=title, axes=_axes(NORMALISED if axes is None else Axes(**axes), table), table=table)
 
 
 def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
@@ -222,72 +244,10 @@ def _pipelining(table: pd.DataFrame, profile: str) -> Picture:
     return Picture(title=title, axes=axes, table=_ordered(pd.concat(rows, ignore_index=True)))
 
 
-def _ratios(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 9: the best ratio of prefill to decode GPUs, one curve per model."""
-    curves = [(NAMES[str(model)], case) for model, case in points.groupby("model", sort=False, observed=True)]
-    axes = Axes(x_label=f"interactivity [{USER}]", y_label="context / generation GPUs", y_scale="log", x_scale="log")
-    title = _title(9, f"best ratio of the pools, {_lengths(points)}", points, profile)
-    return Picture(title=title, axes=axes, table=_panels([("", curves)], y="ctx_gen_gpu_ratio", normalised=False))
-
-
-def _fixed_ratios(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 10: fixed ratios of the pools against the best one, and co-located serving."""
-    pools = points[points["mode"] == ServingMode.DISAGGREGATED]
-    curves = [
-        ("best ratio" if ratio == "optimal" else f"ratio {ratio}", case)
-        for ratio, case in pools.groupby("ctx_gen_ratio", sort=False)
-    ]
-    panel = (f"{NAMES[points['model'].iloc[0]]}, {_lengths(points)}", [*curves, (BEST, best_colocated(points))])
-    title = _title(10, "fixed ratios of context to generation GPUs", points, profile)
-    return _picture(title, [panel])
-
-
-def _domains(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 11: size of the NVLink domain."""
-    panels = [
-        (
-            f"{NAMES[str(model)]}, {_lengths(case)}",
-            [(f"domain of {domain} GPUs", front) for domain, front in case.groupby("nvlink_domain", sort=True)],
-        )
-        for model, case in points.groupby("model", sort=False, observed=True)
-    ]
-    return _picture(_title(11, "NVLink domain", points, profile), panels)
-
-
-def _transfer(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 12: the larger of egress and ingress per GPU, absolute."""
-    sides = ("kv_egress_bytes_per_s_per_gpu", "kv_ingress_bytes_per_s_per_gpu")
-    rate = points[list(sides)].max(axis=1) / GB
-    curves = [(f"{_lengths(case)}", case) for _, case in points.assign(kv_gb_per_s=rate).groupby("isl", sort=True)]
-    title = _title(12, f"KV-cache transfer, {NAMES[points['model'].iloc[0]]}", points, profile)
-    axes = Axes(x_label=f"interactivity [{USER}]", y_label="max(egress, ingress) per distinct GPU [GB/s]")
-    table = _panels([("", curves)], y="kv_gb_per_s", normalised=False)
-    return Picture(title=title, axes=_axes(axes, table), table=table)
-
-
-def _distribution(points: pd.DataFrame, profile: str) -> Picture:
-    """Figure 14: a distribution of lengths against constant lengths."""
-    curves = [
-        (f"constant {traffic}" if "/" in str(traffic) else str(traffic), case)
-        for traffic, case in points.groupby("traffic", sort=False)
-    ]
-    title = _title(14, "a distribution of lengths and constant lengths", points, profile)
-    return _picture(title, [(NAMES[points["model"].iloc[0]], curves)])
-
-
-_SHAPE = ["isl", "osl"]
 #: The figures that can be drawn, in the paper's order.
 FIGURES: dict[str, Callable[[pd.DataFrame, str], Picture]] = {
-    "fig01": partial(_gains, number=1, subject="disaggregated and co-located", by=_SHAPE, mixed=True),
-    "fig05": _pipelining,
-    "fig06": partial(_gains, number=6, subject="disaggregated and co-located", by=["model"], mixed=True),
-    "fig07": partial(_gains, number=7, subject="sizes of models", by=["model"], mixed=False),
-    "fig08": partial(_gains, number=8, subject="traffic", by=_SHAPE, mixed=True),
-    "fig09": _ratios,
-    "fig10": _fixed_ratios,
-    "fig11": _domains,
-    "fig12": _transfer,
-    "fig14": _distribution,
+    name: partial(_figure, number=int(name[3:]), **row) if row else _pipelining
+    for name, row in _WORDS["figures"].items()
 }
 
 

@@ -115,12 +115,8 @@ class Frontiers:
         return sum(points for _, points in self._kept.values())
 
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
-        """The frontiers of a figure in all its modes and cases, below one another.
-
-        Takes ``profile`` (``"ideal"``, ``"optimistic"`` or ``"measured"``). Returns columns of
-        ``serving.points.COLUMNS``, ``case``, the axes of the sweep, ``inherited_fits`` and ``sweep``; for figure 5
-        those of ``lab.studies.beyond_the_buzz.frontiers.pipelined_prefill``; cases without a feasible point are
-        absent.
+        """The frontiers of a figure in all its modes and cases, below one another, told apart by ``sweep`` and
+        ``case``; cases without a feasible point are absent. Figure 5 has the columns of ``pipelined_prefill``.
         """
         return self.tables([figure], profile).frontier(figure, profile)
 
@@ -129,8 +125,8 @@ class Frontiers:
         return Tables({name: self._kept[name, profile][0] for name in self.prepare(figures, [profile])})
 
     def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> list[str]:
-        """Compute what is not kept yet of the sweeps of these figures, which it returns, under these profiles: several
-        at once, and cases that they share once.
+        """Compute, several at once, what is not kept yet of the sweeps of these figures, which it returns, under these
+        profiles.
         """
         names = list(dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names)))
         keys = [(name, profile) for profile in profiles for name in names if (name, profile) not in self._kept]
@@ -151,22 +147,15 @@ class Frontiers:
 
 
 def pipelined_prefill(profile: str) -> pd.DataFrame:
-    """FTL and rate of every depth of the pipeline of figure 5.
-
-    Returns a row per MLA form and depth: ``model``, ``system``, ``precision``, ``profile`` and the columns of
-    ``depth_row``.
-    """
+    """FTL and rate of every depth of the pipeline of figure 5, by MLA form: columns of ``depth_row``."""
     at = setup(R1, SYSTEM, RECIPE, profile)
     about = {"model": R1, "system": SYSTEM, "precision": RECIPE, "profile": profile}
     return pd.DataFrame([about | depth_row(at, pp, mla_form=form) for form in FORMS for pp in DEPTHS])
 
 
 def depth_row(at: Setup, pp: int, *, chunk_tokens: int = CHUNK, mla_form: str = "cached") -> dict[str, Any]:
-    """Score a depth of the pipeline; one stage is not chunked.
-
-    Returns ``isl`` [token], ``mla_form``, ``pp``, ``ep``, ``chunk_tokens`` [token], ``batch`` [request], ``gpus``,
-    ``ftl_s``, ``request_rate_per_s``, ``tokens_per_s_per_gpu`` (prompt tokens, by the rate and not by 1/FTL),
-    ``memory_bytes``, ``memory_limit_bytes`` and ``fits``.
+    """Score a depth of the pipeline; one stage is not chunked. Tokens/s/GPU are of the prompt, by the rate and not by
+    1/FTL.
     """
     ranks, chunk = GPUS // pp, chunk_tokens if pp > 1 else 0
     mapping, law = Sharding(dp_attn=ranks, ep=ranks, pp=pp), lengths(PROMPT, 2)

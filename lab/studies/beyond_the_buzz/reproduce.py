@@ -24,10 +24,8 @@ from lab.studies.papers import DIGITS, PaperResults
 
 
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
-    """Write figures with their data, and the claims, below ``frontiers.root``.
-
-    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of. Returns the table of
-    claims, or None where ``items`` were asked for; design points computed [1].
+    """Write figures with their data, and the claims, below ``frontiers.root``: ``<profile>/fig01.png`` and ``.csv``
+    hold a figure, ``<profile>/sweeps/`` what it was made of. With ``items`` the claims are left out.
     """
     for item in items:
         check_word("figure", item, FIGURES)

@@ -224,9 +224,7 @@ def y15_six_steps(bench: DynaServeBench, name: str) -> Told:
 @TEXT.claim("Y18", ways=PRINTED, data=(MIX,))
 @TEXT.authors("Y18", data=(MIX,), ours="printed", chunks=DOUBLED)
 def y18_sizes(bench: DynaServeBench, ours: str, chunks: Sequence[str] = COLOCATED) -> Told:
-    """Goodput over co-location and disaggregation by the size of the model, on two instances of one, two and four
-    GPUs.
-    """
+    """Goodput over co-location and disaggregation by the size of the model, on instances of one, two and four GPUs."""
     ratios = []
     for model in ("", f"_{MIDDLE}", f"_{LARGE}"):
         mine = bench.goodput(MIX, f"{ours}{model}")
