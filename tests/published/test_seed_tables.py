@@ -56,7 +56,7 @@ def test_dopd_prefill_column():
 
 @pytest.mark.parametrize("shape", RATIOS)
 def test_d1_d2_concurrency_is_bound_by_memory(shape):
-    found = decode_concurrency(DOPD.at, tp=2, isl=shape[0], osl=shape[1], tpot_limit=0.08)
+    found = decode_concurrency(DOPD.at, *shape)
     assert found.requests == pytest.approx(RATIOS[shape][0], rel=0.03)
     assert found.memory_bound
 

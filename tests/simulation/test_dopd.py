@@ -67,7 +67,7 @@ PAPER = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
 
 
 def test_memory_is_what_the_weights_leave_of_two_gpus():
-    found = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.08)
+    found = decode_concurrency(PAPER, isl=1000, osl=150)
     assert found.memory_bytes == pytest.approx(2 * 0.9 * 79.65 * 2**30 - 72.65e9, rel=1e-3)
     assert found.bandwidth_bytes == pytest.approx(0.08 * 0.6 * 2 * 3.35e12)
     assert found.requests == pytest.approx(found.memory_bytes / (1075 * 327_680))
@@ -75,7 +75,7 @@ def test_memory_is_what_the_weights_leave_of_two_gpus():
 
 
 def test_bandwidth_limits_a_tight_token_limit():
-    tight = decode_concurrency(PAPER, tp=2, isl=1000, osl=150, tpot_limit=0.01)
+    tight = decode_concurrency(PAPER, isl=1000, osl=150, tpot_limit=0.01)
     assert not tight.memory_bound
 
 

@@ -50,7 +50,7 @@ from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import EVIDENCE, SERVED, ServedSpread, UncertaintySpec
 from disagg_sim.physics.setup import Setup
 from lab.calibration.kernels.residuals import CLIP, band, deviation
-from lab.calibration.served.evaluate import engine_of, expert_kernel_of, pool_of
+from lab.calibration.served.evaluate import pool_of, served_model, setup_key
 from lab.calibration.served.groups import TTFT_CONCURRENCY, per_instance, points
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.steady_state import (
@@ -61,7 +61,6 @@ from lab.calibration.served.steady_state import (
     looked_late,
     pieces_of,
     prefill_time,
-    served,
 )
 
 
@@ -130,13 +129,15 @@ def with_bands(
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}
     doubted: dict[tuple[str, str], tuple[float, float, str, FirstTokenCauses]] = {}
-    usable = sorted((row for row in rows if (row.file, row.row) in known), key=_run)
-    for _, found in groupby(usable, key=_run):
+
+    def run_of(row: ServingRow) -> tuple[Any, ...]:
+        return (*setup_key(row), row.poll_steps, row.gather_steps, row.prefill is not None)
+
+    usable = sorted((row for row in rows if (row.file, row.row) in known), key=run_of)
+    for _, found in groupby(usable, key=run_of):
         members = list(found)
         first = members[0]
-        engine = engine_of(first, {})
-        run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
-        run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps)
+        run = replace(served_model(first), poll_steps=first.poll_steps, gather_steps=first.gather_steps)
         decode = pool_of(row.workers for row in members if row.workers)
         prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
         lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
@@ -162,12 +163,6 @@ def with_bands(
     low, high = band(lines["predicted"].to_numpy(dtype=float), sigma)
     inside = [key in doubted and not word for key, word in zip(keys, words, strict=True)]
     return told.assign(predicted_p10=low, predicted_p90=high, outside_calibration=words, calibrated=inside)
-
-
-def _run(row: ServingRow) -> tuple[Any, ...]:
-    engine = row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
-    looks = row.poll_steps, row.gather_steps
-    return row.model, row.system, row.recipe, *engine, *looks, row.prefill is not None
 
 
 def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: WorkerPool, run: ServedModel) -> Floats:

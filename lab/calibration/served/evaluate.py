@@ -94,6 +94,17 @@ def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
     return replace(engine, chunk_tokens=row.chunk_tokens) if row.chunk_tokens else engine
 
 
+def setup_key(row: ServingRow) -> tuple[Any, ...]:
+    """What rows share that have one ``served_model``."""
+    return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
+
+
+def served_model(row: ServingRow, engines: dict[str, EngineSpec] | None = None) -> ServedModel:
+    """The model of a row on its system, run by its engine, which looks at requests at every step."""
+    engine = engine_of(row, engines or {})
+    return served(row.model, row.system, row.recipe, engine, random_tokens=row.random_tokens)
+
+
 def predict(run: ServedModel, rows: Sequence[ServingRow]) -> Prediction:
     """Answers for rows of one model, system, recipe, engine, load and mode."""
     load, mode = rows[0].load, rows[0].mode
@@ -229,9 +240,8 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens)
         looks = (row.poll_steps, row.gather_steps, row.slots)
-        return (*run, *looks, row.random_tokens, row.load, row.mode, row.waves, row.spread)
+        return (*setup_key(row), *looks, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
     for _, found in groupby(usable, key=key):
@@ -239,8 +249,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         group = [checked[i] for i in members]
         first = group[0]
         try:
-            engine = engine_of(first, engines or {})
-            run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
+            run = served_model(first, engines)
             run = replace(run, poll_steps=first.poll_steps, gather_steps=first.gather_steps, slots=first.slots)
             answer = predict(run, group)
         except DisaggSimError as error:

@@ -35,9 +35,9 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace
-from lab.calibration.served.evaluate import engine_of, expert_kernel_of, predict
+from lab.calibration.served.evaluate import expert_kernel_of, predict, served_model, setup_key
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
-from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, looked_late, served, slots_for_load
+from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, looked_late, slots_for_load
 
 #: Requests a slot where the source states none: as InferenceX sends. [1]
 USUAL_WAVES = 10
@@ -87,21 +87,15 @@ def tasks_of(rows: Sequence[ServingRow]) -> list[tuple[ServingRow, ...]]:
     """Collect the closed loops among the rows, once for each operating point, together where they share a setup: each a
     piece of work for one process, the largest first.
     """
-
-    def of_setup(row: ServingRow) -> tuple[Any, ...]:
-        return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
-
     once = {key_of(row): row for row in rows if row.load == "closed_loop" and row.workers}
-    tasks = [tuple(found) for _, found in groupby(sorted(once.values(), key=of_setup), key=of_setup)]
+    tasks = [tuple(found) for _, found in groupby(sorted(once.values(), key=setup_key), key=setup_key)]
     return sorted(tasks, key=lambda task: -sum(row.concurrency for row in task))
 
 
 def play(task: Sequence[ServingRow]) -> list[Answer]:
     """Play rows of one setup, request by request; one that cannot be played is a reason of one line."""
-    first = task[0]
     try:
-        engine = engine_of(first, {})
-        run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
+        run = served_model(task[0])
     except DisaggSimError as error:
         return [Answer(key_of(row), {}, reason=str(error)) for row in task]
     tables: dict[Any, StepTable] = {}

@@ -116,28 +116,19 @@ def loose_batch(evidence: Evidence, a_rank: bool) -> Told:
 
 
 @TEXT.claim("C31")
-def c31_tensor_parallel(evidence: Evidence) -> Told:
-    """TP of disaggregated decode over co-located TP at the same interactivity, in the middle half of the range."""
-    medians = median_tp(evidence)
-    return listed(medians), all(value >= 1 for value in medians.values())
-
-
-@TEXT.authors("C31")
-def higher_tp(evidence: Evidence) -> Told:
-    """TP of disaggregated decode over co-located TP, in the middle half of the range."""
-    medians = median_tp(evidence)
-    return f"median ratio {listed(medians)}", min(medians.values()) > 1
-
-
-def median_tp(evidence: Evidence) -> dict[str, float]:
-    """Median of TP of disaggregated decode over that of co-located instances, by model. [1]"""
+@TEXT.authors("C31", higher=True)
+def c31_tensor_parallel(evidence: Evidence, *, higher: bool = False) -> Told:
+    """TP of disaggregated decode over co-located TP at the same interactivity, medians over the middle half of the
+    range: at least as high, or higher.
+    """
     medians = {}
     for model in (R1, MIDDLE):
         fronts = evidence.both("fig06", model=model)
         x = np.geomspace(*shared(*fronts), 201)[50:151]
         ours, theirs = (front.at("decode_tp_attn", x) for front in fronts)
         medians[model] = float(np.median(ours / theirs))
-    return medians
+    holds = min(medians.values()) >= 1 and (not higher or min(medians.values()) > 1)
+    return f"{'median ratio ' * higher}{listed(medians)}", holds
 
 
 def _front(evidence: Evidence, model: str) -> Front:

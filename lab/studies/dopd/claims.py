@@ -8,11 +8,10 @@ counts the decode instances twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.errors import above_zero
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.residents import decode_residents
@@ -47,14 +46,43 @@ def table_one_step(sequences: float, context: float) -> float:
     return DECODE_FIT[0] + sequences * (DECODE_FIT[1] + DECODE_FIT[2] * context)
 
 
-def concurrency(bench: DopdBench, isl: float, osl: float) -> Concurrency:
-    """Eq. (13) for any lengths."""
-    return decode_concurrency(bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE)
+class Concurrency(NamedTuple):
+    """How many requests a decode instance holds, and what limits them."""
+
+    requests: float  # cc, eq. (13), not rounded [request]
+    memory_bytes: float  # V_mem [B]
+    bandwidth_bytes: float  # V_BW [B]
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory, not bandwidth, limits the concurrency."""
+        return self.memory_bytes < self.bandwidth_bytes
+
+
+def decode_concurrency(at: Setup, isl: float, osl: float, tpot_limit: float = SLO.tpot) -> Concurrency:
+    """Eq. (11) to (13) of a decode instance of two GPUs, for any lengths [token], under a limit of TPOT [s]."""
+    gpus = 2
+    memory = ENGINE_SHARE * at.system.hbm_reported * gpus - weight_bytes(at.model, at.precision)
+    bandwidth = tpot_limit * BANDWIDTH_SHARE * gpus * at.system.hbm_bandwidth
+    held = decode_residents(isl, osl).mean * at.model.kv_bytes_per_token(at.precision)
+    return Concurrency(min(memory, bandwidth) / held, memory, bandwidth)
+
+
+def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
+    """Prefill instances for each decode instance by eq. (14) and (15), not rounded, ``concurrency`` cut at
+    ``LARGEST_GRAPH``. [1]
+
+    100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time:
+
+    >>> prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50)
+    3.0
+    """
+    return min(concurrency, LARGEST_GRAPH) * prefill_time / (step_time * osl)
 
 
 def concurrencies(bench: DopdBench) -> list[Concurrency]:
     """Eq. (13) for both of ``SHAPES``."""
-    return [concurrency(bench, *shape) for shape in SHAPES]
+    return [decode_concurrency(bench.llama, *shape) for shape in SHAPES]
 
 
 def ratios(bench: DopdBench, *, own: bool) -> list[float]:
@@ -74,7 +102,7 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
 
 def required_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
     """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
-    each = concurrency(bench, isl, osl).requests
+    each = decode_concurrency(bench.llama, isl, osl).requests
     first = bench.table(1).pass_time(round(isl))[1]
     step = bench.table(2).step_time(round(each), decode_residents(isl, osl).mean)
     return prefill_decode_ratio(each, prefill_time=first, step_time=step, osl=osl), each
@@ -185,55 +213,3 @@ def d16_printed_rule(_bench: DopdBench) -> Told:
         ", ".join(f"n_d {decode}: {ratio:.6g}" for decode, ratio in found.items()),
         all(abs(ratio - decode) < 1e-12 for decode, ratio in found.items()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Concurrency:
-    """How many requests a decode instance holds, and what limits them."""
-
-    requests: float  # cc, eq. (13), not rounded [request]
-    memory_bytes: float  # V_mem [B]
-    bandwidth_bytes: float  # V_BW [B]
-
-    @property
-    def memory_bound(self) -> bool:
-        """Whether memory, not bandwidth, limits the concurrency."""
-        return self.memory_bytes < self.bandwidth_bytes
-
-
-def decode_concurrency(
-    at: Setup, *, tp: int, isl: float, osl: float, tpot_limit: float, utilisation: float = 0.9
-) -> Concurrency:
-    """Compute the concurrency of a decode instance of ``tp`` GPUs by eq. (11) to (13), not rounded.
-
-    ``tpot_limit`` is t_SLO [s], ``utilisation`` what the engine may fill of a GPU, M' being the rest [1]; lengths are
-    in tokens.
-
-    In 50 ms two H200 of 4.8 TB/s read 0.05 * 0.6 * 2 * 4.8e12 B at the paper's share of 0.6:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> f"{decode_concurrency(at, tp=2, isl=1000, osl=100, tpot_limit=0.05).bandwidth_bytes:.4g}"
-    '2.88e+11'
-    """
-    above_zero("isl", isl)
-    above_zero("osl", osl)
-    weights = weight_bytes(at.model, at.precision)
-    memory = utilisation * at.system.hbm_reported * tp - weights
-    bandwidth = tpot_limit * BANDWIDTH_SHARE * tp * at.system.hbm_bandwidth
-    held = decode_residents(isl, osl).mean * at.model.kv_bytes_per_token(at.precision)
-    return Concurrency(requests=min(memory, bandwidth) / held, memory_bytes=memory, bandwidth_bytes=bandwidth)
-
-
-def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
-    """Compute the prefill instances for each decode instance by eq. (14) and (15), not rounded. [1]
-
-    ``prefill_time`` is t_p of a prompt and ``step_time`` t_d of a decode step [s] at ``concurrency``, cc of eq. (13),
-    cut at ``LARGEST_GRAPH``.
-
-    100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time:
-
-    >>> prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50)
-    3.0
-    """
-    return min(concurrency, LARGEST_GRAPH) * prefill_time / (step_time * osl)

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
@@ -10,12 +11,10 @@ from made_loads import made_run
 from made_loads import write_lines as write
 from shared_data import shared_file
 
-import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
 from disagg_sim.parquet import write_parquet
 from disagg_sim.planning.question import usual_precision
-from disagg_sim.workload.distributions import length_distribution
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from lab.calibration.served.boards import tokens_per_gpu
@@ -24,7 +23,7 @@ from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.groups import counted, judged, reasons, summary, write_tables
 from lab.calibration.served.launch_flags import FURTHER
 from lab.calibration.served.read import read_files, read_rows
-from lab.calibration.served.rows import ServingRow, WorkerGroup
+from lab.calibration.served.rows import MULTIPLIED, ServingRow, WorkerGroup
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (
@@ -112,68 +111,24 @@ def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
     assert not any(each.reason for each in calm.quantities)
 
 
-def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
-    """288 places for 256 experts are 32 copies; a budget of TensorRT-LLM is that of a rank, and so are its slots."""
-    line = LAUNCHED | {"f_decode_dp_attention": True, "f_decode_eplb_slots": "redundant 32"}
-    row = launched(tmp_path, R1, line)
-    assert row.workers.mapping == Sharding(dp_attn=8, ep=8, redundant_slots=32)
-    assert (row.chunk_tokens, row.slots, [each.reason for each in row.quantities]) == (8192, 8, [""] * 3)
-
-
-def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path):
-    """32 copies where the launch says so and is known exactly; a row that it does not name has none."""
-    line = LAUNCHED | {"f_prefill_tp": 4, "f_prefill_ep": 4, "f_prefill_dp_attention": True}
-    for told, slots in (({"prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
-        assert launched(tmp_path, R1, line, **told).prefill.mapping.redundant_slots == slots
-    (tmp_path / "joined_flags.parquet").write_text("no table")
-    _, faults = read_files([tmp_path / name for name in ("x.csv", "joined.csv", "joined_flags.parquet")])
-    assert [each.split(":")[1] for each in faults] == [" not a table"]
+def test_a_file_of_launch_flags_that_is_no_table_is_one_fault(tmp_path):
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED), tmp_path / "joined_flags.parquet"]
+    files[-1].write_text("no table")
+    assert [each.split(":")[1] for each in read_files(files)[1]] == [" not a table"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "mapping"), [("deepep", Sharding(dp_attn=8, ep=8)), ("", Sharding(dp_attn=8, tp_ffn=8))]
-)
-def test_decode_ranks_of_sglang_gather_without_a_backend_of_all_to_all(tmp_path, backend, mapping):
-    """They count as with experts under TP."""
-    line, further = LAUNCHED | {"f_decode_dp_attention": True}, tmp_path / "joined_flags.parquet"
-    write_parquet(pd.DataFrame([dict.fromkeys(FURTHER) | {"row_id": "r1", "decode_moe_a2a": backend}]), further, {})
-    rows = write(tmp_path / "x.csv", R1 | {"framework": "dynamo-sglang"})
-    (row,), _ = read_files([rows, write(tmp_path / "joined.csv", line), further])
-    assert row.workers.mapping == mapping
-
-
-@pytest.mark.parametrize("match", ["by date", "ambiguous 2", ""])
-def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
-    row = launched(tmp_path, R1, LAUNCHED | {"match": match})
-    assert repr([row]) == repr(read_rows(tmp_path / "x.csv"))  # NaN equals nothing
-
-
-@pytest.mark.parametrize(
-    ("match", "said"),
-    [("exact", (30, 20, True, 50)), ("by date", (30, 20, True, 50)), ("layout only", (1, 0, False, 10))],
-)
-def test_a_script_says_how_its_scheduler_takes_requests_and_how_many_were_sent(tmp_path, match, said):
-    """Of one node: one set of flags was valid on its day. Recipes of split workers count where they are exact."""
-    flags = {"f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0, "f_num_warmups_per_conc": 0.0}
-    flags["f_prompts_per_concurrency"] = 50
-    row = launched(tmp_path, R1, LAUNCHED | {"match": match, "kind": "script"} | flags)
-    assert (row.poll_steps, row.gather_steps, row.cold, row.waves) == said
-
-
-@pytest.mark.parametrize(
-    ("framework", "router", "match", "steps"),
+    ("line", "reason"),
     [
-        ("dynamo-sglang", "dynamo", "exact", 50),
-        ("dynamo-sglang", "dynamo", "by date", 50),
-        ("dynamo-sglang", "dynamo", "layout only", 1),
-        ("dynamo-sglang", "sglang_router", "exact", 1),
-        ("dynamo-trt", "dynamo", "exact", 1),
+        *(({"match": match}, "") for match in ("by date", "ambiguous 2", "")),
+        ({"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}, "an early image"),
     ],
 )
-def test_a_recipe_says_how_often_decode_workers_send(tmp_path, framework, router, match, steps):
-    """TensorRT-LLM sends a first token at once, and so do workers behind SGLang's own router."""
-    line = LAUNCHED | {"match": match, "f_decode_stream_interval": 50.0}
-    assert launched(tmp_path, R1 | {"framework": framework}, line, frontend_type=router).poll_steps == steps
+def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, line, reason):
+    """An early image is not judged however its launch is known."""
+    row, (plain,) = launched(tmp_path, R1, LAUNCHED | line), read_rows(tmp_path / "x.csv")
+    assert row.reason.partition(":")[0] == reason
+    assert repr(replace(row, reason="")) == repr(plain)  # NaN equals nothing
 
 
 def test_seven_published_rows_state_another_layout_than_was_launched():
@@ -189,13 +144,6 @@ def test_seven_published_rows_state_another_layout_than_was_launched():
     assert all(one.workers is None or one.workers.mapping.tp_attn <= 16 for one, _ in pairs)
 
 
-def test_an_early_image_is_not_judged_however_its_launch_is_known(tmp_path):
-    line = LAUNCHED | {"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}
-    row, (plain,) = launched(tmp_path, R1, line), read_rows(tmp_path / "x.csv")
-    assert row.reason.startswith("an early image")
-    assert repr(replace(row, reason="")) == repr(plain)
-
-
 def test_what_the_source_suspects_is_not_judged(tmp_path):
     spread = NEWER | {"qa_flag": "spread: runs of this point differ by more than 1.35 x"}
     (row,) = read_rows(write(tmp_path / "y.csv", spread))
@@ -204,34 +152,21 @@ def test_what_the_source_suspects_is_not_judged(tmp_path):
     assert table.set_index("quantity")["evaluated"].to_dict() == {"tpot": True, "ttft": False, "throughput": True}
 
 
-def test_a_launch_on_other_gpus_keeps_the_stated_layout(tmp_path):
-    row, (plain,) = launched(tmp_path, R1, LAUNCHED | {"f_decode_tp": 16}), read_rows(tmp_path / "x.csv")
-    assert (row.workers, row.prefill != plain.prefill) == (plain.workers, True)
-
-
 def test_rows_that_cannot_be_evaluated_keep_their_place_with_a_reason(tmp_path):
-    lines = [
-        R1,
-        R1 | {"spec_decode": "mtp"},
-        R1 | {"prefill_workers": ""},
-        R1 | {"model": "Unheard-Of 9B"},
-        R1 | {"gpu_family": "TPU"},
-        R1 | {"framework": "abacus"},
-        R1 | {"hardware": "gb200-maxq"},
-    ]
-    rows = read_rows(write(tmp_path / "x.csv", *lines))
-    assert [row.reason for row in rows] == [
-        "",
-        "speculative decoding: a step makes more than one token",
-        "the split of GPUs into prefill and decode is not stated",
-        "no model",
-        "no system 'TPU'",
-        "no engine profile for 'abacus'",
-        "board 'gb200-maxq' is not the standard part",
-    ]
+    told = {
+        "": {},
+        "speculative decoding: a step makes more than one token": {"spec_decode": "mtp"},
+        "the split of GPUs into prefill and decode is not stated": {"prefill_workers": ""},
+        "no model": {"model": "Unheard-Of 9B"},
+        "no system 'TPU'": {"gpu_family": "TPU"},
+        "no engine profile for 'abacus'": {"framework": "abacus"},
+        "board 'gb200-maxq' is not the standard part": {"hardware": "gb200-maxq"},
+    }
+    rows = read_rows(write(tmp_path / "x.csv", *(R1 | change for change in told.values())))
+    assert [row.reason for row in rows] == list(told)
     table = evaluate(rows)
     assert list(table.columns) == list(COLUMNS)
-    assert table.groupby("reason").size().sum() == 3 * len(lines)  # three quantities a row, none dropped
+    assert table.groupby("reason").size().sum() == 3 * len(told)  # three quantities a row, none dropped
     assert table["evaluated"].sum() == 3
 
 
@@ -291,14 +226,6 @@ def test_requests_of_mlperf_come_as_scheduled_and_results_count_what_was_complet
     rows = read_rows(write(tmp_path / "mlperf.csv", *lines))
     assert [row.rate for row in rows] == [110.0, 100.0, 100.0]
     assert [tokens_per_gpu(row) for row in rows] == pytest.approx([100.0 * 3750.0 / 72] * 3)
-
-
-def test_the_traffic_of_mlperf_is_as_published():
-    papers, questions = ds.load_traffic("mlperf_gpt_oss_120b").cases[0], ds.load_traffic("mlperf_deepseek_r1").cases[0]
-    isl, osl = length_distribution(papers.isl), length_distribution(questions.osl)
-    assert [isl.quantile(p) for p in (0.0, 0.25, 0.5, 0.75, 1.0)] == [600, 3492, 4593, 6046, 15330]
-    assert [osl.quantile(p) for p in (0.5, 0.9, 0.95, 0.97, 1.0)] == [2105, 9300, 13100, 15800, 20000]
-    assert osl.mean == pytest.approx(3750, rel=0.02)  # tokens a sample of submissions
 
 
 @pytest.mark.parametrize(
@@ -389,7 +316,7 @@ def test_newer_models_state_degrees(tmp_path):
     assert [row.reason for row in rows] == [
         "",
         "",
-        "more GPUs than a node: the source multiplies degrees of the same GPUs",
+        MULTIPLIED,
         "the workers and their GPUs are not stated",
         "no recipe of 4-bit integer weights",
     ]
@@ -403,60 +330,95 @@ SCRIPTED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("stated", "flags", "ranks", "expected"),
-    [
-        ((4, 4, 16), {}, 1, Sharding(tp_attn=4, ep=4)),  # 16 GPUs are TP4 times EP4 of the same four
-        ((4, 4, 16), {"f_expert_parallel": False}, 1, Sharding(tp_attn=4, tp_ffn=4)),
-        ((2, 2, 4), {"f_tp": 1.0}, 2, Sharding(dp_attn=2, ep=2)),  # two ranks of one GPU, stated as four GPUs
-        ((4, 1, 1), {}, 1, Sharding(tp_attn=4, ep=4)),  # EP that the row leaves out
-        ((8, 1, 1), {}, 1, Sharding(tp_attn=8, tp_ffn=8)),  # a launch on other GPUs
-        ((4, 1, 1), {"f_tp": 2.0}, 2, Sharding(tp_attn=2, dp_attn=2, ep=4)),  # two ranks of two GPUs
-        ((4, 1, 1), {"f_engine": "sglang"}, 2, Sharding(tp_attn=4, ep=4)),  # whose TP counts all ranks
-        ((4, 1, 1), {"f_dp_attention": True}, 1, Sharding(dp_attn=4, ep=4)),
-        ((4, 1, 1), {"f_expert_parallel": False, "f_ep": 2.0}, 1, Sharding(tp_attn=4, tp_ffn=2, ep=2)),
-    ],
-)
-def test_the_script_of_the_image_says_what_a_source_multiplied(tmp_path, stated, flags, ranks, expected):
-    tp, dp, ep = stated
-    row = launched(tmp_path, NEWER | {"tp": tp, "attention_dp": dp, "moe_ep": ep}, SCRIPTED | flags, dp=ranks)
-    assert (row.reason, row.recipe, row.chunk_tokens) == ("", "nvfp4_fp8kv", 2048)
-    assert row.workers.mapping == expected
+def newer(tp: int, ranks: int, ep: int) -> dict[str, object]:
+    """A run on one node with these degrees stated."""
+    return NEWER | {"tp": tp, "attention_dp": ranks, "moe_ep": ep}
 
 
-@pytest.mark.parametrize("doubt", [{"image_match": False}, {"n_flag_sets": 2.0}, {"match": "layout only"}])
-def test_a_script_of_another_image_or_of_several_flags_changes_nothing(tmp_path, doubt):
-    row = launched(tmp_path, NEWER | {"attention_dp": 4, "moe_ep": 16}, SCRIPTED | doubt, dp=1)
-    assert row.reason == "more GPUs than a node: the source multiplies degrees of the same GPUs"
-    assert (row.recipe, row.chunk_tokens) == ("nvfp4_bf16kv", 0)
+def a_worker(tp: int, side: str) -> dict[str, object]:
+    """Flags of a recipe of vLLM, which states one GPU a rank, and as many ranks as a worker has GPUs."""
+    flags = {"gpus_per_worker": float(tp), "tp": 1.0, "ep": "on", "dp_attention": True}
+    return {f"f_{side}_{name}": value for name, value in flags.items()}
 
 
-@pytest.mark.parametrize(
-    ("found", "ranks"),
-    [
-        ({"recipe_commit": "8294e64", "layout_agrees": "4/4"}, (4, 16)),
-        ({"recipe_commit": "8294e64", "layout_agrees": "3/4"}, (1, 1)),
-        ({"recipe_commit": "", "layout_agrees": "4/4"}, (1, 1)),  # of a generator that is not stored
-    ],
-)
-def test_a_stored_recipe_with_the_workers_of_the_row_says_their_ranks(tmp_path, found, ranks):
-    """vLLM states one GPU a rank, and as many ranks as a worker has GPUs."""
-    side = {"gpus_per_worker": 4.0, "tp": 1.0, "ep": "on", "dp_attention": True}
-    line = SCRIPTED | {"kind": "recipe", "f_prefill_workers": 1.0, "f_decode_kv_dtype": "fp8"} | found
-    line |= {f"f_prefill_{name}": value for name, value in side.items()}
-    line |= {f"f_decode_{name}": value for name, value in (side | {"gpus_per_worker": 16.0}).items()}
-    split = NEWER_SPLIT | {"prefill_tp": 4, "prefill_attention_dp": 1, "decode_workers": 1, "decode_tp": 16}
-    row = launched(tmp_path, split | {"decode_moe_ep": 16}, line, dp=0)
-    assert (row.prefill.mapping.dp_attn, row.workers.mapping.dp_attn) == ranks
-    assert (row.prefill.gpus, row.workers.gpus, row.workers.mapping.ep) == (4, 16, 16)
+SGLANG, WIDE = R1 | {"framework": "dynamo-sglang"}, LAUNCHED | {"f_decode_dp_attention": True}
+COPIES = {"prefill_eplb_slots": "redundant 32"}
+SCRIPT = LAUNCHED | {"kind": "script", "f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0}
+SCRIPT |= {"f_num_warmups_per_conc": 0.0, "f_prompts_per_concurrency": 50}
+SENDS = LAUNCHED | {"f_decode_stream_interval": 50.0}
+STORED = SCRIPTED | {"kind": "recipe", "f_prefill_workers": 1.0, "f_decode_kv_dtype": "fp8"}
+STORED |= a_worker(4, "prefill") | a_worker(16, "decode")
+TWO_SIDES = NEWER_SPLIT | {"prefill_tp": 4, "prefill_attention_dp": 1, "decode_workers": 1, "decode_tp": 16}
+TWO_SIDES |= {"decode_moe_ep": 16}
+READS = {"reason": "", "recipe": "nvfp4_fp8kv", "chunk_tokens": 2048}
+DOUBTED = {"recipe": "nvfp4_bf16kv", "chunk_tokens": 0, "reason": MULTIPLIED}
+#: A row, its launch, what the long table of flags has of it, and what the row then says.
+LAUNCHES = [
+    # 288 places for 256 experts are 32 copies; a budget of TensorRT-LLM is that of a rank, and so are its slots
+    (
+        *(R1, WIDE | {"f_decode_eplb_slots": "redundant 32"}, {}),
+        {"workers.mapping": Sharding(dp_attn=8, ep=8, redundant_slots=32), "chunk_tokens": 8192, "slots": 8},
+    ),
+    (R1, LAUNCHED, COPIES, {"prefill.mapping.redundant_slots": 32}),
+    (R1, LAUNCHED, COPIES | {"row_id": "r9"}, {"prefill.mapping.redundant_slots": 0}),  # of another row
+    # decode ranks of SGLang gather without a backend of all-to-all: they count as with experts under TP
+    (SGLANG, WIDE, {"decode_moe_a2a": "deepep"}, {"workers.mapping": Sharding(dp_attn=8, ep=8)}),
+    (SGLANG, WIDE, {"decode_moe_a2a": ""}, {"workers.mapping": Sharding(dp_attn=8, tp_ffn=8)}),
+    # a launch on other GPUs keeps the stated layout of that side
+    (
+        *(R1, LAUNCHED | {"f_decode_tp": 16}, {}),
+        {"workers.mapping": Sharding(dp_attn=8, ep=8), "prefill.mapping": Sharding(dp_attn=4, ep=4)},
+    ),
+    # a script of one node, one set of flags valid on its day: how its scheduler takes requests, and how many were sent
+    *(
+        (R1, SCRIPT | {"match": match}, {}, {"poll_steps": 30, "gather_steps": 20, "cold": True, "waves": 50})
+        for match in ("exact", "by date")
+    ),
+    (R1, SCRIPT | {"match": "layout only"}, {}, {"poll_steps": 1, "gather_steps": 0, "cold": False, "waves": 10}),
+    # how often decode workers send: TensorRT-LLM a first token at once, and so do workers behind SGLang's own router
+    *(
+        (SGLANG, SENDS | {"match": match}, {"frontend_type": "dynamo"}, {"poll_steps": 50})
+        for match in ("exact", "by date")
+    ),
+    (SGLANG, SENDS | {"match": "layout only"}, {"frontend_type": "dynamo"}, {"poll_steps": 1}),
+    (SGLANG, SENDS, {"frontend_type": "sglang_router"}, {"poll_steps": 1}),
+    (R1, SENDS, {"frontend_type": "dynamo"}, {"poll_steps": 1}),
+    # the script of the image says what a source multiplied
+    *(
+        (newer(*stated), SCRIPTED | flags, {"dp": ranks}, READS | {"workers.mapping": mapping})
+        for stated, flags, ranks, mapping in [
+            ((4, 4, 16), {}, 1, Sharding(tp_attn=4, ep=4)),  # 16 GPUs are TP4 times EP4 of the same four
+            ((4, 4, 16), {"f_expert_parallel": False}, 1, Sharding(tp_attn=4, tp_ffn=4)),
+            ((2, 2, 4), {"f_tp": 1.0}, 2, Sharding(dp_attn=2, ep=2)),  # two ranks of one GPU, stated as four GPUs
+            ((4, 1, 1), {}, 1, Sharding(tp_attn=4, ep=4)),  # EP that the row leaves out
+            ((8, 1, 1), {}, 1, Sharding(tp_attn=8, tp_ffn=8)),  # a launch on other GPUs
+            ((4, 1, 1), {"f_tp": 2.0}, 2, Sharding(tp_attn=2, dp_attn=2, ep=4)),  # two ranks of two GPUs
+            ((4, 1, 1), {"f_engine": "sglang"}, 2, Sharding(tp_attn=4, ep=4)),  # whose TP counts all ranks
+            ((4, 1, 1), {"f_dp_attention": True}, 1, Sharding(dp_attn=4, ep=4)),
+            ((4, 1, 1), {"f_expert_parallel": False, "f_ep": 2.0}, 1, Sharding(tp_attn=4, tp_ffn=2, ep=2)),
+        ]
+    ),
+    # that of another image, or one of several sets of flags, changes nothing
+    *(
+        (newer(4, 4, 16), SCRIPTED | doubt, {"dp": 1}, DOUBTED)
+        for doubt in ({"image_match": False}, {"n_flag_sets": 2.0}, {"match": "layout only"})
+    ),
+    # a stored recipe with the workers of the row says their ranks; one of a generator that is not stored does not
+    *(
+        (
+            *(TWO_SIDES, STORED | {"recipe_commit": commit, "layout_agrees": agrees}, {"dp": 0}),
+            {"prefill.mapping.dp_attn": prefill, "workers.mapping.dp_attn": decode, "workers.mapping.ep": 16}
+            | {"prefill.gpus": 4, "workers.gpus": 16},
+        )
+        for commit, agrees, prefill, decode in [("8294e64", "4/4", 4, 16), ("8294e64", "3/4", 1, 1), ("", "4/4", 1, 1)]
+    ),
+]
 
 
-def test_layouts():
-    assert instance(8) == Sharding(tp_attn=8, tp_ffn=8)
-    assert instance(8, ep=8) == Sharding(tp_attn=8, tp_ffn=1, ep=8)
-    assert instance(8, ep=8, dp=0) == Sharding(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
-    assert instance(8, ep=4, dp=2) == Sharding(tp_attn=4, dp_attn=2, tp_ffn=2, ep=4)
-    assert instance(4, pp=2) == Sharding(tp_attn=2, tp_ffn=2, pp=2)
+@pytest.mark.parametrize(("row", "line", "further", "says"), LAUNCHES)
+def test_a_row_takes_what_its_launch_says(tmp_path, row, line, further, says):
+    found = launched(tmp_path, row, line, **further)
+    assert {name: attrgetter(name)(found) for name in says} == says
 
 
 def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
@@ -485,12 +447,14 @@ def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, ker
 
 
 def test_tables_of_a_run(tmp_path):
-    lines = [R1 | {"concurrency": n} for n in (8, 64, 256)]
-    agg = R1 | {"mode": "aggregated", "tp": 8, "ep": 8, "gpus_total": 8, "dp_attention": False, "prefill_workers": ""}
-    lines += [agg | {"concurrency": n} for n in (8, 64)]
-    table = evaluate(read_rows(write(tmp_path / "x.csv", *lines, R1 | {"spec_decode": "mtp"})))
-    assert counted(table)[["rows", "plain_rows", "evaluated"]].to_numpy().tolist() == [[1, 1, 1]]  # one row_id
-    assert summary(table)["rows"].sum() == 15
+    """Rows of one name are one; the split follows the configuration, not the load."""
+    rows = read_rows(
+        write(tmp_path / "x.csv", *(R1 | {"concurrency": n} for n in (8, 64, 256)), R1 | {"spec_decode": "mtp"})
+    )
+    assert len({row.held_out for row in rows}) == 1
+    table = evaluate(rows)
+    assert counted(table)[["rows", "plain_rows", "evaluated"]].to_numpy().tolist() == [[1, 1, 1]]
+    assert summary(table)["rows"].sum() == 9
     assert set(judged(table)["part"]) == {"new"}
     assert reasons(table)["lines"].sum() == 3
     write_tables(table, tmp_path / "out")
@@ -531,8 +495,3 @@ def test_pages_of_tensorrt_llm_run_the_fp8_checkpoints_of_nvidia():
     found = {(row.model, row.recipe) for row in read_rows(shared_file("measured/trtllm_docs_throughput.csv"))}
     assert {recipe for model, recipe in found if model == "qwen3_235b_a22b"} == {"fp8_tensor", "nvfp4_fp8kv"}
     assert {model for model, recipe in found if recipe == "fp8_tensor"} == {"qwen3_235b_a22b"}
-
-
-def test_the_split_follows_the_configuration_not_the_load(tmp_path):
-    rows = read_rows(write(tmp_path / "x.csv", *(R1 | {"concurrency": n} for n in (1, 2, 64, 500))))
-    assert len({row.held_out for row in rows}) == 1

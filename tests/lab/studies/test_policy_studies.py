@@ -89,13 +89,6 @@ def test_table_one_at_its_own_points():
     assert dopd.table_one_step(248, 1200) == pytest.approx(0.057, abs=0.003)
 
 
-def test_concurrencies_by_hand(bench):
-    """(2 * 0.9 * 85.52 GB - 72.65 GB)/(1,075 * 327,680 B), and the same over 3,150 tokens."""
-    spare = 2 * 0.9 * 79.65 * 2**30 - 72.65e9
-    found = [each.requests for each in dopd.concurrencies(bench)]
-    assert found == pytest.approx([spare / (1075 * 327_680), spare / (3150 * 327_680)], rel=1e-3)
-
-
 def test_ratios_of_table_one_by_hand(bench):
     """230.76 * 166 ms/(54.0 ms * 150) at the first shape: t_d = 18 + 27.88 + 7.86 ms."""
     assert dopd.ratios(bench, own=False)[0] == pytest.approx(230.76 * 0.166 / (0.053740 * 150), rel=1e-3)
