@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
+from disagg_sim.cli.progress import listener
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB, MB
 from docs.computed import quick, slow, table
-from lab.studies.beyond_the_buzz.frontiers import Silent
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Models of the sweep, as pictures and tables name them.
@@ -46,7 +46,7 @@ CO_LOCATED = ("colocated", "piggyback")
 def frontier(sweep: str = "new_attention") -> pd.DataFrame:
     """Frontiers of all cases and modes of a shipped sweep."""
     plan = plan_sweep(load_sweep(sweep))
-    return run_sweep(plan, ROOT / "build" / sweep, jobs=os.cpu_count() or 1, listener=Silent()).frontier
+    return run_sweep(plan, ROOT / "build" / sweep, jobs=os.cpu_count() or 1, listener=listener()).frontier
 
 
 def points(model: str, system: str, isl: int, *modes: str, sweep: str = "new_attention") -> pd.DataFrame:

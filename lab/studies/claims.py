@@ -12,11 +12,6 @@ number of the paper, what is inferred where the paper is silent, and an acceptan
 ...     judge=lambda two: Finding(f"{2 * two:g}", 2 * two == 4, ""))
 >>> evaluate([claim], {"measured": 2.0}).to_dict("records")[0]["verdict"]
 'holds'
->>> both = AsAuthors(claim, place="2.1", setting="by hand", paper="4")
->>> ours = pd.DataFrame([{"id": "T1", "value": "5", "verdict": "fails", "note": "by hand"}])
->>> row = evaluate_as_authors([both], {"by head": 2.0}, ours)
->>> row.loc[0, ["verdict", "our_verdict"]].tolist()
-['holds', 'fails']
 """
 
 from __future__ import annotations

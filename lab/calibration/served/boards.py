@@ -36,7 +36,7 @@ from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.named import lengths_named
 from lab.calibration.served.forms import MLPERF_TRAFFIC
-from lab.calibration.served.rows import ServingRow, WorkerGroup
+from lab.calibration.served.rows import ServingRow
 
 _Pools = tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
 #: Share of the requests that keep the limits of MLPerf. [1]
@@ -200,18 +200,23 @@ def _judged(board: Board) -> dict[str, object]:
         "best_over_least": tokens[0] / tokens[-1],
         "share": board.share,
         "submitter": run.submitter,
-        "ran": "" if ran is None else _layout(ran),
+        "ran": "" if ran is None else f"{ran.count} x {text_of(ran.mapping)}",
     }
     found = planned(board, lengths)
     if found.best is None or found.ask is None:
         return told | {"plan": math.nan, "plan_over_run": math.nan, "reason": found.infeasible}
     design = found.best
+    unserved = [
+        str(why)
+        for pool in design.pools
+        for why in why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")
+    ]
     told |= {
         "plan": design.tokens_per_s / run.gpus,
         "plan_over_run": design.tokens_per_s / run.gpus / tokens[0],
         "mode": str(design.mode.value),
         "planned": _pools(design),
-        "never_served": _never_served(design),
+        "never_served": "; ".join(dict.fromkeys(filter(None, unserved))),
         "reason": "",
     }
     if ran is not None:
@@ -220,23 +225,11 @@ def _judged(board: Board) -> dict[str, object]:
     return told | {"gpus_for_run": math.nan if fewest is None else fewest.gpus}
 
 
-def _layout(workers: WorkerGroup) -> str:
-    return f"{workers.count} x {text_of(workers.mapping)}"
-
-
 def _pools(design: Design) -> str:
     """Pools of a design: ``prefill 25 x 1 GPU; decode 11 x DP4 FFN-TP4``."""
     several = design.mode == ServingMode.DISAGGREGATED
     words = (f"{pool.role} " * several + f"{pool.instances} x {text_of(pool.mapping)}" for pool in design.pools)
     return "; ".join(words)
-
-
-def _never_served(design: Design) -> str:
-    """What of its layouts nobody is known to have run."""
-    found = [
-        why for pool in design.pools for why in why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")
-    ]
-    return "; ".join(dict.fromkeys(filter(None, map(str, found))))
 
 
 @cache

@@ -84,17 +84,7 @@ def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterabl
 
 
 def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
-    """Count the rows that could not be played, by reason.
-
-    Returns ``reason`` and ``rows``, the most frequent first [1].
-
-    Two quantities of one row count once:
-
-    >>> reasons = ["no such row", "no such row", ""]
-    >>> lines = pd.DataFrame({"file": "mine.csv", "row": ["2", "2", "3"], "not_simulated": reasons})
-    >>> not_simulated(lines).values.tolist()
-    [['no such row', 1]]
-    """
+    """Count the rows that could not be played, by reason, the most frequent first. [1]"""
     left = lines[lines["not_simulated"] != ""].drop_duplicates(["file", "row"])
     counts = left.groupby("not_simulated").size().sort_values(ascending=False)
     return counts.rename_axis("reason").reset_index(name="rows")

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.search.grid import decode_grid
 from disagg_sim.serving.gains import COLOCATED, Gain, gain, pointwise_gain
 from disagg_sim.serving.points import THROUGHPUT
 from lab.studies.beyond_the_buzz import TEXT
@@ -267,7 +268,7 @@ def c26_cached(evidence: Evidence) -> Told:
     base = _base(evidence, R1)
     x = third(*shared(naive, cached, base), 1)
     before, after = _ratio(naive, base, x), _ratio(cached, base, x)
-    filled = cached.at("decode_memory_bytes", x) / evidence.decode_pool(R1).memory_limit
+    filled = cached.at("decode_memory_bytes", x) / evidence.pool(decode_grid, R1).memory_limit
     return (
         f"naive {before.min():.2f}-{before.max():.2f}, cached {after.min():.2f}-{after.max():.2f}",
         bool(np.all(filled[after <= 0.95] >= 0.95)),

@@ -288,7 +288,7 @@ def c34_one_mapping(evidence: Evidence) -> Told:
 
 
 def _kept_by_one_mapping(evidence: Evidence, model: str) -> float:
-    prefill, decode = evidence.prefill_pool(model), evidence.decode_pool(model)
+    prefill, decode = (evidence.pool(score, model) for score in (prefill_grid, decode_grid))
     usable = prefill.feasible & (prefill.latency <= FTL_LIMIT)
     rate = np.where(usable, prefill.request_rate, 0.0).max(axis=1) / prefill.gpus
     best: dict[tuple[int, ...], float] = {}
@@ -315,7 +315,7 @@ def _keys(table: Sharding) -> list[tuple[int, ...]]:
 @TEXT.claim("C35")
 def c35_matching(evidence: Evidence) -> Told:
     """Algorithms 1 and 2 as printed against exact matching over all prefill configurations."""
-    pools = evidence.prefill_pool(R1), evidence.decode_pool(R1)
+    pools = evidence.pool(prefill_grid, R1), evidence.pool(decode_grid, R1)
     paper, exact = (Front(match_pools(*pools, Rules(matching=way, keep="frontier"))) for way in ("paper", "exact"))
     x = np.geomspace(*shared(paper, exact), POINTS)
     ratio = paper.throughput(x) / exact.throughput(x)

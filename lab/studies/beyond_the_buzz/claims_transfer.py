@@ -134,7 +134,7 @@ _SIDES = ("prefill", "decode")
 
 def _best_egress(evidence: Evidence, model: str, isl: int) -> float:
     """Egress of a distinct GPU of the prefill pool with most requests/s per GPU within 10 s. [B/s]"""
-    grid = evidence.prefill_pool(model, isl=isl)
+    grid = evidence.pool(prefill_grid, model, isl)
     usable = grid.feasible & (grid.latency <= 10.0)
     per_gpu = np.where(usable, grid.request_rate / grid.gpus[:, None], 0.0)
     return float(kv_rate_per_gpu(grid).flat[np.argmax(per_gpu)])

@@ -22,7 +22,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
@@ -121,16 +120,8 @@ class Evidence(Keeping):
         return enumerate_mappings(self.setup(model))
 
     @kept
-    def prefill_pool(self, model: str, *, isl: int = LONG_PROMPTS[0]) -> PhaseGrid:
-        """Scored prefill configurations of a model."""
-        return self._pool(prefill_grid, model, isl)
-
-    @kept
-    def decode_pool(self, model: str) -> PhaseGrid:
-        """Scored decode configurations of a model."""
-        return self._pool(decode_grid, model, LONG_PROMPTS[0])
-
-    def _pool(self, score: Callable[..., PhaseGrid], model: str, isl: int) -> PhaseGrid:
+    def pool(self, score: Callable[..., PhaseGrid], model: str, isl: int = LONG_PROMPTS[0]) -> PhaseGrid:
+        """Configurations of a model, scored by ``prefill_grid`` or ``decode_grid``."""
         work = lengths(isl, LONG_PROMPTS[1])
         return score(self.setup(model), self.mappings(model), work, allow_long_context=True)
 

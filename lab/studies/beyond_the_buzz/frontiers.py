@@ -35,23 +35,6 @@ PROMPT, GPUS, DEPTHS, FORMS, CHUNK = 262_144, 64, (1, 2, 4, 8, 16, 32), ("cached
 BEYOND_THE_BUZZ = "beyond_the_buzz"
 
 
-class Silent:
-    """A listener that prints nothing."""
-
-    def note(self, text: str) -> None:
-        """Drop it."""
-
-    warn = note
-
-    def start(self, points: int) -> None:
-        """Drop it."""
-
-    advance = start
-
-    def finish(self) -> None:
-        """Nothing to take away."""
-
-
 class ProgressOnly:
     """Tells another listener how far a computation is and what goes wrong, and nothing else."""
 
@@ -98,8 +81,8 @@ class Frontiers:
     #: Directory of the results: ``root/<profile>/sweeps/<sweep>/``. What lies there already and is not stale is taken
     #: from there.
     root: Path
+    listener: RunListener  # told what a computation does
     jobs: int = 1  # worker processes [1]
-    listener: RunListener = field(default_factory=Silent)  # told what a computation does
     study: str = BEYOND_THE_BUZZ  # directory of the sweeps below ``sweeps/``
     #: Frontier, and design points whose time and memory were computed for it [1], by sweep and profile.
     _kept: dict[tuple[str, str], tuple[pd.DataFrame, int]] = field(default_factory=dict, init=False, repr=False)

@@ -1,5 +1,7 @@
 """A published study from its sweeps to figures: what is computed once, what a figure shows, what is written."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
-from lab.studies.beyond_the_buzz.frontiers import FIGURE_5, Frontiers, Silent, parts_of, pipelined_prefill, study_files
+from lab.studies.beyond_the_buzz.frontiers import FIGURE_5, Frontiers, parts_of, pipelined_prefill, study_files
 from lab.studies.beyond_the_buzz.reproduce import _by_claim, reproduce
 
 SMALL = """
@@ -63,24 +65,26 @@ def test_a_figure_is_its_own_sweep_and_those_named_after_it():
         parts_of("fig11", ("fig10",))
 
 
-class Counting(Silent):
-    """Adds up the design points that runs compute."""
+class Counting:
+    """Adds up the design points that runs compute, and hears nothing else."""
 
     computed = 0
 
     def start(self, points: int) -> None:
-        """Add them."""
         self.computed += points
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_: None
 
 
 def test_what_lies_on_disk_is_not_computed_again(out):
     first, second = Counting(), Counting()
-    frontiers = Frontiers(out, listener=first)
+    frontiers = Frontiers(out, first)
     table = frontiers.frontier("fig06", "ideal")
     assert set(table["sweep"]) == {"fig06", "fig06_every_step_mixed"}
     assert set(table["mode"]) == {"disaggregated", "colocated", "piggyback"}
     assert first.computed > 0
-    again = Frontiers(out, listener=second)
+    again = Frontiers(out, second)
     pd.testing.assert_frame_equal(again.frontier("fig06", "ideal"), table)
     assert second.computed == 0
     assert again.design_points == frontiers.design_points > 0
@@ -88,22 +92,22 @@ def test_what_lies_on_disk_is_not_computed_again(out):
 
 def test_sweeps_with_a_case_in_common_compute_it_once(out, tmp_path):
     """Figure 9 is one mode of the case of figure 6: beside that it takes nothing, and gives the same as alone."""
-    alone, told = Frontiers(out), Counting()
-    together = Frontiers(tmp_path, listener=told)
+    alone, told = Frontiers(out, Counting()), Counting()
+    together = Frontiers(tmp_path, told)
     together.prepare(["fig06", "fig09"], ["ideal"])
     pd.testing.assert_frame_equal(together.frontier("fig09", "ideal"), alone.frontier("fig09", "ideal"))
     assert together.design_points == told.computed + alone.design_points
 
 
 def test_both_axes_of_a_panel_end_at_one(out):
-    table = figure_data(Frontiers(out), "fig06", "ideal").table
+    table = figure_data(Frontiers(out, Counting()), "fig06", "ideal").table
     assert table["x"].max() == table["y"].max() == 1
     np.testing.assert_allclose(table["x"] * table["x_unit"], table["tokens_per_s_per_user"])
     assert table["curve"].nunique() == 3
 
 
 def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out):
-    points = Frontiers(out).frontier("fig06", "ideal")
+    points = Frontiers(out, Counting()).frontier("fig06", "ideal")
     best = best_colocated(points)
     assert set(best["mode"]) <= {"colocated", "piggyback"}
     for _, point in points[points["mode"] != "disaggregated"].iterrows():
@@ -127,7 +131,7 @@ def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner():
 
 
 def test_figures_are_written_with_their_data(out):
-    done = reproduce(Frontiers(out), items=["fig05", "fig06"], profiles=["ideal"])
+    done = reproduce(Frontiers(out, Counting()), items=["fig05", "fig06"], profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png", "fig06.png"]
     for path in done.pictures:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -141,7 +145,7 @@ def test_everything_is_the_figures_and_the_claims(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.FIGURES", ("fig05",))
     monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.judged_claims", lambda *_: claims)
     monkeypatch.setattr("lab.studies.claims.PaperText.as_authors", ())
-    done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
+    done = reproduce(Frontiers(tmp_path, Counting(), study="tiny"), profiles=["ideal"])
     assert [path.name for path in done.pictures] == ["fig05.png"]
     assert (tmp_path / "as_authors.csv").read_text().startswith("id,statement,place,setting,paper,inferred,engine,")
     assert (tmp_path / "claims.csv").read_text() == "id,profile,verdict,value\nC1,ideal,holds,1.5\nC2,ideal,fails,2\n"
