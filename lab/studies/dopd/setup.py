@@ -155,11 +155,6 @@ class DopdBench(Bench):
 
     # --- saturated pools of constant lengths ------------------------------------------------------------------------
 
-    @cached_property
-    def full_batch(self) -> int:
-        """Requests of the first of ``SHAPES`` that a decode instance holds to their last token. [1]"""
-        return self.most_sequences(capped=True)["max_sequences"]
-
     def most_sequences(self, *, capped: bool, shape: tuple[int, int] = SHAPES[0]) -> dict[str, int]:
         """Options of a decode instance: as many as it holds to the end, or up to 256, and it preempts."""
         if not capped:

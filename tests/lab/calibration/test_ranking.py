@@ -9,7 +9,6 @@ from lab.calibration.served.ranking import (
     CONFIGURATION,
     curve_at,
     heights,
-    loop_throughput,
     modes,
     predicted_by,
     ranked,
@@ -83,12 +82,6 @@ def test_modes_are_compared_where_both_reach():
     assert found["tokens_per_s_per_user"].tolist() == [20.0]
     assert found[["gain_measured", "gain_forecast", "agree"]].to_numpy().tolist() == [[2.0, 0.8, False]]
     assert modes(both.head(1)).empty
-
-
-def test_littles_law():
-    """8 requests of 900 + 100 tokens, 1 s + 99 * 10 ms each, on 4 GPUs: 8 * 1000 / 1.99 / 4."""
-    run = pd.DataFrame([{"isl": 900.0, "osl": 100.0, "concurrency": 8.0, "gpus": 4.0}])
-    assert loop_throughput(run, np.array([0.01]), np.array([1.0])).tolist() == pytest.approx([8000 / 1.99 / 4])
 
 
 def served_lines(throughput=True):

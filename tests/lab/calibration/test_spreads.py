@@ -30,10 +30,6 @@ def kernel_rows(shared, own, groups=150, each=12):
     return pd.DataFrame({"shape": shapes, **words}), errors
 
 
-def test_a_normal_spread_comes_back():
-    assert deviation(0.1 * RNG.standard_normal(20_000)) == pytest.approx(0.1, rel=0.03)
-
-
 @pytest.mark.parametrize(("shared", "own"), [(0.1, 0.0), (0.0, 0.1), (0.06, 0.08)])
 def test_the_share_of_groups_comes_back(shared, own):
     rows, errors = kernel_rows(shared, own)
@@ -41,10 +37,10 @@ def test_the_share_of_groups_comes_back(shared, own):
 
 
 def test_a_band_of_a_normal_law_holds_four_fifths():
-    predicted = np.ones(20_000)
-    low, high = band(predicted, np.full(20_000, 0.2))
-    measured = np.exp(0.2 * RNG.standard_normal(20_000))
-    assert np.mean((measured >= low) & (measured <= high)) == pytest.approx(0.8, abs=0.01)
+    errors = 0.2 * RNG.standard_normal(20_000)
+    assert deviation(errors) == pytest.approx(0.2, rel=0.03)
+    low, high = band(np.ones(20_000), np.full(20_000, 0.2))
+    assert np.mean((np.exp(errors) >= low) & (np.exp(errors) <= high)) == pytest.approx(0.8, abs=0.01)
 
 
 def test_the_same_data_give_the_same_file_and_a_wrong_one_is_not_written(tmp_path):

@@ -170,21 +170,6 @@ def test_pieces_fill_the_token_budget():
     assert room.tolist() == [20, 1, 1, 1]
 
 
-def test_host_times_add_to_every_step():
-    shape, two = lengths(100, 100), tensor_parallel(2 * ONE)
-    slow = run_of(step_host=1e-3, rank_host=2e-4, sequence_host=1e-5)
-    extra = decode_time(slow, two, 8 * ONE, shape) - decode_time(RUN, two, 8 * ONE, shape)
-    assert extra == pytest.approx(1e-3 + 2e-4 + 8e-5, rel=1e-9)
-
-
-def test_launches_are_a_floor_of_steps_without_graphs():
-    """32 dense GQA layers of 16 kernels at 100 us are 51.2 ms, more than a step of this model needs."""
-    shape, one = lengths(100, 100), tensor_parallel(ONE)
-    eager = run_of(kernel_launch=1e-4, decode_graphs=False)
-    assert decode_time(eager, one, ONE, shape) == pytest.approx(32 * 16 * 1e-4, rel=1e-9)
-    assert decode_time(run_of(kernel_launch=1e-4), one, ONE, shape) == decode_time(RUN, one, ONE, shape)
-
-
 @pytest.mark.parametrize("most", [1, 20, 100])
 def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
     """Four requests on eight ranks: another prompt comes once in hundreds of steps."""

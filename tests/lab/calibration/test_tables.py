@@ -65,7 +65,7 @@ def test_the_mask_marks_rows_and_a_broken_condition_is_named(tmp_path):
     path = write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace(",128,", ",256,"))
     assert read(path, exclusions=read_exclusions(tmp_path / "mask.csv")).rows["masked"].tolist() == ["odd", ""]
     (tmp_path / "mask.csv").write_text(mask.replace("m == 128", "batch == 128"))
-    with pytest.raises(TableError, match="batch"):
+    with pytest.raises(TableError, match=r"mask.csv: line 2: condition .* of gemm: no column 'batch'"):
         read(path, exclusions=read_exclusions(tmp_path / "mask.csv"))
     (tmp_path / "mask.csv").write_text(mask.replace("gemm.csv", "gem.csv"))
     with pytest.raises(TableError, match=r"mask.csv: line 2: no table 'gem', did you mean 'gemm'\?"):
@@ -161,19 +161,6 @@ def test_any_text_is_a_condition_or_refused(text):
     except ConditionError:
         return
     assert len(found) == len(ROWS)
-
-
-def test_no_condition_of_a_file_runs_anything(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    condition = '"@pd.io.common.os.system(""touch ran"") == 0 or m > 0"'
-    path = write(tmp_path / "mask.csv", "file,system,framework,condition,reason", f"gemm.csv,*,*,{condition},odd")
-    with pytest.raises(TableError) as refusal:
-        read_exclusions(path)
-    assert not (tmp_path / "ran").exists()
-    said = str(refusal.value)
-    assert said.startswith("mask.csv: line 2: condition '@pd.io.common.os.system(")
-    assert "a condition is made of columns compared by" in said
-    assert len(said.splitlines()) == 1
 
 
 def test_a_header_with_a_name_twice_is_refused(tmp_path):

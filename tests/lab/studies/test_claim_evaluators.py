@@ -1,6 +1,5 @@
 """Evaluators of claims on frontiers made by hand, and those that need no frontier on the model itself."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from lab.studies.arrow.claims import ALL, CHUNKED, a13_factors
 from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_shape, claims_transfer
 from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, third
 from lab.studies.beyond_the_buzz.figures import _with_readings
-from lab.studies.claims import COLUMNS, Finding, evaluate, holding
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X, MODES = np.geomspace(20.0, 100.0, 9), ("colocated", "piggyback")
@@ -48,23 +46,6 @@ def pair(gain: Any, **where: Any) -> pd.DataFrame:
 
 def evidence(**tables: pd.DataFrame) -> Evidence:
     return Evidence(ByHand(**tables), "ideal")
-
-
-def test_one_row_a_claim_and_profile():
-    first, second = TEXT.claims[:2]
-    found = (
-        replace(first, judge=lambda e: Finding("1", holds=True, note=e.profile)),
-        replace(second, judge=lambda e: Finding("2", e.profile == "measured", "by profile")),
-    )
-    table = evaluate(found, {name: Evidence(ByHand(), name) for name in ("ideal", "measured")})
-    assert list(table.columns) == list(COLUMNS)
-    assert table[["id", "profile", "verdict", "note"]].to_numpy().tolist() == [
-        ["C1", "ideal", "holds", "ideal"],
-        ["C1", "measured", "holds", "measured"],
-        ["C2", "ideal", "fails", "by profile"],
-        ["C2", "measured", "holds", "by profile"],
-    ]
-    assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2", "", ""], ["measured", 2, 2, "", "", ""]]
 
 
 def test_a_frontier_without_points_is_named():
@@ -119,12 +100,6 @@ def fixed_ratios(loose: float, tight: float, spoil: float = 1.0) -> dict[str, pd
     columns = {"prefill_request_rate_per_s": 4.0, "prefill_gpus": 4, "decode_gpus": 8, "ctx_gen_gpu_ratio": r}
     columns |= {"decode_request_rate_per_s": 8 * r}
     return {"fig10": below(*(points(y, ctx_gen_ratio=text, **columns) for text, y in curves.items()))}
-
-
-def test_the_closed_form_by_hand():
-    """r = 3.64: 0.5 keeps 0.5/3.64*4.64/1.5; r = 0.06: 3.5 keeps 1.06/4.5."""
-    assert claims_gain.closed_form(0.5, 3.64) == pytest.approx(0.425, abs=5e-4)
-    assert claims_gain.closed_form(3.5, 0.06) == pytest.approx(0.236, abs=5e-4)
 
 
 def domains(r1: Any, llama: Any) -> dict[str, pd.DataFrame]:

@@ -150,31 +150,22 @@ def test_a7_counts_only_if_it_holds_as_printed(tpot, printed, verdict):
     assert arrow.a7_overload.verdict(arrow.a7_overload(overloaded(tpot, printed))) == verdict
 
 
-def slow_flips(with_rule=1.0, printed=1.0, lasts=3436.0):
+@pytest.mark.parametrize(
+    ("with_rule", "printed", "lasts", "ours", "as_authors"),
+    [
+        (1.0, 1.0, 3436.0, Verdict.HOLDS, Verdict.HOLDS),
+        (0.95, 1.2, 3436.0, Verdict.ADDED_RULE, Verdict.READING),
+        (1.2, 1.2, 3436.0, Verdict.FAILS, Verdict.FAILS),
+        (1.0, 1.0, 298.0, Verdict.FAILS, Verdict.FAILS),  # half of the flips of so short a run never end
+    ],
+)
+def test_a12_is_judged_as_printed_too_and_needs_runs_of_ten_flips(with_rule, printed, lasts, ours, as_authors):
     """Slow flips reach these rates over static instances, with requests that wait as load and without."""
-    return SimpleNamespace(
+    bench = SimpleNamespace(
         ratio=lambda _, case, __: printed if case.endswith("_printed") else with_rule,
         workloads={HOUR: SimpleNamespace(trace=SimpleNamespace(duration=lasts))},
         stand_ins=lambda *_: "",
     )
-
-
-def test_a12_needs_runs_of_ten_flips():
-    """Half of the flips of a run of 298 s never end, so that slow flips are static flips."""
-    assert arrow.a12_slow_flips(slow_flips()).holds
-    assert not arrow.a12_slow_flips(slow_flips(lasts=298.0)).holds
-
-
-@pytest.mark.parametrize(
-    ("with_rule", "printed", "ours", "as_authors"),
-    [
-        (1.0, 1.0, Verdict.HOLDS, Verdict.HOLDS),
-        (0.95, 1.2, Verdict.ADDED_RULE, Verdict.READING),
-        (1.2, 1.2, Verdict.FAILS, Verdict.FAILS),
-    ],
-)
-def test_a12_is_judged_as_printed_too(with_rule, printed, ours, as_authors):
-    bench = slow_flips(with_rule, printed)
     assert arrow.a12_slow_flips.verdict(arrow.a12_slow_flips(bench)) == ours
     (about,) = (each for each in ARROW.as_authors if each.claim.id == "A12")
     found = about(bench)
