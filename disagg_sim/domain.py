@@ -111,8 +111,9 @@ class Sharding(ByValue, Shown):
     def __post_init__(self) -> None:
         """``InputError`` unless degrees that are numbers are whole and from 1, and slots from 0."""
         for name in SHARDING:
-            if not isinstance(value := getattr(self, name), np.ndarray):
-                whole_number(name, value, UNSAID.get(name, 1))
+            value, least = getattr(self, name), UNSAID.get(name, 1)
+            if not (isinstance(value, np.ndarray) or (type(value) is int and value >= least)):
+                whole_number(name, value, least)
 
     @classmethod
     def stack(cls, mappings: Sequence[Sharding]) -> Sharding:

@@ -141,12 +141,14 @@ def _of_rate(cases: Sequence[Candidates], size: Size, check: Check, others: int)
     while designs:
         designs = ranked(designs, near_of(cases[0]), cases[0].prices)
         chosen = _among(designs, others)
-        new = next((each for each in (chosen[0], *chosen[1], chosen[4]) if id(each) not in known), None)
-        if new is None:
+        for told in (chosen[0], *chosen[1], chosen[4]):
+            checked = told if id(told) in known else check(told)
+            known |= {id(each): each for each in (told, checked) if each is not None}  # kept: no id comes again
+            if checked is not told:  # all are ranked again
+                designs = [*(each for each in designs if each is not told), *([] if checked is None else [checked])]
+                break
+        else:
             return chosen
-        checked = check(new)
-        known |= {id(each): each for each in (new, checked) if each is not None}  # kept, so that no id comes again
-        designs = [*(each for each in designs if each is not new), *([] if checked is None else [checked])]
     return None
 
 

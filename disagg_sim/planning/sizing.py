@@ -52,7 +52,7 @@ def _worth_pairing(
     found: list[SizedPool] = []
     fewest_of: dict[Sharding, int] = {}
     run: set[Sharding] = set()
-    layout_of = {id(each.mapping): _layout(each.mapping) for each in choices}
+    layout_of = {at: _layout(mapping) for at, mapping in {id(each.mapping): each.mapping for each in choices}.items()}
 
     def within(fewest: float, coming: float) -> float:
         """GPUs of the last layout that is kept, as soon as all with nearly the fewest GPUs are known."""
