@@ -16,10 +16,10 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.planning.candidates import Candidates, DecodeGrid, under_limits
+from disagg_sim.planning.counts import gpus_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import least_hand_over
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, SIMPLER, answer_of, ranked, standing, was_run

@@ -29,7 +29,7 @@ from disagg_sim.planning.limits import NO_LIMIT, SHARES, TPOT, TTFT, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
 from disagg_sim.planning.plan import USUAL, demand_of, plan, source_of
-from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice
 from disagg_sim.planning.question import PlanOptions, Size, setups_of, systems_of
 from disagg_sim.planning.sizing import disaggregated_of
 from disagg_sim.search.axes import batch_sizes
@@ -206,7 +206,7 @@ def evaluate(
 
 def _given(
     at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions
-) -> tuple[Candidates, list[SizedPool]]:
+) -> tuple[Candidates, list[SizedPool[AnyChoice]]]:
     """Make the case that has the given pools as its only choices; return it and the pools with their counts."""
     last = pools.get("decode") or pools["colocated"]
     first = pools.get("prefill") or last

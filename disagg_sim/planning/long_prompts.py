@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.planning.pool_choice import QuickBound
+from disagg_sim.planning.counts import QuickBound
 from disagg_sim.planning.pools import ColocatedChoice
 from disagg_sim.planning.queueing import Delay, Occupancy, Service, share_that_waits, shortest_queue_delay
 

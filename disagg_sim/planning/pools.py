@@ -18,13 +18,13 @@ import numpy as np
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.counts import QuickBound, first_of
 from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocking_one_by_one, blocking_passes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import kinds, largest_pass, parts, passes
 from disagg_sim.planning.pieces import PromptLengths
-from disagg_sim.planning.pool_choice import QuickBound, first_of
 from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
     RESIDUES,
@@ -49,9 +49,6 @@ from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTime
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
 from disagg_sim.workload.distributions import PromptParts
-
-#: Most instances of a pool. [1]
-MOST_INSTANCES = 100_000
 
 
 class Cache(NamedTuple):

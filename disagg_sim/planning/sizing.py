@@ -15,12 +15,11 @@ from typing import TypeVar
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.planning.candidates import Candidates
-from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
+from disagg_sim.planning.counts import SizedPool, best_rate, gpus_of, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.kv_links import behind, handing
 from disagg_sim.planning.mixed_steps import ROUNDED
-from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import NEAR, Standing, is_unknown, ranked, standing_of_pool
@@ -31,25 +30,27 @@ CLOSE, BEST = 8, 3
 #: Pools of more GPUs than this times the fewest are left out. [1]
 FARTHEST = 2.0
 
+_Pool = SizedPool[AnyChoice]
 
-def _sized(choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None) -> list[SizedPool]:
+
+def _sized(choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None) -> list[_Pool]:
     """Size pools for a rate, fewest GPUs first; none above ``most`` GPUs or ``FARTHEST`` times the fewest."""
     return sorted(pools(choices, rate, most, lambda fewest, _: min(fewest * FARTHEST, most), handed), key=_size)
 
 
-def _size(pool: SizedPool) -> tuple[int, int, int]:
+def _size(pool: _Pool) -> tuple[int, int, int]:
     return pool.gpus, getattr(pool.choice, "hold_steps", 0), gpus_of(pool.choice)
 
 
 def _worth_pairing(
     role: str, choices: Sequence[AnyChoice], rate: float, most: float, handed: _Handed | None = None
-) -> list[SizedPool]:
+) -> list[_Pool]:
     """Keep one pool of each layout: the best ranked of its smallest ones; then the best layouts (``CLOSE``, ``BEST``).
 
     Chunk sizes, batches and budgets make no layouts of their own. None has more than ``most`` GPUs, or ``FARTHEST``
     times the fewest. Where none of them was run, the smallest that was is kept, too.
     """
-    found: list[SizedPool] = []
+    found: list[_Pool] = []
     fewest_of: dict[Sharding, int] = {}
     run: set[Sharding] = set()
     layout_of = {at: _layout(mapping) for at, mapping in {id(each.mapping): each.mapping for each in choices}.items()}
@@ -75,7 +76,7 @@ def _worth_pairing(
         fewest_of[layout] = min(each.gpus, fewest_of.get(layout, each.gpus))
     if not found:
         return []
-    layouts: dict[Sharding, list[SizedPool]] = {}
+    layouts: dict[Sharding, list[_Pool]] = {}
     for each in (order := sorted(found, key=_size)):
         layout = layout_of[id(each.choice.mapping)]
         if each.gpus == fewest_of[layout]:
@@ -83,7 +84,7 @@ def _worth_pairing(
     close = [each for each in layouts.values() if each[0].gpus <= NEAR * order[0].gpus]
     far = [each for each in layouts.values() if each[0].gpus > NEAR * order[0].gpus]
 
-    def first(alike: list[SizedPool]) -> tuple[Standing, SizedPool]:
+    def first(alike: list[_Pool]) -> tuple[Standing, _Pool]:
         planned = (_planned(role, each, rate) for each in alike)
         return min(zip(map(standing_of_pool, planned), alike, strict=True), key=lambda pair: pair[0])
 
@@ -95,7 +96,7 @@ def _worth_pairing(
     return [each for _, each in kept]
 
 
-def _planned(role: str, pool: SizedPool, rate: float) -> PlannedPool:
+def _planned(role: str, pool: _Pool, rate: float) -> PlannedPool:
     return PlannedPool(role=role, choice=pool.choice, instances=pool.instances, rate=rate)
 
 
@@ -143,9 +144,9 @@ def near_of(case: Candidates) -> float:
 
 
 #: Pools that a request passes one after the other.
-_Chain = tuple[SizedPool, ...]
+_Chain = tuple[_Pool, ...]
 #: Co-located pools, and chains of other pools, each after its cost.
-_Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, _Chain]]]
+_Found = tuple[list[tuple[float, _Pool]], list[tuple[float, _Chain]]]
 
 
 def _before(
@@ -162,7 +163,7 @@ def _before(
 class _Handed:
     """Choices of prefill before a decode pool, made where they are asked for, and what they are without it."""
 
-    def __init__(self, case: Candidates, taker: SizedPool, rate: float) -> None:
+    def __init__(self, case: Candidates, taker: _Pool, rate: float) -> None:
         assert isinstance(taker.choice, DecodeChoice)
         self._to = taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share
         self._of: dict[AnyChoice, AnyChoice] = {}
@@ -174,7 +175,7 @@ class _Handed:
         self._of[made] = sender
         return made
 
-    def plain(self, pools: Sequence[SizedPool]) -> list[SizedPool]:
+    def plain(self, pools: Sequence[_Pool]) -> list[_Pool]:
         """The same without the decode pool."""
         return [each._replace(choice=self._of[each.choice]) for each in pools]
 
@@ -208,14 +209,14 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     """Find the co-located pools and the chains of pools that draw the least power at the rate."""
     known: dict[tuple[AnyChoice, int], float] = {}
 
-    def watts(role: str, sized: Sequence[SizedPool]) -> list[float]:
+    def watts(role: str, sized: Sequence[_Pool]) -> list[float]:
         new = [each for each in sized if each not in known]
         if new:
             powers = watts_of_pools([_planned(role, each, rate) for each in new], case.work.lengths)
             known.update(zip(new, powers.tolist(), strict=True))
         return [known[each] for each in sized]
 
-    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> list[tuple[SizedPool, float]]:
+    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> list[tuple[_Pool, float]]:
         sized = _sized(choices, rate, room)
         return list(zip(sized, watts(role, sized), strict=True))
 
@@ -230,13 +231,13 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
                 (power + others, (*before, each, taker))
                 for each, power in zip(prefill, watts("prefill", prefill), strict=True)
             ]
-    alone: dict[Sharding, tuple[float, SizedPool]] = {}
+    alone: dict[Sharding, tuple[float, _Pool]] = {}
     for each, power in sorted(drawing("colocated", case.colocated, most), key=itemgetter(1)):
         alone.setdefault(each.choice.mapping, (power, each))
     return list(alone.values())[:BEST], sorted(chains, key=itemgetter(0))[: BEST**2]
 
 
-def disaggregated_of(case: Candidates, rate: float, cost: float, *pools: SizedPool) -> Design:
+def disaggregated_of(case: Candidates, rate: float, cost: float, *pools: _Pool) -> Design:
     """Make the design of pools of encode, if any, prefill and decode, with the bandwidth that caches need on links."""
     grids = case.grids
     roles = ("encode", "prefill", "decode")[-len(pools) :]
@@ -267,8 +268,8 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
         return decode * _fewest(case.colocated, rate, most)
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         cheapest = math.inf
-        least = sorted(pools(takers, rate, limit, lambda fewest, _: FARTHEST * fewest), key=lambda each: each.gpus)
-        for (before, passed), taker in product(_before(case, senders, rate) if least else (), least):
+        decoding = _sized(takers, rate, limit)
+        for (before, passed), taker in product(_before(case, senders, rate) if decoding else (), decoding):
             room = min(limit - taker.gpus, (cheapest - decode * taker.gpus) / prefill) - _gpus(before)
             sender = _gpus(before) + _fewest(passed, rate, room, _Handed(case, taker, rate))
             cheapest = min(cheapest, prefill * sender + decode * taker.gpus)

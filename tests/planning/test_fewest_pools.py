@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode
-from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
+from disagg_sim.planning.counts import SizedPool, best_rate, gpus_of, least, pools
 from disagg_sim.planning.design import PlannedPool
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import HALVINGS
 from disagg_sim.planning.pieces import PromptLengths
-from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.queueing import ONE_CORE, Delay
 from disagg_sim.planning.ranking import NEAR, SIMPLER, standing_of_pool
 from disagg_sim.planning.sizing import BEST, CLOSE, FARTHEST, _sized, _worth_pairing, fewest

@@ -8,8 +8,8 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.planning.choices import prompts_of_ranks
+from disagg_sim.planning.counts import gpus_of
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.pool_choice import gpus_of
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.replayed import drawn_requests, policy_of, slo_of
 from disagg_sim.planning.run_energy import instances_energy

@@ -17,10 +17,10 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.counts import QuickBound
 from disagg_sim.planning.leaving_order import StageTimes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
-from disagg_sim.planning.pool_choice import QuickBound
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
 from disagg_sim.techniques.encode.physics import EncodeStep
 
