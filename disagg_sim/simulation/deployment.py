@@ -350,19 +350,7 @@ class ModelShare(NamedTuple):
 def shares_of(
     trace: Trace | TraceStream, deployment: ServedDeployment, parts: Sequence[str], at: Setup | None = None
 ) -> tuple[ModelShare, ...]:
-    """Share requests and instances of a cluster out among its models, in the order of the deployment.
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.workload.request_columns import Labels
-    >>> small, large = (ds.setup(name, "h100_sxm", "fp8") for name in ("llama_3_1_8b", "llama_3_1_70b"))
-    >>> cut = {"llama_3_1_8b": (small, ds.Sharding()), "llama_3_1_70b": (large, ds.Sharding(tp_attn=2, tp_ffn=2))}
-    >>> each = tuple(ds.Replicas(mapping=mapping, instances=1, setup=at) for at, mapping in cut.values())
-    >>> asked = Labels(names=tuple(cut), number=[0, 1, 0])
-    >>> trace = ds.Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[10] * 3, output_tokens=[5] * 3, models=asked)
-    >>> shares = shares_of(trace, ServedDeployment(name="pool", gpus=3, colocated=each), ("colocated",))
-    >>> [(share.model, share.rows.tolist(), share.deployment.gpus) for share in shares]
-    [('llama_3_1_8b', [0, 2], 1), ('llama_3_1_70b', [1], 2)]
-    """
+    """Share requests and instances of a cluster out among its models, in the order of the deployment."""
     home = deployment.first_setup(tuple(parts)) or deployment.setup or at
     if home is None:
         raise InputError(

@@ -29,11 +29,7 @@ class EventSource(Protocol):
     """A part of the model that keeps its own events."""
 
     def advance(self, until: float) -> float:
-        """Process everything up to and including ``until``. [s]
-
-        Returns the time at which it stopped because it has something to tell, at most ``until``;
-        infinity when it has nothing to tell and has reached ``until``.
-        """
+        """Process everything up to and including ``until`` [s]; when it stopped to tell something, else infinity."""
 
     def deliver(self) -> None:
         """Handle the event at which ``advance`` stopped; may schedule others."""
@@ -64,11 +60,7 @@ class SideBySide:
 
 
 class Streams:
-    """Random streams by name: the draws of each depend on the seed and its name, on nothing else.
-
-    >>> float(Streams(3)("lengths").random()) == float(Streams(3)("lengths").random())
-    True
-    """
+    """Random streams by name: the draws of each depend on the seed and its name, on nothing else."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -80,39 +72,6 @@ class Streams:
             key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
             self._known[name] = np.random.default_rng(np.random.SeedSequence([self._seed, key]))
         return self._known[name]
-
-
-class _Feed:
-    """A sorted array of times; the next one is on the heap."""
-
-    __slots__ = ("callback", "fire", "heap", "next", "priority", "reach", "serial", "things", "times")
-
-    def __init__(
-        self,
-        heap: list[Any],
-        rank: tuple[int, int],
-        callback: Callable[[Any], None],
-        reach: Callable[[int], object] | None,
-    ) -> None:
-        self.heap, self.callback, self.reach = heap, callback, reach
-        self.priority, self.serial = rank
-        self.fire = self._fire
-
-    def begin(self, times: Sequence[float], things: Sequence[Any]) -> None:
-        self.times, self.things, self.next = times, things, 0
-        self.await_next()
-
-    def await_next(self) -> None:
-        if self.next < len(self.times):
-            if self.reach is not None:
-                self.reach(self.next)
-            heappush(self.heap, (self.times[self.next], self.priority, self.serial, self.fire, ()))
-            self.next += 1
-
-    def _fire(self) -> None:
-        thing = self.things[self.next - 1]
-        self.await_next()
-        self.callback(thing)
 
 
 class Engine:
@@ -151,10 +110,19 @@ class Engine:
         if falls.size:
             before = max([self.now, *times[: falls[0]]])
             raise InputError(f"time {falls[0]} of a feed is {times[falls[0]]} s, before {before} s")
-        self._serial += 1
-        _Feed(self._heap, (priority, self._serial), callback, reach).begin(
-            times, range(len(times)) if things is None else things
-        )
+        heap, serial, count = self._heap, self.reserve(), len(times)
+
+        def wait_for(place: int) -> None:
+            if place < count:
+                if reach is not None:
+                    reach(place)
+                heappush(heap, (times[place], priority, serial, fire, (place,)))
+
+        def fire(place: int) -> None:
+            wait_for(place + 1)
+            callback(place if things is None else things[place])
+
+        wait_for(0)
 
     def reserve(self) -> int:
         """A place in the order of events at equal times, as of a feed that is made now, for ``at_place``."""

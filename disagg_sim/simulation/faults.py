@@ -16,25 +16,13 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_own(module: str) -> bool:
-    """Tell whether a module is the user's own, not one of this package.
-
-    >>> is_own("my_policies.greedy"), is_own("disagg_sim.simulation.run")
-    (True, False)
-    """
+    """Tell whether a module is the user's own, not one of this package."""
     return module.partition(".")[0] != PACKAGE
 
 
 @contextmanager
 def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -> Iterator[None]:
-    """Turn whatever a user's own code raises inside into a ``PolicyError`` of one line.
-
-    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised.
-
-    >>> with own_faults("policy 'mine'", "my_policies", now=lambda: 12.5):
-    ...     [].pop()
-    Traceback (most recent call last):
-    disagg_sim.errors.PolicyError: policy 'mine' at 12.5 s: IndexError: pop from empty list (...)
-    """
+    """Turn what a user's own code raises inside, ``sys.exit()`` but not Ctrl-C, into a ``PolicyError`` of one line."""
     try:
         yield
     except PolicyError:
@@ -60,10 +48,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def error_with_place(error: BaseException, module: str) -> str:
-    """``ZeroDivisionError: division by zero (mine.py:12, in place)``.
-
-    The place is the last line of ``module`` that was reached, or else where its code, or this package's, began to fail.
-    """
+    """The error with its place: the last line of ``module`` that was reached, or else where code began to fail."""
     said = "it called sys.exit()" if isinstance(error, SystemExit) else _error_text(error)
     steps = list(walk_tb(error.__traceback__))
     inside = [step for step in steps if step[0].f_globals.get("__name__") == module]

@@ -59,11 +59,7 @@ def bare(mapping: Sharding) -> Sharding:
 
 
 def ffn_of(mapping: Sharding) -> FfnPool | None:
-    """Look up the feed-forward GPUs of instances of a mapping; None where both parts share their GPUs.
-
-    >>> ffn_of(placed(Sharding(), None, FfnPool(mapping=Sharding(), microbatches=3))).microbatches, ffn_of(Sharding())
-    (3, None)
-    """
+    """Look up the feed-forward GPUs of instances of a mapping; None where both parts share their GPUs."""
     return mapping.ffn if isinstance(mapping, PlacedMapping) else None
 
 
@@ -83,10 +79,7 @@ def own_setup(mapping: Sharding) -> Setup | None:
 
 
 def require_one_system(what: str, mappings: tuple[Sharding, ...]) -> None:
-    """Raise where instances stand on unlike systems, and something is made for one.
-
-    >>> require_one_system("policy 'dopd'", (Sharding(), Sharding(pp=2)))
-    """
+    """Raise where instances stand on unlike systems, and something is made for one."""
     systems = dict.fromkeys(at.system.name for each in mappings if (at := own_setup(each)) is not None)
     if len(systems) > 1:
         raise InputError(f"{what} has GPUs of {' and '.join(systems)}; allowed: one system")

@@ -100,24 +100,12 @@ def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceCla
 
 
 def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
-    """Look up what the requests of a model are promised where their class is promised nothing; its policy steers by it.
-
-    >>> small = ServiceClass(name="llama_3_1_8b", slo=Slo(ttft=0.5, tpot=0.02), of=MODEL)
-    >>> [slo_of(name, Slo(ttft=2.0, tpot=0.1), [small]).ttft for name in ("llama_3_1_8b", "llama_3_1_70b")]
-    [0.5, 2.0]
-    """
+    """Look up what requests of a model are promised where their class is promised nothing; its policy steers by it."""
     return next((each.slo for each in classes if each.of == MODEL and each.name == model), slo)
 
 
 def with_class(requests: pd.DataFrame, trace: Trace | TraceStream) -> pd.DataFrame:
-    """Add a last column ``class`` to rows of ``RunResult.frame()``, where the trace has classes.
-
-    >>> from disagg_sim.workload.request_columns import Labels
-    >>> kinds = Labels(names=("chat", "batch"), number=[1])
-    >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1], classes=kinds)
-    >>> with_class(pd.DataFrame({"request": [0]}), trace).values.tolist()
-    [[0, 'batch']]
-    """
+    """Add a last column ``class`` to rows of ``RunResult.frame()``, where the trace has classes."""
     if trace.classes is None:
         return requests
     return requests.assign(**{"class": np.array(trace.classes.names)[trace.classes.number[requests["request"]]]})

@@ -141,17 +141,7 @@ def option(
 
 
 def options_of(owner: Any) -> dict[str, Option]:
-    """List the options of a dataclass or one of its objects: its fields whose default is a plain value.
-
-    Of a field without ``option(...)`` only the default is known.
-
-    >>> @dataclass
-    ... class Mine:
-    ...     tokens: int = option(512, "tokens of a step", unit="token", low=1, high=MOST_TOKENS)
-    ...     eager: bool = False
-    >>> {name: known.allowed for name, known in options_of(Mine).items()}
-    {'tokens': 'whole numbers from 1 to 16777216 token', 'eager': 'true or false'}
-    """
+    """List the options of a dataclass or one of its objects: its fields whose default is a plain value."""
     found = {}
     for each in fields(owner):
         if (known := each.metadata.get(Option)) is not None:

@@ -61,13 +61,6 @@ def kv_blocks(
     and ``max_tokens`` (of the largest step, drafts included). A layer with a sliding window keeps at most a window of
     each sequence. A step of no more tokens than sequences has decodes alone, which a pipeline works off in
     micro-batches; ``prompts`` 0 are steps of chunks.
-
-    A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> tokens = kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding()) * BLOCK_TOKENS
-    >>> f"{tokens / 1e6:.1f} million tokens"
-    '1.0 million tokens'
     """
     ranks = float(np.max(mapping.dp_attn))
     queries = 1.0 + float(np.max(at.drafts(mapping)))
@@ -178,14 +171,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(at: Setup, trace: Trace | TraceStream) -> Expected:
-    """Look through the lengths of a trace.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 10**6], output_tokens=[50, 1])
-    >>> expected_of(at, trace)
-    Expected(prompt_tokens=100.0, output_tokens=50.0, longest=150, longest_prompt=100, saved_states=0.0)
-    """
+    """Look through the lengths of a trace."""
     most, step = at.model.max_context, checkpoint_tokens(at.model, at.precision)
     count = prompts = outputs = longest = longest_prompt = states = 0
     for window in trace.windows():

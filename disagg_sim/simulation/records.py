@@ -109,12 +109,7 @@ WORDS = np.array([outcome.name.lower() for outcome in Outcome])
 
 
 def frame_of(requests: Requests) -> pd.DataFrame:
-    """Tabulate requests, a row each: columns of ``Requests`` and of its ``loads``, ``status`` in words.
-
-    >>> one = {field.name: np.array([1]) for field in fields(Requests) if field.name != "loads"}
-    >>> frame_of(Requests(**one))["status"].tolist()
-    ['rejected']
-    """
+    """Tabulate requests, a row each: columns of ``Requests`` and of its ``loads``, ``status`` in words."""
     columns: dict[str, Any] = {}
     for each in fields(requests):
         value = getattr(requests, each.name)
@@ -263,11 +258,7 @@ def latencies(records: Requests) -> tuple[Floats, Floats]:
 
 
 def quantile(values: Floats | Sketch, share: float) -> float:
-    """The value below which ``share`` [1] of all lies, in proportion between two ranks; NaN of no values.
-
-    >>> quantile(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.9)
-    4.6
-    """
+    """The value below which ``share`` [1] of all lies, in proportion between two ranks; NaN of no values."""
     if isinstance(values, Sketch):
         return values.percentile(share)
     return float(np.quantile(values, share)) if len(values) else math.nan

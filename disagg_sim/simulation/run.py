@@ -149,25 +149,7 @@ def run(
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
-    """Serve a trace at a site that is there already; ``run`` makes one from the physics.
-
-    A step takes 10 ms and 1 ms a token of prefill: 100 tokens and 4 more outputs are done after 0.110 + 4 * 0.010 s:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.kernel.step_table import StepTable
-    >>> from disagg_sim.simulation.kv_link import LinkSpec
-    >>> at, engine, table = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), Engine(0), StepTable.affine
-    >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),))
-    >>> times = {"start_up_s": 0.0, "flip_s": 0.0}
-    >>> times["tables"] = lambda mapping, most: table(step=0.010, per_token=0.001, max_sequences=most)
-    >>> link = {"link": LinkSpec(), "link_bandwidth": 1e11, "link_latency_s": 0.0, "slo": Slo(ttft=1.0, tpot=0.1)}
-    >>> rest = {"prompt_tokens": 100, "output_tokens": 5, "blocks": lambda mapping, limits: 100, "rng": engine.rng}
-    >>> site = Site(setup=at, deployment=one, **times, **link, **rest)
-    >>> trace = Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
-    >>> found = serve(trace, "vllm", site, engine, RunOptions()).requests
-    >>> f"{found.first_token_s[0]:.3f} {found.finish_s[0]:.3f}"
-    '0.110 0.150'
-    """
+    """Serve a trace at a site that is there already; ``run`` makes one from the physics."""
     return serve_models(trace, policy, (Served("", (), trace, site),), site.deployment, engine, options)
 
 
@@ -192,25 +174,7 @@ def serve_models(
 ) -> RunResult:
     """Serve a trace in a cluster of several models, each at a site and with a policy of its own, on one clock.
 
-    Records go to the sink; totals of requests that leave are judged by the SLO, by default that of the first site. Two
-    models with one GPU each, and a request for each:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.deployment import shares_of
-    >>> from disagg_sim.simulation.physical_site import physical_site
-    >>> from disagg_sim.simulation.run_options import RunOptions
-    >>> from disagg_sim.workload.request_columns import Labels
-    >>> names, slo, options = ("llama_3_1_8b", "mistral_7b"), ds.Slo(ttft=1.0, tpot=0.1), RunOptions()
-    >>> each = [ds.Replicas(mapping=ds.Sharding(), instances=1, setup=ds.setup(n, "h100_sxm", "fp8")) for n in names]
-    >>> pool = ServedDeployment(name="pool", gpus=2, colocated=tuple(each))
-    >>> asked = Labels(names=names, number=[1, 0])
-    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 100], output_tokens=[5, 5], models=asked)
-    >>> models = [
-    ...     Served(model, rows.tolist(), own, physical_site(own, part, at=at, slo=slo, seed=0, options=options))
-    ...     for model, rows, own, part, at in shares_of(trace, pool, ("colocated",))
-    ... ]
-    >>> serve_models(trace, "vllm", models, pool, Engine(0), options).requests.decode_instance.tolist()
-    [1, 0]
+    Records go to the sink; totals of requests that leave are judged by the SLO, by default that of the first site.
     """
     if isinstance(policy, str):
         policy = policy_named(policy)

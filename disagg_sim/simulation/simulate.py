@@ -142,13 +142,7 @@ class SimulationResult(Shown):
         return by_class(self.records.frame(), in_memory(self.trace), self.slo, self.options.classes)
 
     def models(self) -> pd.DataFrame:
-        """A row a model of the cluster and one of all: attainment, percentiles, tokens a GPU; see ``by_model``.
-
-        Raises
-        ------
-        InputError
-            Where the deployment serves one model.
-        """
+        """A row a model of the cluster and one of all, see ``by_model``; ``InputError`` where it serves one model."""
         if self.records.models is None:
             raise InputError(f"deployment {self.deployment.name!r} serves one model; allowed: summary()")
         limits = limits_of(self.trace, self.slo, self.options.classes)
@@ -168,13 +162,7 @@ class SimulationResult(Shown):
         return pd.DataFrame(self.records.decisions, columns=["tick_s", "kind", "instance", "wish", "reason"])
 
     def tiers(self) -> pd.DataFrame:
-        """Where prompts were found, HBM and the tiers below it; see ``metrics.tier_use``.
-
-        Raises
-        ------
-        InputError
-            A run without tiers.
-        """
+        """Where prompts were found, HBM and the tiers below it, see ``tier_use``; ``InputError`` without tiers."""
         if not self.options.tiers:
             raise InputError("no tiers below HBM in this run; allowed: one with tiers among its options")
         return tier_use(self.records.frame(), self.options.tiers)

@@ -38,19 +38,7 @@ LEAST_TTFT_SHARE = 1e-3
 
 
 def placed_slo(slo: Slo, at: Setup) -> Slo:
-    """Take the host time of a request off its TTFT limit: what is left when a policy places it.
-
-    At least a thousandth of TTFT is left.
-
-    With the host time of the engine it is the whole limit again:
-
-    >>> import disagg_sim as ds
-    >>> for engine in ("trtllm", "kernels"):
-    ...     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine=engine)
-    ...     print(f"{placed_slo(Slo(ttft=0.2, tpot=0.05), at).ttft + at.request_host:.1f} s in all")
-    0.2 s in all
-    0.2 s in all
-    """
+    """Take the host time of a request off its TTFT limit, of which a thousandth is left at least."""
     return replace(slo, ttft=max(slo.ttft - at.request_host, LEAST_TTFT_SHARE * slo.ttft))
 
 
@@ -145,15 +133,6 @@ def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, 
 
     Limits are of one attention rank (some schedulers share a budget among ``ranks``), with no more sequences by default
     than tokens.
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> mine, h200 = Limits(token_budget=0, max_sequences=0), load_system("h200_sxm")
-    >>> for name in ("vllm_v0_2024", "vllm_v1_2026", "sglang_2026"):
-    ...     found = with_defaults(mine, load_scheduler(name), h200, 8)
-    ...     print(found.token_budget, found.max_sequences)
-    2048 256
-    8192 1024
-    1024 1024
     """
     usual = scheduler.defaults_on(system)
     shared = usual.token_budget if scheduler.budget_per_rank else max(usual.token_budget // ranks, 1)
@@ -162,14 +141,7 @@ def with_defaults(limits: Limits, scheduler: SchedulerSpec, system: SystemSpec, 
 
 
 def of_ranks(limits: Limits, ranks: int) -> Limits:
-    """Limits of an instance of which each attention rank has ``limits``.
-
-    vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` hold for each rank.
-
-    >>> found = of_ranks(Limits(token_budget=2048, max_sequences=256, max_prompts=1), 8)
-    >>> found.token_budget, found.max_sequences, found.max_prompts
-    (16384, 2048, 8)
-    """
+    """Limits of an instance of which each attention rank has ``limits``, as those of vLLM hold for each."""
     if ranks == 1:
         return limits
     return replace(

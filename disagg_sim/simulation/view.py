@@ -54,14 +54,7 @@ SEEN = {
 
 
 class SharedQueue:
-    """New requests that any instance may take, in the order in which they came.
-
-    >>> queue = SharedQueue()
-    >>> for request, prompt in enumerate((100, 20, 3)):
-    ...     queue.add(request, (0, prompt, 1, prompt + 1, -1, 0.0, True))
-    >>> queue.take(1)[1], queue.tokens, list(queue.segments)
-    (20, 103, [0, 2])
-    """
+    """New requests that any instance may take, in the order in which they came."""
 
     def __init__(self) -> None:
         self.segments: OrderedDict[int, Waiting] = OrderedDict()  # by request; a dict would walk over what has left
@@ -288,15 +281,7 @@ class ClusterView:
 
 
 def locked(array: NDArray[Any]) -> Any:
-    """Look at an array through one that cannot be written, and that shows what is written to the first.
-
-    >>> import numpy as np
-    >>> own = np.zeros(2)
-    >>> seen = locked(own)
-    >>> own[1] = 3.0
-    >>> seen.tolist(), seen.flags.writeable
-    ([0.0, 3.0], False)
-    """
+    """Look at an array through one that cannot be written, and that shows what is written to the first."""
     seen = array.view()
     seen.flags.writeable = False
     return seen

@@ -131,11 +131,7 @@ class Batch(NamedTuple):
 
 
 def in_words(wish: object) -> str:
-    """Tell a wish in words, for the log and for messages.
-
-    >>> in_words(Start(Sharding(tp_attn=4, tp_ffn=4), Role.DECODE, "load"))
-    'start of a decode instance (tp 4)'
-    """
+    """Tell a wish in words, for the log and for messages."""
     if isinstance(wish, Flip):
         return f"flip of instance {wish.instance} to {Role(wish.role).name.lower()}"
     if isinstance(wish, Start):
@@ -223,9 +219,5 @@ def leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> Ite
 
 
 def role_fault(mapping: Sharding, role: Role) -> str:
-    """Why an instance cannot have a role: one whose feed-forward part has GPUs of its own decodes; empty where it can.
-
-    >>> role_fault(Sharding(), Role.PREFILL)
-    ''
-    """
+    """Why an instance cannot have a role (one with feed-forward GPUs of its own decodes); empty where it can."""
     return "attention and feed-forward GPUs decode alone" if role != Role.DECODE and ffn_of(mapping) is not None else ""

@@ -139,10 +139,7 @@ def _is_own(directory: Path) -> bool:
 
 @contextmanager
 def on_compilation(tell: Callable[[], None]) -> Iterator[None]:
-    """Call a function when something is compiled inside the block, once; not where machine code is loaded.
-
-    Takes ``tell`` (takes nothing; such as a line to the user that the first run takes longer).
-    """
+    """Call a function once when something is compiled inside the block, not where machine code is loaded."""
 
     class CompileListener(event.Listener):
         """Hears of every compilation."""

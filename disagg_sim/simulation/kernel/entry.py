@@ -147,10 +147,7 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
 def submit(
     home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
 ) -> int:
-    """Queue segment ``s``: instance, request, context, prompt, output, cached tokens, flags.
-
-    Returns 0, or an error: ``IMPOSSIBLE``, ``LATE``.
-    """
+    """Queue segment ``s``: instance, request, context, prompt, output, cached tokens, flags; return 0 or an error."""
     return submitted(state_at(home), s, wanted, last_token_s, now)
 
 

@@ -119,10 +119,7 @@ SEGMENT = 2**32 - 1
 
 
 def forget(inst: Any, seg: Any, sets: Ints, keep: Mask) -> Ints:
-    """Drop segments that are over; those that stay are numbered anew, in their order.
-
-    Returns new number of each old one; -1 = dropped.
-    """
+    """Drop segments that are over and number those that stay anew; new numbers of the old ones, -1 = dropped."""
     stay = int(keep.sum())
     number: Ints = np.where(keep, np.cumsum(keep) - 1, -1)
     if stay == keep.size:

@@ -424,10 +424,7 @@ class FleetState(NamedTuple):
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:
-    """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place.
-
-    Fields of a row are attributes in plain Python, too.
-    """
+    """Return the numpy type of a row of such records: 8 bytes a field, nested records and arrays in place."""
     hints = get_type_hints(record, include_extras=True)
     return np.dtype((np.record, [(name, *_field(hint)) for name, hint in hints.items()]))
 

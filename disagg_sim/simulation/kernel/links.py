@@ -273,14 +273,7 @@ class Wires:
     """Links between instances, and the caches on their way.
 
     Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``, of those
-    whose bytes move, not those whose descriptors are still posted; with a spine those between leaves share its uplinks,
-    too. Two instances at 10 and 5 B/s, no cache on its way:
-
-    >>> wires = Wires()
-    >>> wires.join(10.0, 0.5)
-    >>> wires.join(5.0, 0.5)
-    >>> wires.ports["bandwidth"][OUT::4].tolist(), wires.in_flight
-    ([10.0, 5.0], 0)
+    whose bytes move; with a spine those between leaves share its uplinks, too.
     """
 
     def __init__(self, spine: Spine | None = None) -> None:

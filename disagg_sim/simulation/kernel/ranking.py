@@ -29,13 +29,7 @@ from disagg_sim.simulation.kernel.ranks import uncounted
 
 
 def least_tree(keys: Floats) -> Floats:
-    """Make a tree of keys.
-
-    Returns twice as many as the next power of two; row 0 is not used.
-
-    >>> least_tree(np.array([3.0, 1.0, 2.0])).tolist()
-    [inf, 1.0, 1.0, 2.0, 3.0, 1.0, 2.0, inf]
-    """
+    """Make a tree of keys, twice as many as the next power of two; row 0 is not used."""
     count = 1 << max(keys.size - 1, 0).bit_length()
     tree = np.full(2 * count, np.inf)
     tree[count : count + keys.size] = keys
@@ -155,10 +149,7 @@ class Rankings:
         self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}  # by load, instances and what these serve
 
     def least(self, load: int, among: NDArray[np.intp], served: Floats | Ints, own: int, now: float) -> int:
-        """Find the instance that has the least load for what it serves.
-
-        Takes ``own`` [unit of the load] and ``now`` [s]. Returns the first of several.
-        """
+        """Find the first instance with the least load and ``own`` for what it serves. [unit of the load]"""
         key = load, id(among), id(served)
         kept = self._kept.get(key)
         if kept is None:
@@ -248,20 +239,7 @@ class Route(NamedTuple):
 
 
 class RoutingQueue:
-    """Requests by the times at which they come, for the kernel.
-
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet
-    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-    >>> from disagg_sim.simulation.kernel.ranking import REQUESTS, ranking
-    >>> from disagg_sim.simulation.kernel.step_table import StepTable
-    >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
-    >>> fewest = Ranked(REQUESTS, False, ranking(np.arange(2), np.ones(2)))
-    >>> columns = np.array([0.0, 0.5, 9.0]), np.full(3, 10), np.full(3, 12)
-    >>> feed = RoutingQueue(*columns, Route(whole=True, first=fewest), most=1600, emits_late=False)
-    >>> fleet.take(feed)
-    >>> fleet.run_until(8.0), feed.arrivals, fleet.segments.instance.tolist(), fleet.segments.finish_s.tolist()
-    ((-1, 8.0), 2, [0, 1], [2.0, 2.5])
-    """
+    """Requests by the times at which they come, for the kernel."""
 
     def __init__(
         self,

@@ -27,14 +27,7 @@ from disagg_sim.workload.request_columns import PrefixBlocks
 
 
 class SharedBlocks:
-    """Names of the blocks of every prompt, and the runs of KV blocks that hold them.
-
-    Takes ``step`` [token].
-
-    >>> ids = PrefixBlocks(offsets=[0, 2, 4], ids=[7, 8, 7, 9], block_tokens=512)
-    >>> SharedBlocks(ids, 16).blocks_of(1)
-    [0, 2]
-    """
+    """Names of the blocks of every prompt, and the runs of KV blocks that hold them."""
 
     def __init__(self, prefix: PrefixBlocks, step: int) -> None:
         names, numbers = np.unique(prefix.ids, return_inverse=True)

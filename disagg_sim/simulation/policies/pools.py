@@ -48,9 +48,6 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
     """The sizes wanted, or both cut in proportion until they fit a budget of GPUs, each at least ``least``.
 
     What rounding down leaves of the budget goes to the pool that was cut more.
-
-    >>> within(Sizes(6, 4), Sizes(1, 2), 8)
-    Sizes(prefill=4, decode=2)
     """
     size = [max(count, least) for count in wanted]
     wanted = Sizes(*size)

@@ -33,15 +33,7 @@ def policies() -> dict[str, type[Policy]]:
 
 
 def title_of(policy: type[Policy]) -> str:
-    """Say what a policy does: the first line of its docstring.
-
-    The result is empty where the class has no docstring of its own.
-
-    >>> class Greedy:
-    ...     '''Send every request to the first instance.'''
-    >>> title_of(Greedy)
-    'Send every request to the first instance.'
-    """
+    """Say what a policy does: the first line of its docstring; empty where the class has none of its own."""
     written = (policy.__doc__ or "").strip()
     made = written.startswith(f"{policy.__name__}(")  # ``dataclass`` puts the signature where nothing stands
     return "" if made or not written else written.splitlines()[0]

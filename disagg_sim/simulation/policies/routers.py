@@ -279,12 +279,7 @@ class LlmD:
 
 
 def choices_of(options: Routed, site: Site) -> RouterChoices:
-    """Make the choices of the router that a policy asks for.
-
-    >>> from disagg_sim.simulation.policies.registry import policy_named
-    >>> choices_of(policy_named("vllm", router="prefix"), site=None).whole.__name__
-    'least_to_compute'
-    """
+    """Make the choices of the router that a policy asks for."""
     if options.router == "least":
         return RouterChoices(fewest_requests, shortest_queue, least_decode)
     if options.router == "round_robin":

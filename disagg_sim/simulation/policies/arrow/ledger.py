@@ -41,13 +41,7 @@ BEHIND = 2
 
 
 def order_of(among: Index, kind: Ints) -> Floats:
-    """Make an order.
-
-    Instances 0 and 2 of three, all of one kind:
-
-    >>> order_of(np.array([0, 2]), np.zeros(3, int))[-2, :3].tolist()
-    [0.0, -1.0, 0.0]
-    """
+    """Make an order of some instances, each of a kind."""
     tree = least_tree(np.full(kind.size, np.inf))
     order = np.stack([tree] * (2 * (int(kind.max()) + 1) + BEHIND))
     order[-2] = -1.0

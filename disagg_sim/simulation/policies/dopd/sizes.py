@@ -367,12 +367,9 @@ class LengthAware:
 
 
 def greedy(values: Sequence[float], weights: Sequence[float], capacity: float) -> list[int]:
-    """Indices of what goes in: the highest value per weight first, whatever does not fit is passed over.
+    """Indices of what goes in, by value per weight, whatever does not fit passed over: of equals the first.
 
-    At most the heaviest item's value off the best filling, as the fractional knapsack shows. Of equals the first.
-
-    >>> greedy([1.0, 1.0, 1.5], [40, 70, 50], 100)
-    [2, 0]
+    At most the heaviest item's value off the best filling, as the fractional knapsack shows.
     """
     order = sorted(range(len(weights)), key=lambda item: -values[item] / weights[item])
     taken, left = [], capacity
