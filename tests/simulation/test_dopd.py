@@ -1,16 +1,13 @@
 """DOPD by hand: sizes, batches by length, ultra-short prompts, resizing."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served, site
 
-from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.dopd.sizes import LengthAware, Profile, kingman_wait, matching_prefill
 from disagg_sim.simulation.policies.loads import least_uncached
@@ -18,8 +15,6 @@ from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.simulate import simulate
-from disagg_sim.workload.synthetic import synthetic_trace
 from lab.studies.dopd.claims import decode_concurrency, prefill_decode_ratio
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token; 22,000 tokens of memory.
@@ -244,17 +239,6 @@ def test_pools_shrink_when_the_load_is_gone():
     result = served(calm, policy_named("dopd", window_s=5.0, action_s=10.0), wide, table=SIMPLE)
     assert [decision.kind for decision in result.decisions] == ["stop"] * 4
     assert (result.requests.status == Outcome.COMPLETED).all()
-
-
-def test_the_paper_s_degrees_are_chosen():
-    """Llama-70B in FP8, 1,000/150 tokens on H100: prefill of one GPU, decode of two, whatever the parts have."""
-    at = PAPER.changed(profile=replace(PAPER.profile, memory_utilisation=0.95))
-    four = (Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=1),)
-    parts = ServedDeployment(name="8", gpus=8, prefill=four, decode=four, setup=at)
-    requests = synthetic_trace(rate=1.0, requests=20, lengths=(1000, 150))
-    result = simulate(parts, requests, policy_named("dopd", tp="chosen", resize=False), slo=Slo(ttft=2.0, tpot=0.08))
-    found = result.records.instances
-    assert list(zip(found.role.tolist(), found.gpus.tolist(), strict=True)) == [(0, 1)] * 4 + [(1, 2)] * 2
 
 
 def test_fixed_pools_stay():

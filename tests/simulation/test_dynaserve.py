@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sites import ONE, SIMPLE, deployment, served, site
 
-from disagg_sim.domain import Sharding, Slo
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -169,21 +169,7 @@ def test_first_request_is_plain_disaggregation_after_the_overhead():
     assert found.first_token_s[0] == pytest.approx(0.015 + 0.020)
 
 
-@pytest.mark.parametrize(("ttft", "last"), [(2.0, 1), (10.0, 0)])
-def test_any_instance_by_load_and_ttft_limit(ttft, last):
-    """Whole requests, one after the other where loads are equal. When each instance has one, the turn is that of 0.
-
-    30,000 tokens keep it busy for 3.3 s, so that it comes last where 2 s is the limit.
-    """
-    policy = policy_named("dynaserve", pairing="any", ratio=1.0, overhead_s=0.0, length_error=0.0)
-    requests = [(0.1 * k, 30_000 if k == 0 else 3000, 50) for k in range(5)]
-    found = served(requests, policy, deployment(pairs=4), table=SIMPLE, blocks=10_000, slo=Slo(ttft=ttft, tpot=0.1))
-    assert found.requests.prefill_instance.tolist() == [0, 1, 2, 3, last]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"balance": "all"}, {"alpha": "least_loaded", "slo_aware": False}, {"pairing": "any"}]
-)
+@pytest.mark.parametrize("options", [{}, {"balance": "all"}, {"alpha": "least_loaded", "slo_aware": False}])
 def test_outputs_longer_and_shorter_than_predicted_end_where_they_do(options):
     requests = [(0.01 * k, 50 + 7 * k, 1 + 5 * k) for k in range(20)]
     for error in (0.0, 500.0):

@@ -319,10 +319,3 @@ def test_without_draining_requests_fail():
     for drain, outcomes in ((True, {Outcome.COMPLETED}), (False, {Outcome.COMPLETED, Outcome.FAILED})):
         result = served(steady, policy_named("dynamo_load", drain=drain), WIDE, table=TABLE)
         assert set(result.requests.status.tolist()) == outcomes
-
-
-def test_a_deaf_planner_does_not_hear_of_workers_that_came_later():
-    more = {"table": TABLE, "slo": Slo(ttft=0.5, tpot=0.1), "options": RunOptions(start_up_s=0.5)}
-    policies = (policy_named("dynamo_load", deaf=deaf, period_s=1.0) for deaf in (False, True))
-    hears, deaf = (served(BUSY, policy, ROOM, **more) for policy in policies)
-    assert hears.decisions != deaf.decisions

@@ -68,18 +68,11 @@ def within(wanted: Sizes, gpus: Sizes, budget: int, least: int = 1) -> Sizes:
 class Pools:
     """Moves the two pools towards the sizes that a planner wants; each is on one system; ``idlest`` stops first."""
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        drain: bool = True,
-        idlest: Choice = least_prefill,
-        mappings: tuple[Sharding, Sharding] | None = None,
-    ) -> None:
+    def __init__(self, site: Site, *, drain: bool = True, idlest: Choice = least_prefill) -> None:
         parts = {part: tuple(each.mapping for each in site.deployment.part(part)) for part in ("prefill", "decode")}
         for part, own in parts.items():
             require_one_system(f"deployment {site.deployment.name!r}: {part}, which the policy sizes,", own)
-        self.mappings: tuple[Sharding, Sharding] = mappings or (parts["prefill"][0], parts["decode"][0])
+        self.mappings: tuple[Sharding, Sharding] = parts["prefill"][0], parts["decode"][0]
         self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
         self._systems = tuple(site.setup_of(mapping).system.name for mapping in self.mappings)
         self._drain = drain

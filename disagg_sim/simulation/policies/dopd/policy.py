@@ -12,7 +12,7 @@
   fewest together: when its prefill is done, or at its arrival, as section V-B has it (``decode_at``). Ultra-short
   prompts are computed there, too, beside its decodes, as are prompts of which the cache has all but as few tokens.
 
-TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (``tp: chosen``, ``sizes.chosen``).
+TP of the instances is that of the deployment.
 
 Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
 number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
@@ -36,7 +36,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import (
@@ -56,7 +55,6 @@ from disagg_sim.simulation.policies.dopd.sizes import (
     SIZINGS,
     LengthAware,
     Profile,
-    chosen,
     kingman_wait,
 )
 from disagg_sim.simulation.policies.loads import NOBODY, ByRole, least, least_uncached, tokens_of
@@ -88,11 +86,6 @@ class Dopd(Checked):
     window_s: float = period_option(60.0, "time of one observation")
     action_s: float = period_option(300.0, "time between two decisions on sizes")
     check_s: float = period_option(5.0, "time between two checks for free GPUs while an instance waits for some")
-    tp: str = option(
-        "given",
-        "GPUs of an instance: as the parts have them, or chosen by eq. (14) and (16)",
-        choices=("given", "chosen"),
-    )
     queue: str = queue_option()
     batches: str = option(
         "knapsack", "how prompts form prefill batches: by length, or in order of arrival", choices=BATCHES
@@ -118,20 +111,15 @@ class Dopd(Checked):
         decode = Limits(token_budget=self.token_budget, max_sequences=self.max_sequences)
         prefill = Limits(mode=Mode.MANUAL, token_budget=self.token_budget, max_sequences=self.max_sequences)
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=prefill, decode=decode))
-        shared = self.queue == "shared"
-        start, mappings = site.instances(("prefill", PREFILL), ("decode", DECODE)), None
-        if self.tp == "chosen":
-            start = chosen(site, steps, site.prompt_tokens, site.output_tokens)
-            mappings = start[0][0], start[-1][0]
-        forming = LengthAware(site, self.batches, shared=shared, prefill=mappings and mappings[0])
+        forming = LengthAware(site, self.batches, shared=self.queue == "shared")
         routing = DopdRouter(forming, self.local_tokens, at_arrival=self.decode_at == "arrival")
         return Parts(
-            start=start,
+            start=site.instances(("prefill", PREFILL), ("decode", DECODE)),
             routing=routing,
             steps=steps,
             forming=forming,
             failover=forming,
-            scaling=Manager(self, site, steps, routing, mappings),
+            scaling=Manager(self, site, steps, routing),
             looks_back_s=self.window_s,
         )
 
@@ -191,17 +179,10 @@ class DopdRouter:
 class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
-    def __init__(
-        self,
-        options: Dopd,
-        site: Site,
-        steps: StepLimits,
-        routing: DopdRouter,
-        mappings: tuple[Sharding, Sharding] | None,
-    ) -> None:
+    def __init__(self, options: Dopd, site: Site, steps: StepLimits, routing: DopdRouter) -> None:
         self.period_s = min(options.check_s, options.window_s)
         self._options, self._forming = options, routing.forming
-        self._pools = Pools(site, idlest=routing.idlest, mappings=mappings)
+        self._pools = Pools(site, idlest=routing.idlest)
         prefill, decode = self._pools.mappings
         self.profile = Profile.of(site, prefill, decode, steps.limits(decode, DECODE))
         self._requests, self._inputs, self._outputs = (forecast_named(options.forecast) for _ in range(3))

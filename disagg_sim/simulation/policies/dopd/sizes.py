@@ -1,6 +1,6 @@
 r"""Sizes of DOPD's pools and its prefill batches: concurrency of a decode instance, and prefill instances to match.
 
-Equations (11) to (15) of the paper, for a decode instance of TP GPUs and requests of ISL input and OSL output
+Equations (11) to (13) and (15) of the paper, for a decode instance of TP GPUs and requests of ISL input and OSL output
 tokens, M_token bytes of cache each:
 
 .. math:: V_{mem} = (M_{gpu} - M')\,TP - M_{model},\quad V_{BW} = t_{SLO}\,\alpha\,TP\,BW,\quad
@@ -12,18 +12,12 @@ V_BW forgets that the weights are read too; ``reads_weights`` takes them off, wh
 ``Profile`` has the same on the memory and step times of the instances that serve: for r requests at a time
 n_d = ceil(r/cc_max), and at the concurrency cc = r/n_d of each, n_p = n_d * cc * t_p/(t_d * OSL).
 
-The GPUs of an instance follow eq. (14) for decode, the TP at which the concurrency of an instance is about 0.9 of the
-largest captured CUDA graph, and eq. (16) for prefill: a larger TP speeds a prompt up by less than its GPUs, so that the
-smallest serves the most prompts; our choice is the smallest at which a prompt of mean length alone is inside the TTFT
-limit.
-
 Prefill batches by length are those of algorithm 1, or, to compare with, in order of arrival.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Table
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,14 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import DisaggSimError, InputError
-from disagg_sim.simulation.instance_variants import require_one_system
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.pools import Sizes
-from disagg_sim.simulation.site import Site, StepLimits
+from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wishes import SHARED, Batch, Limits, Role, Wish
+from disagg_sim.simulation.wishes import SHARED, Batch, Limits, Wish
 
 #: Share of the bandwidth that a decode step reaches (alpha), and the largest captured CUDA graph, as in the paper. [1]
 BANDWIDTH_SHARE, LARGEST_GRAPH = 0.6, 256
@@ -161,69 +153,6 @@ def matching_prefill(
     return ratio * decode if rule == "printed" else ratio
 
 
-#: Degrees that are tried: those of one server.
-DEGREES = (1, 2, 4, 8)
-#: Share of the largest graph that the concurrency should be, as in the paper. [1]
-GRAPH_SHARE = 0.9
-
-
-def decode_degree(concurrency: Table[int, float], graph: int) -> int:
-    """Choose TP of decode instances, eq. (14): the concurrency nearest to 0.9 of the graph [request].
-
-    Llama-70B in FP8 on H100 with 1,000/150 tokens holds 12, 231 and 667 requests; 0.9 * 256 is 230:
-
-    >>> decode_degree({1: 12.0, 2: 231.0, 4: 667.0}, 256)
-    2
-    """
-    return min(concurrency, key=lambda degree: (abs(concurrency[degree] - GRAPH_SHARE * graph), degree))
-
-
-def prefill_degree(times: Table[int, float], limit: float) -> int:
-    """Choose TP of prefill instances, eq. (16), by times and a limit [s].
-
-    >>> prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 2.0), prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 0.5)
-    (2, 4)
-    """
-    inside = [degree for degree, time in times.items() if time <= limit]
-    return min(inside) if inside else min(times, key=lambda degree: times[degree])
-
-
-def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tuple[tuple[Sharding, Role], ...]:
-    """Choose the first instances: as many of the chosen degrees as the GPUs of the parts hold."""
-    given = tuple(each.mapping for part in ("prefill", "decode") for each in site.deployment.part(part))
-    require_one_system(f"deployment {site.deployment.name!r}: the choice of TP", given)
-    times: dict[int, float] = {}
-    held: dict[int, float] = {}
-    gpus = {
-        name: sum(part.mapping.gpus * part.instances for part in site.deployment.part(name))
-        for name in ("prefill", "decode")
-    }
-    graph = 1
-    for degree in DEGREES:
-        mapping = Sharding(tp_attn=degree, tp_ffn=degree)
-        limits = steps.limits(mapping, Role.DECODE)
-        try:
-            profile = Profile.of(site, mapping, mapping, limits)
-        except DisaggSimError:
-            continue  # the model does not fit, or cannot be split so
-        if profile.tokens < inputs + outputs:
-            continue
-        graph = profile.graph
-        if degree <= gpus["prefill"]:
-            times[degree] = profile.prefill_time(max(round(inputs), 1))
-        if degree <= gpus["decode"]:
-            held[degree] = profile.tokens / (inputs + outputs / 2)
-    if not times or not held:
-        degrees = ", ".join(map(str, DEGREES))
-        raise InputError(f"deployment {site.deployment.name!r}: no TP of {degrees} fits into the GPUs of its parts")
-    found = (prefill_degree(times, site.slo.ttft), Role.PREFILL), (decode_degree(held, graph), Role.DECODE)
-    return tuple(
-        (Sharding(tp_attn=degree, tp_ffn=degree), role)
-        for (degree, role), part in zip(found, ("prefill", "decode"), strict=True)
-        for _ in range(max(gpus[part] // degree, 1))
-    )
-
-
 def kingman_wait(gaps: Sequence[float] | NDArray[np.float64], services: NDArray[np.float64], *, servers: int) -> float:
     r"""Estimate the mean queueing time by eq. (10); infinite when the servers are full.
 
@@ -275,23 +204,15 @@ class LengthAware:
     worth 1 + wait/TTFT limit, weight the length, capacity the threshold.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        batches: str,
-        threshold: float = PROFILE_TOKENS,
-        *,
-        shared: bool = False,
-        prefill: Sharding | None = None,
-    ) -> None:
+    def __init__(self, site: Site, batches: str, threshold: float = PROFILE_TOKENS, *, shared: bool = False) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]
         self._fifo, self._limit = batches == "fifo", site.slo.ttft
-        self._full_s = site.table(prefill or site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
+        self._full_s = site.table(site.deployment.prefill[0].mapping).pass_time(max(round(threshold), 1))[0]
         self._joined: dict[int, float] = {}  # when the first prompt joined the batch of a queue [s]
         self.shared = shared  # whether all instances take from one queue
         #: Whether each instance holds what any other holds.
-        self._equal = prefill is not None or len(site.deployment.prefill) == 1
+        self._equal = len(site.deployment.prefill) == 1
         self._waiting: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def waiting_tokens(self, view: ClusterView) -> NDArray[np.int64]:

@@ -15,8 +15,8 @@ Requests are held back at the router while all workers have enough prompts (``ro
 on at once). Our choice: the planner counts an equal share of what is held back for each worker.
 
 Known faults are options: ``drain=False`` (a stopped worker loses its requests), ``project=False`` (scaling down uses
-the load of N workers, not of the N - 1 that remain, so sizes oscillate), ``deaf=True`` (workers that start later never
-report, as after a restored snapshot); ``RunOptions(start_up_s=0)`` ignores the start-up time.
+the load of N workers, not of the N - 1 that remain, so sizes oscillate); ``RunOptions(start_up_s=0)`` ignores the
+start-up time.
 
 After the public documentation of 2026 a request goes to the worker with the least load; while the prompt tokens of all
 workers exceed ``--router-queue-threshold`` times the tokens of a step, requests wait at the router, first come, first
@@ -34,7 +34,6 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import (
     MOST,
@@ -220,7 +219,6 @@ class DynamoLoad:
     max_sequences: int = max_sequences_option()
     drain: bool = drain_option()
     project: bool = option(True, "scale down by the load of the instances left; false: by the load of all of them")
-    deaf: bool = option(False, "instances started later never report their load")
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -275,7 +273,6 @@ class LoadPlanner:
         self._budget, self._sequences = here.token_budget, there.max_sequences
         self._context = site.setup.model.max_context
         self._prompt = site.prompt_tokens  # mean of those that came of late [token]
-        self._first = len(site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)))
 
     def resize(self, view: ClusterView) -> Sequence[Wish]:
         """See ``Autoscaler``."""
@@ -287,13 +284,9 @@ class LoadPlanner:
         wanted = self._pools.within(view, wanted, self._options.least)
         return self._pools.steps(view, wanted, f"by load, mode {self._options.mode}: {there.words} to {wanted.words}")
 
-    def _heard(self, among: Index) -> Index:
-        """Workers that report."""
-        return among[among < self._first] if self._options.deaf else among
-
     def _prefill_step(self, view: ClusterView) -> int:
         """+1, 0 or -1 prefill instance."""
-        workers = self._heard(view.prefill)
+        workers = view.prefill
         queued = view.waiting_prompt_tokens[workers] + view.shared_prompt_tokens / max(workers.size, 1)
         if self._options.mode != "sla":
             limits = THRESHOLDS[self._options.mode]
@@ -315,7 +308,7 @@ class LoadPlanner:
 
     def _decode_step(self, view: ClusterView) -> int:
         """+1, 0 or -1 decode instance."""
-        workers = self._heard(view.decode)
+        workers = view.decode
         capacity = view.total_blocks[workers] * float(BLOCK_TOKENS)
         running, tokens = view.running_requests[workers], view.running_tokens[workers].astype(float)
         mean = tokens.sum() / max(int(running.sum()), 1)

@@ -94,11 +94,6 @@ class Book:
         """Requests whose second part is to come, in no order."""
         return self._open[: int(self._tally["open"][0])]
 
-    @property
-    def promised(self) -> NDArray[np.void]:
-        """What was promised to each instance, see ``Promised``."""
-        return self._promised
-
     def grow(self, requests: int) -> None:
         """Make room for more requests."""
         self.entries = np.append(self.entries, np.zeros(requests, BOOK))

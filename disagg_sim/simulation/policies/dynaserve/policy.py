@@ -13,9 +13,8 @@ token after 100,000 takes 100 ms where 70B runs on two H100, and the prompt woul
 ``least_piece`` tokens exceed the limit, a step takes so many (``least_piece: 1`` is the printed rule); 256 is the
 smallest chunk that the paper tries for its baseline (section 6.1).
 
-Two instances share a request: by default those of a fixed pair, the one with the fewest requests, as all runs of the
-paper have one pair. With ``pairing: any`` they are any two, by load and SLO (section 3.1): those with the fewest
-requests, equals in turn, where instances whose queue would take longer than the TTFT limit come last.
+Two instances share a request: those of a fixed pair, the one with the fewest requests, as all runs of the paper have
+one pair (section 3.1 has any two, by load and SLO).
 
 Step times are those of the model from the first pass on, where the paper calibrates them while it serves; the
 predictor plays the passes to come.
@@ -47,10 +46,6 @@ from disagg_sim.simulation.wishes import Leg, Limits, Role, State, Wish
 ALPHAS = ("fixed", "least_loaded")
 #: What is to end on both instances at the same time: all that they were given, or the parts of the new request.
 BALANCES = ("all", "request")
-#: Which two instances share a request.
-PAIRINGS = ("fixed", "any")
-#: Instances with the fewest requests of which two are chosen. [1]
-CANDIDATES = 8
 #: Difference of the two times at which the bisection ends in any case. [s]
 LEAST_DIFFERENCE_S = 0.001
 #: Prefill of a step where the past of a prompt exceeds the limit by itself: the smallest chunk of section 6.1. [token]
@@ -93,11 +88,6 @@ class DynaServe(Checked):
         "fixed",
         "instance of a pair that takes the first part: always the same, or the one with fewer requests",
         choices=ALPHAS,
-    )
-    pairing: str = option(
-        "fixed",
-        "which two instances share a request: those of a fixed pair, or any two by load and TTFT limit",
-        choices=PAIRINGS,
     )
     length_error: float = option(
         51.0,
@@ -148,7 +138,6 @@ class Splits:
         self._search = predictor.Search(
             options.rounds, options.tolerance, LEAST_DIFFERENCE_S, options.balance == "request"
         )
-        self._turn, self._ttft_s = -1, site.slo.ttft
         self._expected: list[int] = []
         self._any = False
 
@@ -160,8 +149,6 @@ class Splits:
         home, own = view.home, self._book.home
         first = 2 * book.choose_pair(home, own, view.kernel.submitted)
         second = first + 1
-        if options.pairing == "any":
-            first, second = self._any_two(view)
         if first < 0:  # each pair has lost an instance to a failure
             alone = fewest_requests(view, view.prefill)
             book.commit(home, own, request, (prompt, expected, expected), alone, -1)
@@ -183,25 +170,6 @@ class Splits:
         if whole:
             return Leg(first, delay_s=options.overhead_s)
         return Leg(first, split, second, delay_s=options.overhead_s)
-
-    def _any_two(self, view: ClusterView) -> tuple[int, int]:
-        """The two with the fewest requests whose prompts can be in time, else those with the fewest; -1 = none."""
-        ready, promised = view.prefill, self._book.promised["requests"]
-        if ready.size < 2:
-            return -1, -1
-        self._turn += 1
-        ready = np.roll(ready, -(self._turn % ready.size))
-        loads = (view.queued_requests + view.running_requests + promised)[ready]
-        order = ready[np.argsort(loads, kind="stable")][:CANDIDATES].tolist()
-        chosen: list[int] = []
-        for each in order:
-            view.refresh(each)
-            if predictor.waiting_s(view.home, self._book.home, each, view.now) <= self._ttft_s:
-                chosen.append(each)
-            if len(chosen) == 2:
-                break
-        chosen += [each for each in order if each not in chosen]
-        return chosen[0], chosen[1]
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """See ``Routing``; asked only where the second instance is not ready, or the answer goes on after its split."""

@@ -411,14 +411,6 @@ def queue_time(plan: InstancePlan, inst: InstanceRecord, values: Floats, stop: i
 
 
 @entry
-def waiting_s(home: Ints, own: Ints, instance: int, now: float) -> float:
-    """Time until the prompts that an instance has or was promised are computed. [s]"""
-    known = known_at(home, own)
-    time, plan = gather(known, instance, now)
-    return time + queue_time(plan, known.inst[instance], known.values, 0)
-
-
-@entry
 def finish_times(home: Ints, own: Ints, wanted: SplitRequest, now: float, search: Search) -> tuple[int, float, float]:
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
