@@ -33,11 +33,8 @@ def judged_drafts(rows: Sequence[ServingRow]) -> pd.DataFrame:
     for row in rows:
         if not (row.speculative or row.reason or row.qa_flag) and row.isl > 0 and row.osl > 0:
             plain.setdefault(_alike(row), []).append(_tpot(row))
-    drafted = [
-        row
-        for row in rows
-        if row.reason == SPECULATIVE and row.load == "closed_loop" and np.isfinite(_tpot(row)) and not row.qa_flag
-    ]
+    judged = (row for row in rows if row.reason == SPECULATIVE and all((row.model, row.system, row.engine)))
+    drafted = [row for row in judged if row.load == "closed_loop" and np.isfinite(_tpot(row)) and not row.qa_flag]
     table = evaluate([replace(row, reason="", speculative=False) for row in drafted])
     steady = table[table["quantity"] == "tpot"].set_index(["file", "row"])["predicted"]
     lines = []

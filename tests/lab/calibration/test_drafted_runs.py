@@ -1,5 +1,7 @@
 """Runs with drafts: read with their acceptance, and judged by TPOT and by its gain over an equal run without."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -42,5 +44,6 @@ def test_drafts_replace_the_decode_step_of_the_run_without_them(rows):
     assert summed.loc["all", "error_tpot"] == pytest.approx(abs(line["error"]))
 
 
-def test_rows_without_drafts_have_no_table(rows):
-    assert judged_drafts(rows[:1]).empty
+def test_rows_without_drafts_or_of_what_has_no_profile_have_no_table(rows):
+    unknown = [replace(rows[1], **{name: ""}) for name in ("engine", "model", "system")]
+    assert judged_drafts([rows[0], *unknown]).empty
