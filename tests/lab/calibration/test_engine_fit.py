@@ -13,7 +13,7 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine
 from lab.calibration.served import engine_fit, left_out
 from lab.calibration.served.cells import instance
-from lab.calibration.served.engine_fit import EngineFit, exchange_rows, fit_engine, fit_exchange, fit_rows
+from lab.calibration.served.engine_fit import EngineFit, exchange_rows, fit_engine, fit_exchange
 from lab.calibration.served.evaluate import drain_factor, drain_factors, evaluate
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
@@ -122,13 +122,6 @@ def test_the_stretch_of_the_expert_exchange_is_found_again():
     assert found.exchange_stretch == pytest.approx(2.4, abs=0.03)
     assert replace(found, exchange_stretch=2.4) == true
     assert fit_exchange([row for row in rows if row not in told], true) == true
-
-
-def test_rows_of_the_held_out_part_are_left_out():
-    rows = [row_of(tp, isl, 4.0) for tp in (1, 2, 4, 8) for isl in np.arange(100.0, 2000.0, 100.0)]
-    assert all(not row.held_out for row in fit_rows(rows, "vllm"))
-    share = sum(row.held_out for row in rows) / len(rows)
-    assert 0.15 < share < 0.45
 
 
 def test_a_run_drains_for_longer_the_more_its_requests_differ():

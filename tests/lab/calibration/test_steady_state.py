@@ -20,7 +20,6 @@ from lab.calibration.served.steady_state import (
     decode_time,
     disaggregated,
     pieces_of,
-    prefill_limit,
     prefill_time,
     served,
     static_batch,
@@ -64,16 +63,6 @@ def test_a_single_request_sees_an_empty_engine():
     state = colocated(RUN, one, shape, ONE)
     assert state.tpot == pytest.approx(decode_time(RUN, one, ONE, shape), rel=1e-9)
     assert state.ttft == pytest.approx(prefill_time(RUN, one, 1000 * ONE, ONE, shape, decodes=ONE), rel=1e-9)
-
-
-@pytest.mark.parametrize("run", [RUN, DRAINS], ids=["mixed", "drains"])
-@given(n=st.integers(1, 64), isl=st.integers(16, 8000), osl=st.integers(2, 4000))
-@settings(max_examples=12)
-def test_little_s_law_holds(run, n, isl, osl):
-    """Requests in flight = rate * time in the system, below and above what the memory holds."""
-    shape = lengths(isl, osl)
-    state = colocated(run, tensor_parallel(ONE), shape, n * ONE)
-    assert state.request_rate * state.latency(shape) == pytest.approx(n, rel=1e-6)
 
 
 def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
@@ -134,26 +123,12 @@ def test_a_stream_and_a_closed_loop_agree_at_the_same_rate():
     assert stream.tpot == pytest.approx(loop.tpot, rel=0.05)
 
 
-def test_disaggregated_decode_is_free_of_prefill():
-    shape, one = lengths(2000, 500), tensor_parallel(ONE)
-    state = disaggregated(RUN, WorkerPool(one, 4 * ONE), WorkerPool(one, ONE), shape, 8 * ONE)
-    assert state.request_rate * state.latency(shape) == pytest.approx(8, rel=1e-3)
-    assert state.tpot <= decode_time(RUN, one, 8 * ONE, shape)
-    assert state.tpot < colocated(RUN, one, shape, 8 * ONE).tpot
-
-
 def test_decode_workers_that_send_seldom_give_the_first_token_half_of_the_steps_late():
     shape, one = lengths(2000, 500), tensor_parallel(ONE)
     pools = WorkerPool(one, 4 * ONE), WorkerPool(one, ONE)
     often, seldom = (disaggregated(replace(RUN, poll_steps=n), *pools, shape, 8 * ONE) for n in (1, 31))
     assert seldom.ttft - often.ttft == pytest.approx(15 * seldom.tpot, rel=0.02)
     assert seldom.request_rate * seldom.latency(shape) == pytest.approx(8, rel=1e-3)
-
-
-def test_disaggregated_rate_ends_at_what_prefill_can_do():
-    shape, one = lengths(8000, 50), tensor_parallel(ONE)
-    state = disaggregated(RUN, WorkerPool(one, ONE), WorkerPool(one, 4 * ONE), shape, 60 * ONE)
-    assert state.request_rate == pytest.approx(prefill_limit(RUN, one, shape), rel=0.02)
 
 
 def test_a_static_batch_is_its_prefill_and_its_steps():
