@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 from kernel_csv import frame
 
@@ -51,8 +52,6 @@ def messages(kernel_source: str, framework: str):
 
 
 def test_numbers_of_nccl_and_of_an_engine_come_back():
-    import pandas as pd
-
     tables = [messages("NCCL", "nccl"), messages("custom_graph", "vllm"), messages("custom_eager", "vllm")]
     rows = pd.concat(tables, ignore_index=True)
     rows["latency"] = predict_collectives(rows, H100, [*NCCL, *ENGINE, EAGER])

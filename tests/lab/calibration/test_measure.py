@@ -1,6 +1,7 @@
 """Micro-benchmarks become rows that the calibration reads: with an invented device, and with PyTorch where it is."""
 
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,23 +13,6 @@ from lab.calibration.bench.torch_bench import torch_bench
 from lab.calibration.kernels.efficiency_yaml import efficiency_text
 from lab.calibration.kernels.fit import calibrate_kernels
 from lab.calibration.kernels.tables import read_tables
-
-
-class Told:
-    """Counts what it is told."""
-
-    def __init__(self):
-        self.planned = self.done = 0
-        self.over = False
-
-    def start(self, points):
-        self.planned = points
-
-    def advance(self, points):
-        self.done += points
-
-    def finish(self):
-        self.over = True
 
 
 class Invented:
@@ -64,10 +48,10 @@ class Invented:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("measured") / "own.csv"
-    told = Told()
+    told = Mock()
     write_csv(path, measure(Invented(), "h100_sxm", QUICK, told))
-    assert told.done == told.planned
-    assert told.over
+    told.start.assert_called_once_with(sum(call.args[0] for call in told.advance.call_args_list))
+    told.finish.assert_called_once_with()
     return path
 
 
@@ -106,7 +90,7 @@ def test_a_fit_of_the_measured_table_finds_what_the_device_reaches_and_a_system_
 def test_pytorch_kernels_of_the_cpu_fill_the_same_table(tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     path = tmp_path / "cpu.csv"
-    write_csv(path, measure(torch_bench("cpu"), "h100_sxm", TRIAL, Told()))
+    write_csv(path, measure(torch_bench("cpu"), "h100_sxm", TRIAL, Mock()))
     rows = {each.form.name: each.rows for each in read_tables(path)}
     assert list(rows["gemm"][["dtype", "m", "n", "k"]].itertuples(index=False, name=None)) == list(
         product(["bfloat16"], TRIAL.m, [512], [512])

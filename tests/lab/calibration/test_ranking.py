@@ -6,7 +6,6 @@ import pytest
 
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.ranking import (
-    CONFIGURATION,
     curve_at,
     heights,
     modes,
@@ -16,7 +15,6 @@ from lab.calibration.served.ranking import (
     served_points,
     summed,
 )
-from lab.calibration.served.ranking import GROUP as RUNS
 from lab.calibration.served.rows import UNKNOWN_START
 
 GROUP = {"family": "dense", "model": "m", "system": "s", "engine": "e", "isl": 900.0, "osl": 100.0}
@@ -101,12 +99,18 @@ def served_lines(throughput=True):
 
 
 def test_points_have_the_stated_throughput_or_that_of_the_loop():
+    """8 requests of 900 + 100 tokens, 1 s + 99 * 10 ms each, on 4 GPUs; a mean that is not judged tells it, too."""
     (point,) = served_points(served_lines()).to_dict("records")
     assert (point["configuration"], point["interactivity_measured"]) == ("fp8 TP4", pytest.approx(100.0))
     assert (point["throughput_measured"], point["throughput_forecast"]) == (900.0, 800.0)
-    (point,) = served_points(served_lines(throughput=False)).to_dict("records")
-    assert point["throughput_measured"] == pytest.approx(8000 / 1.99 / 4)
-    assert point["throughput_forecast"] == pytest.approx(8000 / 2.48 / 4)
+    lines = served_lines(throughput=False)
+    late = lines["quantity"] == "ttft"
+    doubted = lines.assign(evaluated=~late, relative_error=lines["relative_error"].where(~late))
+    for table in (lines, doubted.assign(reason=np.where(late, UNKNOWN_START, ""))):
+        (point,) = served_points(table).to_dict("records")
+        assert point["throughput_measured"] == pytest.approx(8000 / 1.99 / 4)
+        assert point["throughput_forecast"] == pytest.approx(8000 / 2.48 / 4)
+    assert served_points(doubted.assign(reason="a warm-up")).empty
 
 
 def test_without_a_closed_loop_there_is_nothing_to_rank():
@@ -142,14 +146,3 @@ def test_faulty_predictions_are_one_line(tmp_path, text, line):
         read_predictions(path)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_mean_that_is_not_judged_tells_the_rate_of_a_loop_all_the_same():
-    """10 requests of 1,000 + 101 tokens that each take 1 + 1 s; other reasons leave a run out."""
-    line = dict.fromkeys((*RUNS, *CONFIGURATION), "any") | {"saturated": False, "gpus": 1.0, "load": "closed_loop"}
-    line |= {"recipe": "fp8", "point": "a", "isl": 1000.0, "osl": 101.0, "concurrency": 10.0, "reason": ""}
-    tpot = line | {"quantity": "tpot", "measured": 0.01, "predicted": 0.01, "relative_error": 0.0, "evaluated": True}
-    ttft = tpot | {"quantity": "ttft", "measured": 1.0, "predicted": 0.5, "relative_error": np.nan, "evaluated": False}
-    (found,) = served_points(pd.DataFrame([tpot, ttft | {"reason": UNKNOWN_START}])).to_dict("records")
-    assert (found["throughput_measured"], found["throughput_forecast"]) == (5505.0, 7340.0)
-    assert served_points(pd.DataFrame([tpot, ttft | {"reason": "a warm-up"}])).empty

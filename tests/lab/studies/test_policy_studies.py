@@ -82,13 +82,6 @@ def bench():
     return DopdBench(None, quick=True)
 
 
-def test_table_one_at_its_own_points():
-    """Columns of the table: 193 ms for 1,200 tokens; 35 and 57 ms a step of 104 and 248 sequences there."""
-    assert dopd.table_one_prefill(1200) == pytest.approx(0.193, abs=0.003)
-    assert dopd.table_one_step(104, 1200) == pytest.approx(0.035, abs=0.003)
-    assert dopd.table_one_step(248, 1200) == pytest.approx(0.057, abs=0.003)
-
-
 def test_ratios_of_table_one_by_hand(bench):
     """230.76 * 166 ms/(54.0 ms * 150) at the first shape: t_d = 18 + 27.88 + 7.86 ms."""
     assert dopd.ratios(bench, own=False)[0] == pytest.approx(230.76 * 0.166 / (0.053740 * 150), rel=1e-3)
