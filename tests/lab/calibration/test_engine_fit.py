@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from made_loads import latencies, made_run
+from made_loads import latencies, made_lines, made_run
 
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
@@ -186,20 +186,10 @@ def test_an_engine_that_nobody_ran_has_the_mean_of_the_others_numbers():
 
 def made_errors(errors: list[float]) -> pd.DataFrame:
     """One point an error of TPOT; three lines more that are not judged, and one point too few of TTFT."""
-    columns = {
-        "file": "x",
-        "row": "1",
-        "quantity": "tpot",
-        "evaluated": True,
-        "saturated": False,
-        "load": "closed_loop",
-        "measured": 1.0,
-    }
-    lines = [{**columns, "point": f"p{n}", "relative_error": each} for n, each in enumerate(errors)]
+    lines = [{"point": f"p{n}", "predicted": 1.0 + each} for n, each in enumerate(errors)]
     spared = [{"saturated": True}, {"load": "static"}, {"evaluated": False}]
-    lines += [{**columns, "point": f"far {n}", "relative_error": 9.0, **each} for n, each in enumerate(spared)]
-    lines += [{**line, "quantity": "ttft"} for line in lines[:9]]
-    return pd.DataFrame(lines).assign(predicted=lambda table: 1.0 + table["relative_error"])
+    lines += [{"point": f"far {n}", "predicted": 10.0, **each} for n, each in enumerate(spared)]
+    return made_lines(*lines, *({**line, "quantity": "ttft"} for line in lines[:9]))
 
 
 def test_errors_of_what_is_left_out_are_those_below_saturation(monkeypatch):

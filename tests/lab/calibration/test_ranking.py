@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from made_loads import made_lines
 
 from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.ranking import (
@@ -83,19 +84,9 @@ def test_modes_are_compared_where_both_reach():
 
 
 def served_lines(throughput=True):
-    columns = {
-        "evaluated": True,
-        "reason": "",
-        "saturated": False,
-        "load": "closed_loop",
-        "recipe": "fp8_bf16kv",
-        "mode": "aggregated",
-    }
-    columns |= {"point": "p", "workers": "TP4", "prefill_workers": "", "gpus": 4.0, "concurrency": 8.0, "row": "r1"}
     told = {"tpot": (0.01, 0.02), "ttft": (1.0, 0.5)} | ({"throughput": (900.0, 800.0)} if throughput else {})
-    lines = [{"quantity": q, "measured": m, "predicted": p, **columns, **GROUP} for q, (m, p) in told.items()]
-    table = pd.DataFrame(lines)
-    return table.assign(relative_error=table["predicted"] / table["measured"] - 1)
+    same = GROUP | {"row": "r1", "recipe": "fp8_bf16kv", "concurrency": 8.0}
+    return made_lines(*({"quantity": q, "measured": m, "predicted": p} for q, (m, p) in told.items()), **same)
 
 
 def test_points_have_the_stated_throughput_or_that_of_the_loop():

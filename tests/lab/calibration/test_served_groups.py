@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from made_loads import made_run
+from made_loads import made_lines, made_run
 
 from disagg_sim.certainty.evidence import family_of, layout_kinds
 from disagg_sim.domain import Sharding
@@ -28,27 +28,15 @@ from lab.calibration.served.rows import Measurement, WorkerGroup
 def lines(*runs, **columns):
     """Lines of runs (point, measured, predicted), all of one group."""
     same = {
-        "quantity": "tpot",
-        "evaluated": True,
-        "saturated": False,
         "part": "held-out",
         "held_out": True,
         "form": "inferencex_dsr1",
         "model": "deepseek_r1",
         "family": "mla_moe",
-        "layout": "DP-EP",
-        "prefill_layout": "DP-EP",
-        "mode": "aggregated",
-        "load": "closed_loop",
-        "system": "b200_sxm",
-        "engine": "trtllm",
-        "version": "1.2",
-        "workers": "DP8-EP8",
-        "concurrency": 64.0,
-        **columns,
     }
-    table = pd.DataFrame([{"point": p, "measured": m, "predicted": f, **same} for p, m, f in runs])
-    return table.assign(relative_error=table["predicted"] / table["measured"] - 1.0)
+    same |= {"layout": "DP-EP", "prefill_layout": "DP-EP", "workers": "DP8-EP8", "system": "b200_sxm"}
+    same |= {"engine": "trtllm", "version": "1.2"}
+    return made_lines(*({"point": p, "measured": m, "predicted": f} for p, m, f in runs), **same | columns)
 
 
 def test_a_point_that_was_run_three_times_counts_once_with_its_median():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from made_loads import LINE
 
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.errors import InputError
@@ -12,12 +13,7 @@ from disagg_sim.facts.uncertainty import ServedSpread
 from lab.calibration.served.bands import doubt, evidence_of, served_spreads
 
 KERNELS = 0.06
-SAME = {
-    **{"evaluated": True, "saturated": False, "held_out": False, "part": "fitted", "load": "closed_loop"},
-    **{"engine": "vllm", "version": "", "family": "dense", "layout": "TP", "prefill_layout": "TP"},
-    **{"mode": "aggregated", "concurrency": 64.0, "workers": "TP4", "system": "h100_sxm", "recipe": "fp8"},
-    **{"kernel_sigma": KERNELS, "predicted": 1.0, "ttft_engine_s": 0.4, "ttft_poll_s": 0.0, "ttft_step_s": 0.0},
-}
+SAME = LINE | {"kernel_sigma": KERNELS, "ttft_engine_s": 0.4, "ttft_poll_s": 0.0, "ttft_step_s": 0.0}
 
 
 def runs(sigma, count, seed, quantity="tpot", name="", **columns):
