@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,26 +24,13 @@ def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -
     """Turn what a user's own code raises inside, ``sys.exit()`` but not Ctrl-C, into a ``PolicyError`` of one line."""
     try:
         yield
-    except PolicyError:
+    except (PolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if not is_own(module) or is_interrupt(error):
+        if not is_own(module):
             raise
         when = f" at {now():.6g} s" if now is not None else ""
         raise PolicyError(f"{what}{when}: {error_with_place(error, module)}") from error
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether it is Ctrl-C: a ``KeyboardInterrupt`` that no ``raise`` statement made."""
-    if not isinstance(error, KeyboardInterrupt):
-        return False
-    last = error.__traceback__
-    if last is None:
-        return True
-    while last.tb_next is not None:
-        last = last.tb_next
-    instructions = dis.get_instructions(last.tb_frame.f_code)
-    return not any(each.offset == last.tb_lasti and each.opname.startswith("RAISE") for each in instructions)
 
 
 def error_with_place(error: BaseException, module: str) -> str:

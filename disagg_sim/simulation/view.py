@@ -34,23 +34,12 @@ from disagg_sim.techniques.prefix.play_stated import StatedPasts
 
 #: A segment that waits: context, prompt, generate, until [token], then, last token's time [s], whether more follows.
 Waiting = tuple[int, int, int, int, int, float, bool]
-#: Columns of the fleet that policies see, by their names in the view.
-SEEN = {
-    "queued_requests": "queued_requests",
-    "queued_prompt_tokens": "queued_prompt_tokens",
-    "queued_context_tokens": "queued_context_tokens",
-    "running_requests": "running_requests",
-    "running_tokens": "running_tokens",
-    "coming_tokens": "coming_tokens",
-    "free_blocks": "free_blocks",
-    "total_blocks": "total_blocks",
-    "rank_blocks": "rank_blocks",
-    "decode_steps": "decode_steps",
-    "decode_time": "decode_s",
-    "busy_time": "busy_s",
-    "prefill_tokens": "prefill_tokens",
-    "decode_tokens": "decode_tokens",
-}
+#: Columns of the fleet that policies see, and those of other names than in the view.
+SEEN = (
+    *("queued_requests", "queued_prompt_tokens", "queued_context_tokens", "running_requests", "running_tokens"),
+    *("coming_tokens", "free_blocks", "total_blocks", "rank_blocks", "decode_steps", "prefill_tokens", "decode_tokens"),
+)
+RENAMED = {"decode_time": "decode_s", "busy_time": "busy_s"}
 
 
 class SharedQueue:
@@ -326,7 +315,8 @@ class ClusterState:
 
     def rebind(self) -> None:
         """Show policies the columns of the fleet anew, after instances were added."""
-        shown = {name: locked(getattr(self.fleet.views, column)) for name, column in SEEN.items()}
+        columns = {name: name for name in SEEN} | RENAMED
+        shown = {name: locked(getattr(self.fleet.views, column)) for name, column in columns.items()}
         shown["inst"] = self.fleet.arrays.inst
         shown["prefill_rate"] = locked(np.array(self.roster.prefill_rate))
         shown["seats"] = locked(np.array(self.roster.seats, dtype=np.int64))

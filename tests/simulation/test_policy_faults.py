@@ -83,10 +83,6 @@ def leaves():
     raise SystemExit
 
 
-def interrupts():
-    raise KeyboardInterrupt
-
-
 class Strange(BaseException):
     def __str__(self):
         raise ValueError
@@ -102,7 +98,6 @@ def strange():
         (fails, KeyError, "at 9 s: KeyError: 'no such key' ("),
         (deeper, RecursionError, "at 9 s: RecursionError: "),
         (leaves, SystemExit, "at 9 s: it called sys.exit() ("),
-        (interrupts, KeyboardInterrupt, "KeyboardInterrupt ("),
         (strange, Strange, "at 9 s: Strange ("),
         (lambda: np.zeros(2)[5], IndexError, "IndexError: index 5 is out of"),
     ],

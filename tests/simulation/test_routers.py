@@ -65,7 +65,9 @@ def here(seed=0):
 
 
 def choices(router, **options):
-    return choices_of(policy_named("vllm", router=router, **options), here())
+    policy = policy_named("vllm", router=router, **options)
+    weights = {"credit": policy.overlap_credit, "weight": policy.prefix_weight}
+    return choices_of(router, here(), temperature=policy.router_temperature, **weights)
 
 
 def chosen(choice, view):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, addresses_of
 from disagg_sim.simulation.kernel.instance_spec import (
@@ -54,8 +54,6 @@ HELD = int(SegmentStatus.HELD)
 COMES, ARRIVES = kernel.COMES, kernel.ARRIVES
 #: Limits over all attention ranks of an instance, shared out evenly.
 SHARED_LIMITS = ("token_budget", "max_sequences")
-#: Limits that are whole numbers from 1 on.
-COUNTED = ("token_budget", "max_sequences", "max_prompts", "least_prefill")
 
 
 class Fleet:
@@ -314,8 +312,6 @@ class Fleet:
         most = self._specs[instance].max_sequences
         if limits.get("max_sequences", most) > most:
             raise InputError(f"max_sequences {limits['max_sequences']} of instance {instance}; allowed: up to {most}")
-        for name in COUNTED:
-            whole_number(name, limits.get(name, 1))
         for name, value in limits.items():
             self._limit(instance, name, value)
         self._control(kernel.WAKE, -1, instance, now)

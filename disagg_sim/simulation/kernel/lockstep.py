@@ -1,13 +1,8 @@
 """Compiled: form the next step of an instance, and end a step; its attention ranks, one or several, step together.
 
-A step is formed when the previous step ends: what ``steps`` says of a rank is done for each of them. Of several ranks
-each has queues, KV memory and a running set in a row of its own, as each has an engine core of its own in vLLM and
-a scheduler in SGLang. A request belongs to one rank from its arrival on. A step of the instance is one of all ranks,
-because the experts are spread over them: it begins with what every rank can take, and ends for all at once. Attention
-(scores and values) takes as long as on its slowest rank, projections as on the rank with the most tokens; the experts
-work on the tokens of all ranks. A rank without work goes along (engines run a dummy pass there) and costs nothing more.
-
-The row of the instance has the run in progress, and sums over its ranks for those who look at it.
+Of several ranks each has queues, KV memory and a running set in a row of its own, as each has an engine core of its
+own in vLLM; the row of the instance has the run in progress, and sums over its ranks. docs/kernel.md says what a step
+of all of them takes.
 """
 
 from __future__ import annotations

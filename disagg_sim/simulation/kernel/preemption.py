@@ -1,10 +1,7 @@
 """Compiled: what gives way where blocks lack, and where it waits then.
 
-The segment that came last gives way: its blocks become free, and it waits before all that have not begun. By priority
-it is the last of the lowest priority, which waits where it stood before. What was cached is computed again, but for
-blocks that nobody has taken until then, where the engine keeps them. Or a segment that decodes is *swapped*: its blocks
-go to the host's memory, and it comes back before all other segments with a cache. The step that is formed waits for
-blocks that go or come, as in vLLM V0.
+What was cached is computed again, but for blocks that nobody has taken until then, where the engine keeps them; or a
+segment that decodes is *swapped* to the host, and comes back before all other segments with a cache (vLLM V0).
 """
 
 from __future__ import annotations

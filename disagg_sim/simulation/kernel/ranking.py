@@ -1,15 +1,10 @@
-"""Keep instances in the order of their loads, so that a choice does not look at all of them.
-
-Where a load is all that counts, or a policy gives compiled functions, the kernel places requests by itself, with no
-call from Python for each (``RoutingQueue``).
+"""Keep instances in the order of their loads, so that a choice does not look at all of them; place requests by them.
 
 A ranking has a tree of least loads for each group of instances that serve as much as each other. The log of the kernel
-says which instances have changed since the last choice: the others keep their place. What runs grows by a token a step
-without an event, so that tokens in decode at the last event are a lower bound. They are brought to the present for the
-first of a tree, until one at the present is the first.
-
-A tree of ``n`` keys is one array: the least of all in row 1, those of the two halves in rows 2 and 3, and so on down to
-the keys themselves, whose number is a power of two. Those that are not there have the key infinity.
+says which instances have changed since the last choice. What runs grows by a token a step without an event, so that
+tokens in decode at the last event are a lower bound: they are brought to the present for the first of a tree, until one
+at the present is the first. A tree is one array: the least of all in row 1, those of the halves in rows 2 and 3, and
+so on down to the keys; those that are not there have the key infinity.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Compiled: what the attention ranks of an instance have together, who of them takes a request, and their decode runs.
 
-See ``lockstep``. Between two events the running sets are fixed. Scores and values of a rank take a time that is linear
-inside a cell of its step table, and the longest of all ranks counts, so the time of a step is linear in pieces, and
-runs of steps have a closed form.
-
 The columns of an instance are those of its last event. Steps of its run that have ended since are counted when somebody
 asks for them, or when the run ends.
 """

@@ -1,15 +1,9 @@
 """Compiled: compute runs of decode steps in closed form, and apply them to an instance.
 
-Between two events the running set is fixed and its mean context grows by one token a step, so the time of a step
-is linear inside a cell of the step table and k steps sum to a quadratic. The running set is a heap by the counter
-of decode steps at which each segment finishes; nothing is touched per step or per token.
-
-A step that verifies drafts emits a random number of tokens for each segment. It is an event of its own, and touches
-every running segment: ``cached``, ``emitted`` and ``blocks`` of their records are up to date. Position i of k drafts is
-accepted where a number drawn from [0, 1) lies below the share m_i of steps in which the first i are all accepted, so
-that a step emits AL(k) = 1 + m_1 + ... + m_k tokens on average. The draw belongs to the request and to its place in it:
-no order of events, no other request and no preemption changes it, and the steps that a segment takes are known when it
-joins.
+The running set is a heap by the counter of decode steps at which each segment finishes; nothing is touched per step or
+per token. A step that verifies drafts is an event of its own, and touches every running segment. Position i of k drafts
+is accepted where a number drawn from [0, 1) lies below the share m_i of steps in which the first i are all accepted;
+the draw belongs to the request and to its place in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Compiled: blocks of prompts that stay in KV memory, which segments with the same start share.
 
-A *run* is one or more KV blocks that go together: a block of a trace, which has a name and is found by it as long as it
-is there, or some that nobody finds. Runs that no segment holds are free and stand in the order in which they are taken:
-those that became free first go first, of one segment the last ones. A run of which a KV block was taken is not found
-any more. Neighbours that nobody finds are one run, so there are at most two runs for each name and segment.
+A *run* is one or more KV blocks that go together: a block of a trace, found by its name, or some that nobody finds.
+Runs that no segment holds are free and stand in the order in which they are taken: those that became free first, of
+one segment the last ones. Neighbours that nobody finds are one run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Compiled: what an attention rank takes into the next step, how long its prompts take there, and their end.
 
-Running segments get the blocks that they need (the newest segments are preempted if no block is free), segments with an
-arrived context join, then the scheduler mode admits prompts. ``lockstep`` forms the step of these.
-
 Of caches whose chunks take blocks at the receiver one by one, a segment whose sender is at work asks for the blocks of
-a chunk at the end of the step that completes it. What has been computed and has no blocks yet waits at the sender, and
-gets them together. When the sender is done the segment asks for all that it still needs to go on.
+a chunk at the end of the step that completes it; when the sender is done it asks for all that it still needs.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class Disaggregated(Checked):
 
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
-        choices = choices_of(self, site)
+        weights = {"credit": self.overlap_credit, "weight": self.prefix_weight}
+        choices = choices_of(self.router, site, temperature=self.router_temperature, **weights)
         return Parts(
             start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
             routing=Handover(choices.prefill, choices.decode, early=self.early_push),
@@ -147,11 +148,13 @@ class Vllm(Checked):
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         mode = Mode.CHUNKED if self.chunked else Mode.PREFILL_FIRST
+        weights = {"credit": self.overlap_credit, "weight": self.prefix_weight}
+        choices = choices_of(self.router, site, temperature=self.router_temperature, **weights)
         limits = Limits(
             mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences, hold_steps=self.hold_steps
         )
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
-            routing=Whole(choices_of(self, site).whole),
+            routing=Whole(choices.whole),
             steps=AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits)),
         )

@@ -30,7 +30,7 @@ attention ranks, here instances are compared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -184,26 +184,6 @@ def prefix_weight_option(default: float, others: str) -> float:
     )
 
 
-class Routed(Protocol):
-    """A policy with the options of routers."""
-
-    @property
-    def router(self) -> str:
-        """Of ``WHOLE_ROUTERS``."""
-
-    @property
-    def router_temperature(self) -> float:
-        """See ``temperature_option``. [1]"""
-
-    @property
-    def overlap_credit(self) -> float:
-        """See ``credit_option``. [1]"""
-
-    @property
-    def prefix_weight(self) -> float:
-        """See ``prefix_weight_option``. [1]"""
-
-
 class RouterChoices(NamedTuple):
     """Choices of a router."""
 
@@ -278,19 +258,18 @@ class LlmD:
         self._until, self._seen = view.now + LOOK_S, len(view.states)
 
 
-def choices_of(options: Routed, site: Site) -> RouterChoices:
-    """Make the choices of the router that a policy asks for."""
-    if options.router == "least":
+def choices_of(router: str, site: Site, *, temperature: float, credit: float, weight: float) -> RouterChoices:
+    """Make the choices of the router that a policy asks for, with its softmax, credit of caches and weight of them."""
+    if router == "least":
         return RouterChoices(fewest_requests, shortest_queue, least_decode)
-    if options.router == "round_robin":
+    if router == "round_robin":
         return RouterChoices(InTurn(), InTurn(), InTurn())
-    if options.router == "prefix":
+    if router == "prefix":
         return RouterChoices(least_to_compute, least_to_compute, least_decode)
-    if options.router == "dynamo_kv":
-        draws, credit, temperature = Draws(site), options.overlap_credit, options.router_temperature
+    if router == "dynamo_kv":
+        draws = Draws(site)
         weights = (1.0, 1.0, credit), (1.0, 0.0, credit), (0.0, 1.0, 0.0)
         whole, prefill, decode = (DynamoChoice(CostWeights(*each, temperature), draws) for each in weights)
         return RouterChoices(whole, prefill, decode)
-    weight = options.prefix_weight
-    router = LlmD(site, whole=ScorerWeights(weight, 2.0, 2.0), split=ScorerWeights(weight, 1.0, 0.0))
-    return RouterChoices(router.whole, router.prefill, router.decode)
+    picker = LlmD(site, whole=ScorerWeights(weight, 2.0, 2.0), split=ScorerWeights(weight, 1.0, 0.0))
+    return RouterChoices(picker.whole, picker.prefill, picker.decode)

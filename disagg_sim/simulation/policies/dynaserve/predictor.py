@@ -2,15 +2,9 @@
 
 Past 400 lines: the plan of an instance, its passes played forward, and the search that asks for both.
 
-DynaServe's global scheduler looks at what waits and runs on both instances and plays their passes forward: first come,
-first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
-Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
-it were two: it is the work that is balanced.
-With drafts a step emits their mean accepted length for each sequence.
-Attention ranks of an instance count as even: what they have is played as if all of it were in one queue.
-
-Of each queue the first ``LOOKED`` are played; what waits behind them goes at the pace of these, so that a
-prediction costs the same however long the queue is.
+Passes are played forward: first come, first served, decodes before prefill, times from the step table, runs of decode
+steps in closed form, outputs as predicted, drafts as their mean, attention ranks as one queue. Both instances start on
+their part of the new request at once. Of each queue the first ``LOOKED`` are played; the rest goes at their pace.
 """
 
 from __future__ import annotations
