@@ -396,7 +396,7 @@ class Transfers:
         if handed.left:
             size -= self._bytes(handed.left) - self._once
         hidden, post = 0.0, self._post_s(tokens, origin, target)
-        if handed.reserved_s < handed.asked_s:
+        if handed.reserved_s < handed.asked_s and size > 0.0:  # nothing moves of what decode holds already
             pieces = self._site.link.pieces(tokens, len(self._model.layers))
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
             hidden = self.fleet.wires.hidden_bytes(origin, target, size, pieces, window, post)

@@ -11,6 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
 from disagg_sim.physics.cache_tiers import load_time
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
 from disagg_sim.workload.synthetic import drawn_pasts
@@ -70,6 +71,15 @@ class TestPasts:
         assert part.transferred_tokens[0] / whole.transferred_tokens[0] == 0.75
         assert part.transfer_s[0] / whole.transfer_s[0] == pytest.approx(0.75, rel=0.02)
         assert part.prefill_end_s[0] == whole.prefill_end_s[0]
+
+    def test_a_part_that_the_second_instance_holds_already_moves_nothing(self):
+        """DynaServe cuts each request behind a fifth, and the second instance holds the first half of the prompt."""
+        parts = ds.ServedDeployment(name="pair", gpus=2, setup=LLAMA, pairs=(ds.Replicas(mapping=ONE, instances=2),))
+        options = RunOptions(reuse=stated(in_decode=1.0))
+        policy = policy_named("dynaserve", ratio=0.2)
+        found = ds.simulate(parts, trace(3, 8192, 20, gap=1.0), policy, slo=SLO, options=options).records.requests
+        assert found.transferred_tokens.tolist() == [0, 0, 0]
+        assert np.isfinite(found.finish_s).all()
 
     def test_pasts_lie_in_tiers_by_their_shares(self):
         """Of 400 prompts half lie in DRAM, three in ten in SSD: within three standard deviations of a binomial."""
