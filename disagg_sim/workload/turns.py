@@ -215,7 +215,13 @@ def answered(trace: Trace, tpot_s: float) -> Trace:
 
 
 def trace_lengths(trace: Trace, caches: TurnCaches) -> Lengths:
-    """Make the joint law of the requests of a trace, with what an exact replay of its blocks finds."""
+    """Make the joint law of the requests of a trace, with what an exact replay of its blocks finds.
+
+    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=1)
+    >>> law = trace_lengths(trace, TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("dram", 1e7)), caches=2))
+    >>> [(name, f"{share:.2f}") for name, share in law.cached.reuse.tiers]
+    [('hbm', '0.74'), ('dram', '0.26')]
+    """
     one = caches.sticky and trace.sessions is None
     number = 1 if one else caches.caches
     more = caches.caches / number

@@ -261,7 +261,15 @@ BURST_SESSION, BURST_ELAPSED = "Session ID", "Elapsed time"
 
 
 def with_turns(table: Table, name: str, unit: str) -> tuple[Arrivals, Sessions]:
-    """Read arrivals and sessions, a row each, of columns ``session``, ``think_s`` and maybe ``turn``, in ``unit``."""
+    """Read arrivals and sessions, a row each, of columns ``session``, ``think_s`` and, if there, ``turn``, in ``unit``.
+
+    >>> from pathlib import Path
+    >>> from disagg_sim.workload.readers.columns import Table
+    >>> table = Table(Path("x.csv"), b"arrival_s,session,think_s\\n5,a,\\n,a,2\\n6,b,\\n")
+    >>> arrivals, sessions = with_turns(table, "arrival_s", "")
+    >>> arrivals.seconds.tolist(), sessions.previous().tolist()
+    ([0.0, 2.0, 1.0], [-1, 0, -1])
+    """
     table.require((SESSION, THINK))
     number, order, later = _order(table)
     think = _blank_is_zero(table, THINK, later) * TIME_UNITS[unit or "s"]
@@ -286,6 +294,15 @@ def of_burstgpt(table: Table, seconds: NDArray[np.float64]) -> Sessions | None:
 
     The think time is what passes from the end of an answer (``Elapsed time`` after its request) to the next request of
     the session (``Session ID``). A think time that would be negative, of stamps in whole seconds, is 0.
+
+    The answer to the first request ends at 10 + 4 s, the next of the session comes at 20:
+
+    >>> from pathlib import Path
+    >>> from disagg_sim.workload.readers.columns import Table
+    >>> table = Table(Path("x.csv"), b"Timestamp,Session ID,Elapsed time\\n10,7,4\\n20,7,3\\n21,,\\n")
+    >>> found = of_burstgpt(table, np.array([10.0, 20.0, 21.0]))
+    >>> found.think_s.tolist(), found.session.tolist()
+    ([0.0, 6.0, 0.0], [0, 0, 1])
     """
     if BURST_SESSION not in table.header or BURST_ELAPSED not in table.header:
         return None
