@@ -1,4 +1,4 @@
-"""Time a decode step, draft passes included.
+"""Time a decode step, draft passes included: a mixed step without a chunk.
 
 Physics page, section 7, and speculation page, "What is counted". Degrees and batches are numbers or arrays that
 broadcast; grids pass degrees of shape (rows, 1) and batches of shape (1, batches).
@@ -6,20 +6,15 @@ broadcast; grids pass degrees of shape (rows, 1) and batches of shape (1, batche
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages, host_time, slowest_stage, step_time
-from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_host_and_hops
-from disagg_sim.physics.roofline import AnySums, Sums
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step_by_form
+from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
-from disagg_sim.physics.work import Numeric, Tokens
-from disagg_sim.techniques.speculation.physics import joining, of_drafter
+from disagg_sim.physics.work import Numeric
 
 
 class DecodeStep(NamedTuple):
@@ -93,49 +88,14 @@ def decode_step(
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
     """
-    pp, drafts, (dcp, _) = mapping.pp, at.drafts(mapping), mapping.shares
-    queries = 1.0 + drafts
-    microbatches = np.minimum(pp, batch)
-    micro = np.ceil(batch / microbatches)
-    alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
-    even = np.ceil(micro / mapping.dp_attn)  # fewest that the fullest rank can have, however requests are routed
-    rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
-
-    def one_pass(of: Setup, new: Numeric, attention: Callable[..., Any], dcp: Numeric = 1.0) -> tuple[LayerTimes, Any]:
-        """Time the layers for ``new`` tokens of each sequence; also return the other results of ``attention``."""
-        side, *others = tabulate(attention, (mapping.tp_attn, dcp, new), rank, context)
-        tokens, total = rank.times(new), DistinctCounts(micro * new, alike=alike)
-        return join_experts(of, mapping, side, phase="decode", rank=tokens, total=total), others
-
-    def verified(tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric) -> tuple[AttentionSide]:
-        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
-        return (attention_side(at, tp, tokens, mla_form, "decode"),)
-
-    times, _ = one_pass(at, queries, verified, dcp)
-    if np.ndim(drafts) or drafts:
-        own = of_drafter(at)
-
-        def draft(new: Numeric, *, first: bool) -> tuple[Numeric, AnySums]:
-            """Time a draft pass: the first reads and caches all verified tokens, a later one the last draft."""
-
-            def drafted(
-                tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric
-            ) -> tuple[AttentionSide, Numeric, Sums]:
-                tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences, dcp=dcp)
-                joined = total_cost(joining(at, tp, tokens.linear, first=first), at)
-                return attention_side(own, tp, tokens, mla_form, "decode"), joined.time, joined.sums
-
-            layers, (joined, sums) = one_pass(own, new, drafted)
-            return all_stages(own.model, layers) + joined, layers.sums.plus(sums)
-
-        (first, first_sums), (later, later_sums) = draft(queries, first=True), draft(1.0, first=False)
-        passes, drafting = np.maximum(drafts - 1.0, 0.0), np.where(np.asarray(drafts) > 0, 1.0, 0.0)
-        sums = times.sums.plus(first_sums, drafting).plus(later_sums, passes)
-        times = times._replace(head=times.head + drafting * (first + passes * later), sums=sums)
-    stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(rank.arguments[0] * queries, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
-    mean = batch / microbatches
-    time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
-    time = at.lengthened(time, batch)
-    ttl = time if at.speculation is None else time / at.accepted_length(drafts)
-    return DecodeStep(ttl, microbatches, with_host_and_hops(times.sums, hop, host_time(at, mapping, mean)), time)
+    step, *_ = mixed_step_by_form(
+        at,
+        mapping,
+        batch=batch,
+        context=context,
+        chunk=Chunk(tokens=0.0, isl=1.0),
+        decode_form=mla_form,
+        rank_batch=rank_batch,
+    )
+    ttl = step.time if at.speculation is None else step.time / at.accepted_length(at.drafts(mapping))
+    return DecodeStep(ttl, np.minimum(mapping.pp, batch), step.sums, step.time)

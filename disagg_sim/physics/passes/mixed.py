@@ -144,9 +144,10 @@ def mixed_step_by_form(
     context: Numeric,
     chunk: Chunk,
     forms: tuple[str, ...] = ("auto",),
+    decode_form: str = "auto",
     rank_batch: Numeric | None = None,
 ) -> list[MixedStep]:
-    """Time the same step as ``mixed_step`` under several forms of MLA."""
+    """Time the same step as ``mixed_step`` under several forms of MLA of its chunk, and one of its decodes."""
     pp, dp, drafts = mapping.pp, mapping.dp_attn, at.drafts(mapping)
     ranks = dp if chunk.ranks is None else chunk.ranks
     microbatches = np.minimum(pp, np.maximum(batch, 1.0))
@@ -160,6 +161,7 @@ def mixed_step_by_form(
         decodes=most,
         chunk=tokens,
         alike=alike_rows((pp, dp, drafts), batch, chunk.tokens, ranks),
+        form=decode_form,
     )
 
     # decodes return to the first stage
@@ -185,6 +187,7 @@ class Load(NamedTuple):
     decodes: Numeric  # sequences in decode, over all DP ranks [1]
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
     alike: tuple[Any, Any] | None  # rows of a grid with equal counts
+    form: str  # of MLA, of decodes
 
     @property
     def has_decodes(self) -> bool:
@@ -269,10 +272,11 @@ def drafted_layers(
     """Time the layers of a step, with its draft passes in the head, for the kernels of each phase and each form.
 
     Forms of MLA differ only in ``scores`` and ``sums``, and with draft passes in ``head``. ``scored=False`` leaves
-    scores and values out.
+    scores and values out. Without a chunk, which the drafter caches, a row without drafts has no such pass.
     """
     times = _one_pass(phases, at, mapping, load, context, prompts, forms, scored=scored)
-    if at.speculation is None:
+    drafting: Numeric = 1.0 if load.has_prefill else np.where(np.asarray(load.queries) > 1, 1.0, 0.0)
+    if at.speculation is None or not np.any(drafting):
         return times
     own = of_drafter(at)
 
@@ -295,7 +299,7 @@ def drafted_layers(
         ]
     return [
         [
-            one._replace(head=one.head + time, sums=one.sums.plus(sums))
+            one._replace(head=one.head + drafting * time, sums=one.sums.plus(sums, drafting))
             for one, (time, sums) in zip(*of_phase, strict=True)
         ]
         for of_phase in zip(times, passes, strict=True)
@@ -317,29 +321,27 @@ def _one_pass(
     """Time the layers of one pass in the kernels of each phase; decodes emit all their new tokens, or the last one."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.queries
-    pairs, new, prefills = DistinctCounts(load.sequences, load.share, alike=load.alike), prompts.new, load.has_prefill
+    pairs, new = DistinctCounts(load.sequences, load.share, alike=load.alike), prompts.new
+    apart = scored and load.has_prefill
+    core = scored and not apart  # decodes alone: scores are timed with all else
+    whole = partial(_linear, at, form=load.form, emits_all=emits_all, core=core)
     # phases differ only in the share of the all-reduces that they hide
     hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
     linear = {
-        each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new)
+        each: tabulate(partial(whole, each), degrees, pairs, new, *([context] if core else []))
         for each in dict.fromkeys(hides.values())
     }
     scores: Any = ()
-    if scored:
-        cores = partial(_cores, at, forms if prefills else ("auto",), prefills=prefills)
-        scores = tabulate(cores, degrees, pairs, new, prompts.past, context)
+    if apart:
+        scores = tabulate(partial(_cores, at, forms, load.form), degrees, pairs, new, prompts.past, context)
     rank = DistinctCounts(load.tokens, alike=load.alike)
     total = DistinctCounts(load.decodes * load.queries + load.chunk, alike=load.alike)
     of_phases = [
         join_experts(at, mapping, linear[each], phase=phase, rank=rank, total=total) for phase, each in hides.items()
     ]
-    if not scored:
+    if not apart:
         return [[times] * len(forms) for times in of_phases]
-    count = 1 if prefills else len(forms)
-    return [
-        [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores] * count
-        for times in of_phases
-    ]
+    return [[times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores] for times in of_phases]
 
 
 def _linear(
@@ -351,31 +353,34 @@ def _linear(
     sequences: Numeric,
     share: Numeric,
     new: Numeric,
+    context: Numeric = 0.0,
     *,
+    form: str,
     emits_all: bool,
+    core: bool,
 ) -> AttentionSide:
-    """Time the work of the attention ranks in a step, without scores and values. [s]"""
+    """Time the work of the attention ranks in a step, scores and values where ``core`` is true. [s]"""
     some, piece = _prompts(share, new)
     emitted = sequences * (rows if emits_all else 1.0) + some
-    tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
-    return attention_side(at, tp, tokens, "auto", phase, core=False)
+    tokens = Tokens(prompts=some, new=piece, decodes=sequences, context=context, queries=rows, emitted=emitted, dcp=dcp)
+    return attention_side(at, tp, tokens, form, phase, core=core)
 
 
 def _cores(
-    at: Setup, forms: tuple[str, ...], *arguments: Numeric, prefills: bool
+    at: Setup, forms: tuple[str, ...], decode_form: str, *arguments: Numeric
 ) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
     """Time scores and values of one layer of each kind, and sum them over all layers, under each form of the chunk.
 
     The decodes of the step are included; they are the same under all forms.
     """
     tp, dcp, rows, sequences, share, new, past, context = arguments
-    some, piece = _prompts(share, new) if prefills else (0.0, 0.0)
+    some, piece = _prompts(share, new)
     latent = past * (piece / new)  # of the new/piece pieces of a prompt, only the first up-projects its prefix
     chunk = Tokens(prompts=some, new=piece, past=past + (new - piece) / 2, latent=latent, dcp=dcp)
     running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
     kinds = layers_of(at.model)
     blocks = dict.fromkeys(layer.attention for layer, _ in kinds)
-    decodes = {block: attention_cost(block, at, tp, running, "auto") for block in blocks}
+    decodes = {block: attention_cost(block, at, tp, running, decode_form) for block in blocks}
     found = []
     for form in forms:
         costs = {block: attention_cost(block, at, tp, chunk, form) + decodes[block] for block in blocks}
