@@ -24,8 +24,7 @@ from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, SIMPLER, answer_of, ranked, standing, was_run
 from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
-from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.candidates import least
+from disagg_sim.search.phase_grid import PhaseGrid, least
 from disagg_sim.units import GB
 
 #: Designs that are told beside the best. [1]

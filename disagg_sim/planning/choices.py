@@ -31,8 +31,7 @@ from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
-from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.candidates import fastest_points
+from disagg_sim.search.phase_grid import PhaseGrid, fastest_points
 from disagg_sim.serving.step_mixing import token_time
 from disagg_sim.techniques.prefix.requests import Prompts
 from disagg_sim.techniques.ranks.physics_sums import LEAST_LOAD

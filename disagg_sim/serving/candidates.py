@@ -10,53 +10,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
-from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid, best_per_size, fastest_points, least
 from disagg_sim.techniques.split.search import SplitGrid
 from disagg_sim.units import GB
-
-
-def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
-    """Index of the fastest entry of every size, by rising size; among equal rates the lowest ``order``.
-
-    Only these can be part of a best pool or pair: put a faster instance of the same size in the place of a slower one
-    and the GPUs stay, no pool gets slower and no pool gets more varied.
-
-    >>> best_per_size(np.array([1, 2, 1]), np.array([5.0, 9.0, 6.0]), np.arange(3)).tolist()
-    [2, 1]
-    """
-    if gpus.size == 0:
-        return np.empty(0, dtype=np.int64)
-    best = np.full(int(gpus.max()) + 1, -np.inf)
-    np.maximum.at(best, gpus, rate)
-    fastest = np.flatnonzero(rate == best[gpus])
-    fastest = fastest[np.lexsort((order[fastest], gpus[fastest]))]
-    first = np.unique(gpus[fastest], return_index=True)[1]
-    return fastest[first].astype(np.int64)
-
-
-def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, Ints]:
-    """Find the fastest usable point of every instance size, by rising size; ties go to the lexicographic order.
-
-    Of the two instances of two GPUs, the tensor parallel one is faster:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> sizes = [Sharding(), Sharding(pp=2), Sharding(tp_attn=2, tp_ffn=2)]
-    >>> grid = ds.decode_grid(at, sizes, ds.lengths(2048, 256), batch=[1, 8])
-    >>> [places.tolist() for places in fastest_points(grid, 1 / grid.latency, grid.feasible)]
-    [[0, 2], [0, 0]]
-    """
-    rate = np.where(usable, rates, -np.inf)
-    columns = rate.argmax(axis=1)  # of equal ones the smallest batch
-    rows = np.flatnonzero(usable[np.arange(columns.size), columns])
-    order = np.empty(grid.gpus.size, dtype=np.int64)  # rank of every row by its mapping
-    order[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(order.size)
-    keep = rows[best_per_size(grid.gpus[rows], rate[rows, columns[rows]], order[rows])]
-    return keep, columns[keep]
 
 
 def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
@@ -259,8 +219,3 @@ def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, 
     at = side.setup
     drafter = at.speculation.name if at.speculation else ""
     return at.model.name, f"{side.lengths.mean_isl:.10g}", drafter, at.precision.cache.name, at.precision.name
-
-
-def least(values: NDArray[Any], mask: Mask) -> float:
-    """Find the smallest of some values; infinity where none counts."""
-    return float(np.min(values.astype(np.float64, copy=False), where=mask, initial=np.inf))

@@ -12,8 +12,8 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
+from disagg_sim.search.phase_grid import PhaseGrid, best_per_size, fastest_points, least
+from disagg_sim.serving.candidates import kv_rate_per_gpu
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_program import PoolCounts
 from disagg_sim.techniques.encode.physics import EncodeStep
