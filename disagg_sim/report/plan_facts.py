@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
@@ -18,13 +19,15 @@ from disagg_sim.report.plan_rows import role_text
 from disagg_sim.report.words import seconds_band, seconds_text
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.sweep.kv_links import HandedOver
 from disagg_sim.techniques.availability.law import Spares
 from disagg_sim.techniques.prefill_delay.plan_effect import PrefillDelayEffect
 from disagg_sim.techniques.prefix.plan import TierUse, tier_uses
 from disagg_sim.techniques.registry import technique_named
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
+
+if TYPE_CHECKING:
+    from disagg_sim.sweep.kv_links import HandedOver
 
 #: Share of time from which a stretch that is shorter is not told. [1]
 LEAST_SHORT = 1e-5

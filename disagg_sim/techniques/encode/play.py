@@ -8,6 +8,7 @@ transfer, where its life in the simulated instances begins. Source: physics page
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.options import FULL
-from disagg_sim.simulation.records import EncodeUse, RunResult
 from disagg_sim.techniques.encode.physics import EncodeStep
 from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.records import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Encoders:
 
     def counted(self, found: RunResult, trace: Trace) -> RunResult:
         """Count the records from the arrivals at the encoders."""
+        from disagg_sim.simulation.records import EncodeUse  # plans know encoders, and no records
+
         own = replace(found.requests, arrival_s=trace.arrival[found.requests.request])
         end, each = found.duration_s, self.each_s
         begun = self.sent(trace.arrival) - self.step.transfer - each
