@@ -152,6 +152,7 @@ def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Ma
     return list(found)
 
 
+@lru_cache(maxsize=8)  # other limits ask for the same
 def _views(grid: PhaseGrid) -> list[Mask]:
     """Rows among which the fastest are looked for: those that no option has added; of them those that ran; all."""
     views: list[Mask] = []

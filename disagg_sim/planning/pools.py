@@ -193,7 +193,7 @@ class PrefillChoice(QuickBound):
             return True  # below full load every wait ends
         left, late = limit.seconds - self.hand_over, 1.0 - limit.share
         queued = self.queued or self
-        return queued.late_at_most(sized, instances, left) <= late or self.delay(sized, instances).late(left) <= late
+        return queued.late_at_most(sized, instances, left) <= late or self.delay(sized, instances).within(left, late)
 
     def late_at_most(self, rate: float, instances: int, limit: float) -> float:
         """Bound ``delay(rate, instances).late(limit)`` from above: all meet the longest pass that there is. [1]"""

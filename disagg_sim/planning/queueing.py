@@ -20,6 +20,8 @@ Cunneen); S. Halfin and W. Whitt, "Heavy-traffic limits for queues with many exp
 29 (1981), for many servers; W. Kraemer and M. Langenbach-Belz, "Approximate formulae for the delay in the queueing
 system GI/G/1", 8th International Teletraffic Congress, 1976; F. P. Kelly, "Reversibility and Stochastic Networks",
 1979, section 3.3.
+
+Past 400 lines: laws of waits, and the latency that they give, which searches ask of millions of values.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ ONE_CORE = 10_000
 ROUNDING = 1e-9
 #: Values that are sorted rather than halved. [1]
 FEW = 256
+#: Values of which not all are sorted, how many of them say where others are, and share by which these may err. [1]
+MANY, LOOKED_AT, APART = 20_000, 1000, 0.03
 _NORMAL = NormalDist()
 
 
@@ -142,11 +146,21 @@ class Delay:
     def _endless(self) -> bool:
         return math.isinf(self.wait) or math.isinf(self.calm.max())
 
+    def within(self, limit: float, late: float) -> bool:
+        """Whether at most a share ``late`` of the requests takes longer than a limit [s]: often it is plain."""
+        over = _mean(self.calm_share, self.calm > limit)
+        if over > late or self._endless:
+            return late >= 1.0
+        return over + float(self.held_share.sum()) * (1.0 + ROUNDING) <= late or over + self._waiting(limit) <= late
+
     def _late(self, limit: float) -> float:
-        """The same where all waits end."""
+        """The same as ``late`` where all waits end."""
+        return _mean(self.calm_share, self.calm > limit) + self._waiting(limit)
+
+    def _waiting(self, limit: float) -> float:
+        """Share of the requests that wait in a queue, and take longer than a limit [s]. [1]"""
         left = limit - self.held
-        tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else left < 0
-        return _mean(self.calm_share, self.calm > limit) + _mean(self.held_share, tail)
+        return _mean(self.held_share, np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else left < 0)
 
     @property
     def mean(self) -> float:
@@ -162,16 +176,53 @@ class Delay:
         if not self.wait > 0:
             values, shares = np.concatenate([self.calm, self.held]), np.concatenate([self.calm_share, self.held_share])
             return _reached(values, shares, float(shares.sum()) - 1.0 + share - ROUNDING)
-        values, most = np.unique(np.concatenate([self.calm, self.held])), 1.0 - share + ROUNDING
-        place = bisect_left(values, True, key=lambda value: self._late(value) <= most)
-        if place == 0:
-            return float(values[0])
-        last = float(values[place - 1])  # up to the next value only those that wait are still late
+        most = 1.0 - share + ROUNDING
+        last, following = self._around(most)  # between which only those that wait are still late
+        if last == -math.inf:
+            return following
         waits = self.held <= last
         late = _mean(self.held_share, np.exp(-np.maximum(last - self.held, 0.0) / self.wait) * waits)
         left = most - _mean(self.calm_share, self.calm > last) - _mean(self.held_share, ~waits)
         end = last + self.wait * math.log(late / left) if left > 0.0 else math.inf
-        return float(min([end, *values[place : place + 1]]))
+        return min(end, following)
+
+    def _around(self, most: float) -> tuple[float, float]:
+        """The last value that a larger share than ``most`` exceeds, and the following one; -inf or inf where none is.
+
+        Many values are parted where a few of them say that it is: of those above it counts how many they are, of those
+        below how many still wait.
+        """
+        calm, calm_share, held, held_share = self.calm, self.calm_share, self.held, self.held_share
+        last, following, above, below, low, side = -math.inf, math.inf, 0.0, 0.0, 0.0, -1
+
+        def place_in(values: Floats, some: Delay) -> int:
+            def is_late(limit: float) -> bool:
+                return some._late(limit) + above + below * math.exp((low - limit) / self.wait) <= most
+
+            return bisect_left(values, True, key=is_late)
+
+        while (size := calm.size + held.size) > MANY:
+            one, two = calm.size // LOOKED_AT | 1, held.size // LOOKED_AT | 1  # odd, as values come in eights
+            some = Delay(calm[::one], one * calm_share[::one], held[::two], two * held_share[::two], self.wait)
+            values = np.sort(np.concatenate([some.calm, some.held]))
+            place = place_in(values, some) + side * math.ceil(APART * values.size)
+            middle, side = float(values[min(max(place, 0), values.size - 1)]), -side
+            over, longer = calm > middle, held > middle
+            waiting = below * math.exp((low - middle) / self.wait)
+            waiting += float(held_share[~longer] @ np.exp((held[~longer] - middle) / self.wait))
+            beyond = above + float(calm_share[over].sum() + held_share[longer].sum())
+            if beyond + waiting <= most:
+                above, following = beyond, min(calm[over].min(initial=following), held[longer].min(initial=following))
+                over, longer = ~over, ~longer
+            else:
+                below, low = waiting, middle
+                last = max(calm[~over].max(initial=last), held[~longer].max(initial=last))
+            calm, calm_share, held, held_share = calm[over], calm_share[over], held[longer], held_share[longer]
+            if calm.size + held.size == size and side > 0:
+                break  # nearly all are equal
+        values = np.unique(np.concatenate([calm, held]))
+        place = place_in(values, Delay(calm, calm_share, held, held_share, self.wait))
+        return max([last, *values[:place][-1:].tolist()]), min([following, *values[place : place + 1].tolist()])
 
 
 def _reached(values: Floats, shares: Floats, share: float) -> float:

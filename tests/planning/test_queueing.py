@@ -43,6 +43,22 @@ def test_shares_of_a_delay_add_up_and_percentiles_rise(servers, used):
     assert found.late(found.at(0.9)) <= 0.1 + 2e-9
 
 
+@pytest.mark.parametrize("digits", [1, 12])
+@pytest.mark.parametrize("wait", [1e-3, 0.3, 20.0])
+def test_a_percentile_of_many_values_is_that_of_all_of_them_sorted(wait, digits, monkeypatch):
+    rng = np.random.default_rng(0)
+    calm, held = rng.gamma(2.0, 1.0, 3000).round(digits), rng.gamma(3.0, 1.0, 2000).round(digits)
+    shares = np.split(rng.dirichlet(np.full(5000, 0.3)), [3000])
+    found = Delay(calm, shares[0], held, shares[1], wait)
+    asked = (1e-4, 0.5, 0.9, 0.99, 1.0 - 1e-6)
+    known = [found.at(share) for share in asked]
+    monkeypatch.setattr("disagg_sim.planning.queueing.MANY", 20)
+    assert [found.at(share) for share in asked] == known
+    for share, value in zip(asked, known, strict=True):
+        for late in (1.0 - share + 1e-8, found.late(value), 1.0 - share - 1e-8):
+            assert found.within(value, late) is (found.late(value) <= late)
+
+
 def test_more_even_arrivals_wait_less():
     own = np.array([0.0]), np.array([1.0])
     late = [shortest_queue_delay(*own, 1, 0.7, Service(1.0, 0.0, even)).late(2.0) for even in (0.2, 0.5, 1.0, 2.0)]
