@@ -9,7 +9,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import SpecError, UnknownNameError
 from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_system, resolve_precision
-from disagg_sim.facts.yaml_files import PATH_VARIABLE, canonical_name, spec_files
+from disagg_sim.facts.yaml_files import PATH_VARIABLE, spec_files
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.workload.lengths import lengths
@@ -18,10 +18,6 @@ from disagg_sim.workload.lengths import lengths
 @pytest.mark.parametrize("spelling", ["llama_3_1_70b", "llama-3.1-70b", "Llama-3.1-70B", "LLAMA.3_1-70b"])
 def test_dashes_dots_underscores_and_case_do_not_matter(spelling):
     assert load_model(spelling) is load_model("llama_3_1_70b")
-
-
-def test_canonical_names():
-    assert canonical_name("Qwen2.5-7B") == "qwen2_5_7b"
 
 
 def test_a_path_loads_that_file(tmp_path):

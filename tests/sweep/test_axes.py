@@ -41,31 +41,8 @@ SMALL = SweepSpec(
 )
 
 
-class Noted:
-    """Keeps the notes of a run."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None: ...
-
-    def start(self, points: int) -> None: ...
-
-    def advance(self, points: int) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def run(spec: SweepSpec, root: Path, listener: RunListener | None = None) -> SweepResult:
-    return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener or Noted())
-
-
-def without(noted: Noted) -> list[str]:
-    """The notes of cases that some modes cannot serve."""
-    return [note for note in noted.notes if "without" in note]
+    return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener or Mock())
 
 
 def left_out(root: Path, reason: str) -> list[tuple[str, str]]:
@@ -167,9 +144,10 @@ def test_pools_on_different_systems_per_usd(tmp_path):
     spec = replace(
         SMALL, pools=(*SMALL.pools, mixed), modes=MODES, per="usd", prices=(("a100_sxm_80gb", 0.1), ("h100_sxm", 3.0))
     )
-    noted, reason = Noted(), "pools that differ share no instance"
+    noted, reason = Mock(), "pools that differ share no instance"
     same, both = run(spec, tmp_path, noted).cases
-    assert without(noted) == [f"{both.plan.case.name}: without colocated and piggyback: {reason}"]
+    notes = [call.args[0] for call in noted.note.call_args_list if "without" in call.args[0]]
+    assert notes == [f"{both.plan.case.name}: without colocated and piggyback: {reason}"]
     assert left_out(tmp_path, reason) == [(both.plan.case.name, mode) for mode in MODES[1:]]
     assert [mode.mode for mode in same.modes] == list(MODES)
     assert [mode.mode for mode in both.modes] == ["disaggregated"]
