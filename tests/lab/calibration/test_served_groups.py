@@ -27,15 +27,9 @@ from lab.calibration.served.rows import Measurement, WorkerGroup
 
 def lines(*runs, **columns):
     """Lines of runs (point, measured, predicted), all of one group."""
-    same = {
-        "part": "held-out",
-        "held_out": True,
-        "form": "inferencex_dsr1",
-        "model": "deepseek_r1",
-        "family": "mla_moe",
-    }
-    same |= {"layout": "DP-EP", "prefill_layout": "DP-EP", "workers": "DP8-EP8", "system": "b200_sxm"}
-    same |= {"engine": "trtllm", "version": "1.2"}
+    same = {"part": "held-out", "held_out": True, "form": "inferencex_dsr1", "model": "deepseek_r1", "version": "1.2"}
+    same |= {"family": "mla_moe", "layout": "DP-EP", "prefill_layout": "DP-EP", "workers": "DP8-EP8"}
+    same |= {"system": "b200_sxm", "engine": "trtllm"}
     return made_lines(*({"point": p, "measured": m, "predicted": f} for p, m, f in runs), **same | columns)
 
 

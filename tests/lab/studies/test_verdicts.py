@@ -43,7 +43,7 @@ def known(value, holds, without=None, **more):
     """A claim that finds what it is given."""
 
     texts = {"id": "T1", "kind": "paper", "statement": "two is two", "acceptance": "exact"}
-    return Claim(judge=lambda _: Finding(value, holds, "", without), **texts, **more)
+    return Claim(judge=lambda _: Finding(value, holds, "stand-in", without), **texts, **more)
 
 
 OURS = pd.DataFrame([{"id": "T1", "value": "1", "verdict": "fails", "note": "slow"}])
@@ -66,7 +66,7 @@ PRINTED = Without("as printed", "2", True)
 def test_a_claim_counts_only_if_it_could_fail_and_needs_no_added_rule(holds, otherwise, by_construction, verdict):
     without = None if otherwise is None else Without("as printed", "2", otherwise)
     table = evaluate([known("1", holds, without, by_construction=by_construction)], {"measured": 0.0})
-    assert table["verdict"].tolist() == [verdict]
+    assert table[["verdict", "note"]].to_numpy().tolist() == [[verdict, "stand-in"]]
     said = {None: "", True: "as printed: 2; holds", False: "as printed: 2; fails"}
     assert table["without"].tolist() == [said[otherwise]]
     counts = holding(table).iloc[0]
