@@ -176,7 +176,7 @@ def test_the_heaviest_rank_agrees_with_draws_of_a_power_law(exponent, experts, e
     drawn = float(np.mean(ranks.max(axis=1) / ranks.mean(axis=1)))
     drawn_from = np.array([1.0]), np.array([largest])
     formula = heaviest_rank(exponent, drawn=drawn_from, experts=np.array([experts]), ep=np.array([ep]))
-    assert formula[0] == pytest.approx(drawn, rel=0.2)
+    assert formula[0] == pytest.approx(drawn, rel=0.2 if ep > 1 else 1e-9)
 
 
 @pytest.mark.parametrize(("exponent", "tokens"), [(1.01, 4), (1.2, 32), (1.01, 64), (1.2, 2048)])
