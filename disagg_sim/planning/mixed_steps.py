@@ -7,8 +7,10 @@ as long as on the rank with the most tokens, scores and values as on the one wit
 long as all tokens. Of N pieces of prompts the largest has :math:`\int 1 - F^N`. Which one that is follows from the step
 before (``planning.pieces``): the longer it is, the more prompts come. Steps with prefill end with one
 that has no full piece and in which none comes, and those of decodes alone with one in which some do, or when prefill
-delay says so (``techniques.prefill_delay``). Where prompts of several steps wait for a rank (M/M/R), as many more count
-as come.
+delay says so (``techniques.prefill_delay``). Where prompts of several steps wait for a rank, as many more count as come
+that a share :math:`\pi(k)` of steps alike is without prefill (M/M/R, ``prefill_delay.plan_queue``). An instance with
+prefill is given s times the requests of one without (``planning.shared_instances``), so these come at the rates
+:math:`r s/(1 - \varphi (1 - s))` and :math:`r/(1 - \varphi (1 - s))`.
 
 Where a step has room for several prompts of a rank, those that come to it during a step share the next. So
 :math:`r\,T` come on average, spread over the ranks one by one, and the fullest of R ranks has
@@ -37,6 +39,7 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pieces import DOUBLED, PromptLengths, PromptPieces, larger
+from disagg_sim.planning.shared_instances import AT_RANDOM, Sent
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.step_mixing import step_rate
 from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share
@@ -287,10 +290,12 @@ class MixedSteps:
 
         return room, step
 
-    def mixing(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY) -> Mixing:
+    def mixing(
+        self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice = EVERY, sent: Sent = AT_RANDOM
+    ) -> Mixing:
         """Find how often an instance runs steps of each kind at a rate [request/s] and a prefill delay [step]."""
         if self.ranks > 1:
-            return self._of_ranks(rate, hold_steps, columns)
+            return self._of_ranks(rate, hold_steps, columns, sent)
         prompt, room, step = self.prompt, self.room[columns], self.step[columns]
         held, time = (each[columns] for each in self.own)
         mixed, verified, found = self.mixed[:, columns], self.verified[columns], [time]
@@ -303,31 +308,35 @@ class MixedSteps:
         used = rate * prompt / room * self.full[columns]
         return Mixing(held, time, share, step_rate(step, time, share), used, np.ones((1, 1)))
 
-    def _of_ranks(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice) -> Mixing:
+    def _of_ranks(self, rate: float | Floats, hold_steps: Floats | int, columns: Ints | slice, sent: Sent) -> Mixing:
         """See ``mixing``, of several ranks."""
         ranks, step, law, time = self.ranks, self.step[columns], self.pieces.at(columns), self.own[1][columns]
         room, held, several = law.tokens[-1], law.mean, self.prompt < self.room[0]
         further = gathered(rate * hold_steps * step, ranks) if np.any(hold_steps) else 0.0
         idle, pieces = np.maximum(rate * step, LEAST), rate * law.each
         share = mixed_share(pieces * time, ranks, further)
-        kinds, alone, follow = law.kinds, step / -np.expm1(-idle), law.follow(idle, further)
+        kinds, follow = law.kinds, law.follow(idle, further)
         found = [time]
         for turn in range(TURNS):
             time = _limit(*found) if turn == TURNS - 1 else time
-            under_way, come = np.maximum(pieces * time, LEAST), np.asarray(rate, dtype=float)
+            under_way, slower = np.maximum(pieces * time, LEAST), sent.in_prefill(time / step)
+            more = 1.0 / (1.0 - share * (1.0 - slower))  # than on average come to an instance without prefill
+            come, busy = slower * more * rate * time, slower * more * under_way
             fullest = None
             some = np.maximum(under_way / share, 1.0)
             if several:
                 fullest = fullest_rank(under_way, ranks)
                 held = np.minimum(np.maximum(law.mean * under_way / ranks, law.mean), room)
             else:
-                busy = mixed_share(under_way, ranks)
-                some, come = np.minimum(some, ranks), -rate / under_way * np.log1p(-np.minimum(busy, MOST))
+                some = np.minimum(some, ranks)
+                come, busy = (
+                    -np.log1p(-np.minimum(mixed_share(each, ranks, even=sent.even), MOST)) for each in (come, busy)
+                )
             times = self.by_largest(some, fullest, kinds[-1], law, columns)
-            kinds, left = follow(kinds, come * times, rate * time / share)
+            kinds, left = follow(kinds, come * times / time, come, np.maximum(busy - come, LEAST))
             time = (kinds * times).sum(axis=0)
             found.append(time)
-            share = time / (time + alone * left)
+            share = time / (time + step / -np.expm1(-more * idle) * left)
             if np.any(hold_steps):
                 held_back = mixed_share(pieces * time * law.mean / held, ranks, further)
                 share = np.where(further > 0.0, held_back, share)

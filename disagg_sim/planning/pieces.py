@@ -28,8 +28,13 @@ class PromptPieces(NamedTuple):
     .. math:: P(s' \le s) = e^{-y_i (1 - F(s))}
 
     where none is left of the prompts before. After a full piece one is: the prompt goes on, for the last time with the
-    chance of all full pieces. Of those of a step there is a geometric number, as many on average as all are over steps
-    with some.
+    chance of all full pieces. A share a of the prompts has some. Where steps alike have prefill except for a share
+    :math:`\pi(k)` of them, k prompts under way, no full piece is left with the chance :math:`q = \pi(k) / \pi(y)`, none
+    but those that just came with :math:`q / \pi(y)^a`, so that after a step with some none goes on with
+
+    .. math:: \frac{q\,\pi(y)^{-a} - q}{1 - q}, \qquad \pi(k) = e^{-k}\ \text{of many ranks}
+
+    and, of prompts of one length, :math:`(1 - \pi(k)) / (\pi(k) (1 - \pi(y)))` steps with prefill follow each other.
     """
 
     each: Floats  # of a prompt, on average [1]
@@ -48,26 +53,25 @@ class PromptPieces(NamedTuple):
 
     def follow(
         self, idle: Floats, further: Floats | float
-    ) -> Callable[[Floats, Floats, Floats], tuple[Floats, Floats]]:
-        """Find how often the largest piece of a step has so many tokens, (kinds, rooms), and how often none follows.
+    ) -> Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]:
+        r"""Find how often the largest piece of a step has so many tokens, (kinds, rooms), and how often none follows.
 
         Takes prompts that come in a step of decodes alone, and those that start with another (``prefill_delay``); then,
-        again and again, how often it had in the step before, prompts that come in a step of each kind, and from a step
-        with prefill to the next one. [1]
+        again and again, how often it had in the step before, prompts that come in a step of each kind and of all, and
+        how many have left full pieces, :math:`-\ln q`. [1]
         """
-        beyond, full = self.first - 1.0, self.each - 1.0
+        beyond = self.first - 1.0
         start = 1.0 + np.expm1(idle * beyond) / -np.expm1(-idle)
         if np.any(further):
             start = np.where(further > 0.0, self.first ** (1.0 + further), start)
-        ends = np.minimum(-beyond[-1] / np.maximum(full, LEAST_BUSY), 1.0) * self.last  # after a full piece
-        start, other = start - 1.0, 1.0 - ends
+        start = start - 1.0
 
-        def next_step(kinds: Floats, come: Floats, every: Floats) -> tuple[Floats, Floats]:
+        def next_step(kinds: Floats, come: Floats, every: Floats, before: Floats) -> tuple[Floats, Floats]:
             some = kinds[:-1] / kinds[:-1].sum(axis=0)
             left = (some * np.exp(-come[:-1])).sum(axis=0)  # of steps without a full piece those that none follows
             new = (some[:, None] * np.exp(come[:-1, None] * beyond)).sum(axis=0) + left * start
-            pieces = np.maximum(every * full / kinds[-1], 1.0)
-            stay = np.exp(come[-1] * beyond) * ends / (ends + pieces * other)
+            ends = np.minimum(np.expm1(-every * beyond[-1]) / np.expm1(before), 1.0) * self.last  # after a full piece
+            stay = np.exp(come[-1] * beyond) * ends
             most = (1.0 - new[-1]) / np.maximum(1.0 - new[-1] + stay[-1], LEAST_BUSY)
             reached = new + most * (stay - new)
             found = np.concatenate([reached, np.ones_like(most)[None]])

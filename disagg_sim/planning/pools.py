@@ -37,9 +37,10 @@ from disagg_sim.planning.queueing import (
     shortest_queue_delay,
 )
 from disagg_sim.planning.shared_instances import (
-    arrivals_in_prefill,
+    Sent,
     arrivals_while_decoding,
     chance_of_close_ends,
+    sent,
     variance_at_instance,
     variance_while_decoding,
 )
@@ -408,10 +409,18 @@ class ColocatedChoice:
         """Sequences and steps."""
         if (key := ("state", rate, instances)) not in self._known:
             mixing = self.steps.mixing(rate / instances, self.hold_steps)
-            done = self.batch * mixing.steps / self.steps.each
-            self._known[key] = occupancy(rate, instances, self.seats, self.batch, done), mixing
-        found: tuple[Occupancy, Mixing] = self._known[key]
-        return found
+            found = self._occupied(rate, instances, mixing)
+            if self.ranks > 1 and instances > 1:
+                mixing = self.steps.mixing(rate / instances, self.hold_steps, sent=self._sent(rate, found, instances))
+                found = self._occupied(rate, instances, mixing)
+            self._known[key] = found, mixing
+        state: tuple[Occupancy, Mixing] = self._known[key]
+        return state
+
+    def _occupied(self, rate: float, instances: int, mixing: Mixing) -> Occupancy:
+        """Sequences of an instance whose steps are these."""
+        done = self.batch * mixing.steps / self.steps.each
+        return occupancy(rate, instances, self.seats, self.batch, done)
 
     def _delay(self, rate: float, instances: int) -> Delay:
         """TTFT. [s]"""
@@ -428,10 +437,12 @@ class ColocatedChoice:
         lengths = self.steps.prompts
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
-            busy, even = self._sent(rate, found, mixing, instances)
+            mixed, alone = (float(np.interp(some, self.batch, each)) for each in (mixing.time, self.step))
+            to_it = self._sent(rate, found, instances)
             prompts = self.steps.worth(some, lengths.new, lengths.past)
             own = prompts if self.parts is None else self.steps.worth(some, self.parts.isl, 0.0)
-            queue = prompts, self.weights, room, step, self.work.dispersion * even, busy
+            even, busy = self.work.dispersion * to_it.even, float(to_it.in_prefill(mixed / alone))
+            queue = prompts, self.weights, room, step, even, busy
             laws = prompt_delay(own_rate, *queue, own)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
@@ -456,13 +467,11 @@ class ColocatedChoice:
         law = Service(used * instances * self.ranks / rate, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
-    def _sent(self, rate: float, found: Occupancy, mixing: Mixing, instances: int) -> tuple[float, float]:
-        """Find requests sent to an instance with a prompt under way, over one without; how evenly they come. [1]"""
-        tables = self.steps.count, mixing.time, self.step
-        pieces, mixed, alone = (float(np.interp(found.mean, self.batch, each)) for each in tables)
-        steps = 1.0 / (rate * alone) + pieces
-        close = chance_of_close_ends(self.work.lengths.requests, steps * self._accepted)
-        return arrivals_in_prefill(found, instances, close, mixed / alone)
+    def _sent(self, rate: float, found: Occupancy, instances: int) -> Sent:
+        """How requests are sent to an instance."""
+        pieces, alone = (float(np.interp(found.mean, self.batch, each)) for each in (self.steps.count, self.step))
+        close = chance_of_close_ends(self.work.lengths.requests, (1.0 / (rate * alone) + pieces) * self._accepted)
+        return sent(found, instances, close)
 
     def _tpot(self, rate: float, instances: int) -> Delay:
         """TPOT. [s]"""

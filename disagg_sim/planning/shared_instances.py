@@ -42,8 +42,11 @@ one server (M/D/1) before it, and with what all instances share, that is
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.planning.queueing import Occupancy
 from disagg_sim.techniques.ranks.physics_sums import RequestLaw
 
@@ -59,19 +62,34 @@ def variance_at_instance(instances: int) -> float:
     return EVEN + (1.0 - EVEN) / instances
 
 
-def arrivals_in_prefill(found: Occupancy, instances: int, together: float, slower: float) -> tuple[float, float]:
-    """Find the arrivals at an instance in prefill over those at one without, and their variance over Poisson's. [1]
+class Sent(NamedTuple):
+    """How requests are sent to one of several instances."""
 
-    Takes ``together`` (share of requests that end with one that they began with, where they have company [1]) and
-    ``slower`` (T_mix over T_d [1]).
+    free: float  # share that comes whatever it does [1]
+    even: float  # variance over that of Poisson arrivals [1]
+
+    def in_prefill(self, slower: Floats | float) -> Floats | float:
+        """Find the requests sent to an instance with prefill over those to one without, by T_mix over T_d. [1]"""
+        return self.free + (1.0 - self.free) / np.maximum(slower, 1.0)
+
+
+#: As Poisson arrivals come.
+AT_RANDOM = Sent(1.0, 1.0)
+
+
+def sent(found: Occupancy, instances: int, together: float) -> Sent:
+    """Find how requests are sent to an instance, some of them together with one that they began with.
+
+    Takes ``together`` (share of requests that end with one that they began with, where they have company [1]).
 
     >>> half = Occupancy(np.array([10.5]), np.ones(1), 0.0)
-    >>> [[round(each, 3) for each in arrivals_in_prefill(half, instances, 0.0, 10.0)] for instances in (1, 8)]
-    [[1.0, 1.0], [0.527, 1.0]]
+    >>> one, eight = (sent(half, instances, 0.0) for instances in (1, 8))
+    >>> one == AT_RANDOM, round(eight.free, 3), round(float(eight.in_prefill(10.0)), 3)
+    (True, 0.474, 0.527)
     """
-    grouped, own = together * in_company(found), unsteered_share(found, instances)
-    alone = own + (1.0 - own) / max(slower, 1.0)
-    return grouped + (1.0 - grouped) * alone, grouped * variance_at_instance(instances) + (1.0 - grouped)
+    grouped = together * in_company(found)
+    free = grouped + (1.0 - grouped) * unsteered_share(found, instances)
+    return Sent(free, grouped * variance_at_instance(instances) + (1.0 - grouped))
 
 
 def unsteered_share(found: Occupancy, instances: int) -> float:

@@ -13,10 +13,11 @@ from disagg_sim.planning.prompt_queue import prompt_delay
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.queueing import Occupancy
 from disagg_sim.planning.shared_instances import (
-    arrivals_in_prefill,
+    AT_RANDOM,
     arrivals_while_decoding,
     chance_of_close_ends,
     in_company,
+    sent,
     unsteered_share,
     variance_while_decoding,
 )
@@ -31,7 +32,8 @@ def at(number: float) -> Occupancy:
 
 def test_one_instance_is_given_all_its_requests_whatever_it_does() -> None:
     assert unsteered_share(at(7.3), 1) == 1.0
-    assert arrivals_in_prefill(at(7.3), 1, 0.0, 50.0) == arrivals_in_prefill(at(7.3), 1, 1.0, 50.0) == (1.0, 1.0)
+    assert sent(at(7.3), 1, 0.0) == sent(at(7.3), 1, 1.0) == AT_RANDOM
+    assert AT_RANDOM.in_prefill(50.0) == 1.0
 
 
 def test_many_instances_with_less_than_a_request_each_are_given_none_while_they_have_one() -> None:
@@ -42,7 +44,7 @@ def test_many_instances_with_less_than_a_request_each_are_given_none_while_they_
 def test_answers_of_one_length_keep_requests_together() -> None:
     one = ds.lengths(1000, 200).requests
     assert chance_of_close_ends(one, 1e-3) == 1.0
-    assert arrivals_in_prefill(at(9.0), 8, 1.0, 50.0)[0] == 1.0
+    assert sent(at(9.0), 8, 1.0).free == 1.0
 
 
 def test_answers_that_differ_end_together_as_often_as_pairs_of_them_are_near() -> None:

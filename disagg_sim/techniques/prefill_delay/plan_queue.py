@@ -14,6 +14,14 @@ servers of one queue are idle, :math:`\pi_0` (M/M/R). Steps with prefill then fo
 
 .. math:: \varphi = \frac{1/\pi_0 - 1}{1/\pi_0 + h}
 
+Where arrivals vary less, :math:`c^2 < 1` times as much, gaps of at least :math:`(1 - c)/\lambda` are taken, the rest of
+which is exponential. On many ranks all are idle after a prompt whose gap is longer than its steps, so that their share
+of the time is, in place of :math:`e^{-k}`,
+
+.. math:: \lambda E[(A - m T)^+] = c\, e^{-(k - 1 + c)/c}, \quad k > 1 - c
+
+or 1 - k, and that of R ranks is taken to change by the same factor.
+
 In truth prompts that arrive during the last step wait for the next start. Some ranks then have two prompts, whose steps
 take longer; in simulations both effects cancel in :math:`\varphi`, but not in the waits. With
 :math:`k' = k - \lambda T` the steps take :math:`(e^{k'} - 1)/\lambda + T`, n prompts come in the last one, Poisson of
@@ -56,7 +64,7 @@ def gathered(come: Floats, ranks: int) -> Floats:
     return _further(_below(come, ranks))[..., -1]
 
 
-def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) -> Floats:
+def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0, even: float = 1.0) -> Floats:
     """Find the share of the time in steps with prefill.
 
     Parameters
@@ -67,6 +75,8 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
         R: each has at most one in progress. [1]
     further
         h; 0 where nothing waits. [request]
+    even
+        Variance of the arrivals over that of Poisson ones; more than 1 as 1. [1]
 
     Returns
     -------
@@ -82,11 +92,28 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
     [[0.0952], [0.013]]
     >>> mixed_share(np.array([1.6]), 2).round(4).tolist()
     [0.8889]
+
+    Prompts at equal distances overlap no more than they must:
+
+    >>> [mixed_share(np.array([0.6, 1.6]), 64, even=even).round(3).tolist() for even in (1.0, 0.25, 0.0)]
+    [[0.451, 0.798], [0.591, 0.945], [0.6, 1.0]]
     """
     some = np.minimum(under_way, ranks)  # else their queue grows without end
     # share of the time in which none of R servers of one queue works (M/M/R)
     idle = (1.0 - some / ranks) * (np.exp(-np.interp(some, *_busier(ranks))) if ranks > 1 else 1.0)
+    if even < 1.0:
+        idle *= _evener(some, math.sqrt(even))
     return np.asarray((1.0 - idle) / (1.0 + further * idle))
+
+
+def _evener(some: Floats, wide: float) -> Floats:
+    """Share of the time in which none of many ranks works, over that of Poisson arrivals.
+
+    Takes the standard deviation of the gaps between arrivals over their mean [1].
+    """
+    least = np.minimum(some, 1.0 - wide)  # of a gap
+    rest = (some - least) / wide if wide > 0.0 else np.where(some > least, np.inf, 0.0)
+    return np.asarray((1.0 - least) * np.exp(some - rest))
 
 
 @cache

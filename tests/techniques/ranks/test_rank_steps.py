@@ -135,7 +135,7 @@ def test_steps_with_unlike_prompts_by_hand() -> None:
     middles; of two anywhere in between the one with more pairs has 500 + 2/3 of 1,000 behind.
     """
     law, one = made(100.0, 700.0).pieces, np.ones((3, 1))
-    kinds, left = law.follow(one[0], 0.0)(one / 3.0, one, one[0])
+    kinds, left = law.follow(one[0], 0.0)(one / 3.0, one, one[0], np.full(1, 1e-9))
     assert kinds[:, 0] == pytest.approx([0.2387 / 0.6321, 1 - 0.2387 / 0.6321, 0.0], abs=1e-4)
     assert left == pytest.approx([0.3679], abs=1e-4)
     long = made(2700.0)
