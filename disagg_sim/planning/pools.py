@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Floats, Mask
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.counts import QuickBound, first_of
+from disagg_sim.planning.counts import MOST_INSTANCES, QuickBound
 from disagg_sim.planning.leaving_order import SHARES, StageTimes, behind, blocking_one_by_one, blocking_passes
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
@@ -50,6 +50,9 @@ from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding, PromptTime
 from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
 from disagg_sim.workload.distributions import PromptParts
+
+#: Least share of its rate that so few instances are taken to keep, and the power of it by which more may. [1]
+LEAST_KEPT, NEARER = 0.1, 0.8
 
 
 class Cache(NamedTuple):
@@ -291,17 +294,47 @@ class DecodeChoice(QuickBound):
         return self._tpot(self.occupied(rate, instances).at(share))
 
 
-@lru_cache(maxsize=256)
-def _reaching(steps: MixedSteps, slowest: float, rate: float) -> Mask:
-    """Whether instances keep up with a rate [request/s] or a higher one, by ``waits``, as ``steps.highest`` does."""
-    rates, waits = np.maximum(rate, steps.batch / slowest), np.array(steps.waits, dtype=float)
-    (some,) = np.nonzero(steps.bounds >= rates)  # of the batches
-    if not some.size:
-        return np.zeros(waits.size, dtype=bool)
-    rates, wait, column = (np.tile(rates[some], waits.size), np.repeat(waits, some.size), np.tile(some, waits.size))
-    mixing = steps.mixing(rates, wait, column)
-    kept = (mixing.steps * steps.batch[column] >= rates * steps.each) & (mixing.used < 1.0)
-    return np.asarray(kept.reshape(waits.size, -1).any(axis=1))
+class Asked:
+    """Fewest instances that keep up with a rate [request/s] or a higher one in time, as ``MixedSteps.highest`` does.
+
+    Those of all prefill delays are looked for at once. The next number to look at is as many times larger as the rate
+    that this one kept is smaller, less a little.
+    """
+
+    def __init__(self, steps: MixedSteps, slowest: float, rate: float, low: int) -> None:
+        self._given, self._waits = (steps, steps.batch / slowest, rate), np.array(steps.waits, dtype=float)
+        self._few = np.full(self._waits.size, low - 1)  # do not keep up
+        self._enough = np.full(self._waits.size, 2 * MOST_INSTANCES)  # do
+        self._next = np.full(self._waits.size, low)
+
+    def fewest(self, place: int, most: int) -> int | None:
+        """Instances with a prefill delay; None where more than ``most``."""
+        few, enough = self._few, self._enough
+        while few[place] < min(enough[place] - 1, most):
+            known = enough <= most
+            (wait,) = np.nonzero(few < np.minimum(enough - 1, most))
+            number = np.where(known, (few + enough) // 2, np.clip(self._next, few + 1, most))[wait]
+            kept = self._kept(number, wait)
+            few[wait], enough[wait] = (
+                np.where(kept < 1.0, number, few[wait]),
+                np.where(kept < 1.0, enough[wait], number),
+            )
+            self._next[wait] = number * np.clip(kept, LEAST_KEPT, 1.0) ** -NEARER
+        return int(enough[place]) if enough[place] <= most else None
+
+    def _kept(self, number: Ints, wait: Ints) -> Floats:
+        """Rates that so many instances with each of these delays keep, over theirs. [1]"""
+        steps, in_time, rate = self._given
+        rates = np.maximum(rate / number[:, None], in_time)
+        row, column = np.nonzero(steps.bounds >= rates)
+        mixing, found = steps.mixing(rates[row, column], self._waits[wait][row], column), np.zeros_like(rates)
+        served = mixing.steps * steps.batch[column] / (rates[row, column] * steps.each)
+        found[row, column] = np.minimum(served, (1.0 - ROUNDED) / mixing.used)
+        return np.asarray(found.max(axis=1))
+
+
+#: ``Asked`` of choices that differ in prefill delay alone.
+_asked = lru_cache(maxsize=256)(Asked)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -387,12 +420,10 @@ class ColocatedChoice:
     def asks(self, rate: float, most: float) -> int | None:
         """See ``PoolChoice``."""
         low = max(math.ceil(rate / self.ceiling), 1) if self.ceiling > 0 else math.inf
-        sized, place = rate * self.work.spare * (1.0 - ROUNDED), self.steps.waits.index(self.hold_steps)
-
-        def reaches(number: int) -> bool:
-            return bool(_reaching(self.steps, self._slowest, sized / number)[place])
-
-        return None if low > most else first_of(int(low), int(most), reaches)
+        if low > most:
+            return None
+        asked = _asked(self.steps, self._slowest, rate * self.work.spare * (1.0 - ROUNDED), int(low))
+        return asked.fewest(self.steps.waits.index(self.hold_steps), int(most))
 
     @cached_property
     def _known(self) -> dict[tuple[str, float, int], Any]:
