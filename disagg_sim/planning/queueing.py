@@ -151,7 +151,10 @@ class Delay:
         over = _mean(self.calm_share, self.calm > limit)
         if over > late or self._endless:
             return late >= 1.0
-        return over + float(self.held_share.sum()) * (1.0 + ROUNDING) <= late or over + self._waiting(limit) <= late
+        most = float(self.held_share.sum()) * (1.0 + ROUNDING)
+        if self.wait > 0 and over + most > late:
+            most *= math.exp(min(float(self.held.max()) - limit, 0.0) / self.wait)
+        return over + most <= late or over + self._waiting(limit) <= late
 
     def _late(self, limit: float) -> float:
         """The same as ``late`` where all waits end."""
@@ -159,8 +162,11 @@ class Delay:
 
     def _waiting(self, limit: float) -> float:
         """Share of the requests that wait in a queue, and take longer than a limit [s]. [1]"""
-        left = limit - self.held
-        return _mean(self.held_share, np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else left < 0)
+        if not self.wait > 0:
+            return _mean(self.held_share, self.held > limit)
+        tail = np.minimum(self.held - limit, 0.0)
+        tail /= self.wait
+        return _mean(self.held_share, np.exp(tail, out=tail))
 
     @property
     def mean(self) -> float:
