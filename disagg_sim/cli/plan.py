@@ -19,8 +19,8 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.energy import Drawn, drawn, planned_prices
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import plan as planned
+from disagg_sim.planning.plan import plan_turns
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.turns import plan_turns
 from disagg_sim.question import PlanQuestion
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan
 from disagg_sim.report.schemas import PlanJson

@@ -8,9 +8,9 @@ from disagg_sim.cli.main import app
 from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.planning.plan import _alike, plan_turns
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.turns import _alike, plan_turns
 from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.workload.turns import mean_turns, turn_lengths
 
