@@ -51,7 +51,8 @@ _MANIFEST = {
     "code": "0" * 64,
 }
 _INDEX = {"schema": 1, "holds": "sweep", "blocks": {"points/demo": {"colocated-000": "0" * 16}}}
-_PLAN = {"schema": "disagg-sim/plan/2", "status": "OK", "best": None, "runners_up": [], "said": {"verdict": ["x"]}}
+_PLAN = {"schema": "disagg-sim/plan/2", "status": "OK", "best": None, "runners_up": [], "question": {"model": "x"}}
+_PLAN |= {"said": {"why": []}}
 
 
 @dataclass(frozen=True)

@@ -117,11 +117,12 @@ def plan_content(root: Path) -> Content:
             for pool in design["pools"]:
                 degrees = degrees_text(**{name: pool[name] for name in SHARDING if name in pool})
                 pool["mapping"] = degrees + beside_text(pool.get("chunk_tokens", 0), pool.get("draft_tokens", 0))
-        plan["said"] = {"why": [], "changes": None, **plan["said"]}
+        model = plan["question"]["model"]
+        plan["said"] = {"question": model, "verdict": [plan["status"]], "why": [], "changes": None, **plan["said"]}
     with as_content_faults(text, "a text"):
         screen = text.read_text(encoding="utf-8") if text.is_file() else ""
     facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
-    return Content(kind="plan", title=f"Plan {plan['question']['model']}", facts=facts)
+    return Content(kind="plan", title=f"Plan {model}", facts=facts)
 
 
 def study_content(root: Path) -> Content:
