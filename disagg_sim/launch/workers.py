@@ -19,7 +19,7 @@ from disagg_sim.facts.yaml_files import DIRECTORIES, shipped_root
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
 from disagg_sim.search.deployment import Deployment
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served, stage_tokens
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.techniques.speculation.facts import MTP
@@ -107,9 +107,11 @@ class Workers:
     def tokens(self) -> int | None:
         """Most tokens of a step of an attention rank; all but the longest prompts fit where none are cut. [token]"""
         if self.mapping.chunk_tokens:
-            return self._share(self.batch or int(self.mapping.dp_attn)) * int(self.mapping.chunk_tokens)
+            return self._share(stage_tokens(self.mapping, self.batch or int(self.mapping.dp_attn), 0))
         if self.token_budget is None:
             return None
+        if self.role == "prefill" and self.batch is not None and self.mapping.pp > 1:
+            return self._share(stage_tokens(self.mapping, self.batch, self.token_budget))
         own = self._share(self.token_budget)
         if self.role != "prefill" or self.lengths is None:
             return own

@@ -87,6 +87,20 @@ class Replicas:
         return int(self.mapping.gpus) * self.instances
 
 
+def stage_tokens(mapping: Sharding, batch: int, budget: int) -> int:
+    """Tokens that enter the first stage at once, of a pass of ``batch`` prompts and ``budget`` tokens. [token]
+
+    The prompts of a rank go in as many parts as there are stages; with CPP a chunk of each of them goes.
+
+    >>> stage_tokens(Sharding(), 8, 8000), stage_tokens(Sharding(pp=4), 8, 8000), stage_tokens(Sharding(pp=4), 2, 2000)
+    (8000, 2000, 1000)
+    """
+    if mapping.chunk_tokens:
+        return batch * int(mapping.chunk_tokens)
+    own = -(-batch // int(mapping.dp_attn))
+    return -(-budget * -(-own // min(int(mapping.pp), own)) // own)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDeployment(Shown):
     """Parts that policies choose from; each policy has all GPUs for its own parts."""

@@ -23,7 +23,7 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import descriptors, post_share
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment, stage_tokens
 from disagg_sim.simulation.instance_variants import own_setup, setup_of
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -173,6 +173,7 @@ class AsPlanned:
     policy. ``batch`` of a part that decodes is the most sequences that run together, ``token_budget`` the most tokens
     of a step; the budget of the policy grows to a token and its drafts a sequence. ``batch`` of a prefill part means
     passes of so many whole prompts, of at most ``token_budget`` tokens, or of what they have at the expected lengths.
+    A pipeline has what enters a stage at once (``stage_tokens``) packed from prompts, as engines chunk them there.
     A policy that prefills in chunks, or forms batches by a rule of its own, has no such passes: it keeps to its own
     limits there.
     """
@@ -204,6 +205,8 @@ class AsPlanned:
             return usual
         budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)
         resident = min(2 * mapping.pp * part.batch, MOST_SEQUENCES)  # in the pipeline and leaving, as in memory
+        if mapping.pp > 1:  # engines leave chunked prefill on: passes are packed
+            return Limits(token_budget=stage_tokens(mapping, part.batch, budget), max_sequences=resident)
         return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
 
     def _part(self, mapping: Sharding, role: Role) -> Replicas | None:
@@ -242,6 +245,9 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: ExpectedTraffic) -> 
         pieces = max(limits.token_budget // prompt, ranks)
         pieces = min(pieces, limits.max_prompts)
         tokens = min(limits.token_budget, pieces * chunk)
+        if table.stages > 1:
+            past = round((prompt - chunk) / 2)
+            return tokens / table.pass_time(max(tokens // pieces, 1), past, pieces, packed=True)[1] / prompt
         return tokens / table.step_time(0, 0.0, tokens, (prompt - chunk) / 2, pieces) / prompt
     most = 1 if limits.mode == Mode.ONE_PROMPT else limits.max_prompts
     prompts = max(min(most, limits.token_budget // prompt), 1)

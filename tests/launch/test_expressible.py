@@ -190,10 +190,10 @@ def test_ranks_together_hold_the_batch_and_less_than_one_more_each(ranks, batch)
     assert sglang_flags(decode, NAMED)["--max-running-requests"] == ranks * of_a_rank
 
 
-def test_a_pipeline_holds_a_pass_of_prompts_in_each_stage():
+def test_a_pipeline_holds_a_pass_of_prompts_in_each_stage_and_a_prompt_of_it_enters_at_once():
     staged = workers("prefill", LLAMA, ds.Sharding(tp_attn=2, tp_ffn=2, pp=4), batch=3, token_budget=6000)
     flags = vllm_flags(staged, NAMED)
-    assert (flags["--max-num-seqs"], flags["--max-num-batched-tokens"]) == (3 * 4, 6000)
+    assert (flags["--max-num-seqs"], flags["--max-num-batched-tokens"]) == (3 * 4, 6000 / 3)
 
 
 def test_chunks_bound_the_tokens_of_a_pass():

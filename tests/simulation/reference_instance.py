@@ -30,6 +30,8 @@ class Instance:
         self.spec, self.turn, self.begins = spec, 0, 0  # whose turn it is to take a request, and prompts first
         self.ranks = [Rank(spec, number) for number in range(spec.table.ranks)]
         self.leaving: list[tuple[float, Turn]] = []  # in the later stages of a pipeline, and when they leave it
+        self.stages = int(spec.table.head["pipeline"][0])
+        self.left = [0.0] * self.stages  # when the last parts of passes leave the last stage
         self.decodes = False  # whether the step in progress decodes
         self.step_start, self.step_end = 0.0, math.inf
         self.emits_at = math.inf  # when the prompts of the step in progress emit
@@ -65,22 +67,25 @@ class Instance:
         self.decodes, self.step_start, self.step_end = False, now, math.inf
         for rank in self.ranks:
             rank.make_room(now, news)
+        full = self.stages > 1 and self.left[0] > now  # as many passes are under way as there are stages
         limit = self.within_limit() if self.spec.mode == Mode.SLO_AWARE else None
         left, count = self.spec.max_prompts, len(self.ranks)
-        for rank in self.ranks[self.begins :] + self.ranks[: self.begins]:
+        for rank in [] if full else self.ranks[self.begins :] + self.ranks[: self.begins]:
             rank.max_prompts = min(math.ceil(self.spec.max_prompts / count), left)
             rank.take_pieces(now, limit)
             left -= len(rank.pieces)
         pieces = [turn for rank in self.ranks for turn in rank.pieces]
         self.begins = (self.begins + bool(pieces)) % count
         decoding = [turn for rank in self.ranks for turn in rank.decoding]
-        if pieces and self.spec.mode not in MIXED:
-            latency, busy, stage = pass_times(self.spec.table, [rank.pieces for rank in self.ranks])
-            start = now + self.swapping()
-            self.step_end, self.emits_at = start + busy, start + latency
-            if self.leaving:  # the last stage works on the pass before until that leaves
-                self.emits_at = max(self.emits_at, self.leaving[-1][0] + stage)
-            if decoding or any(turn.generate - turn.emitted > 1 for turn in pieces):
+        decodes = decoding or any(turn.generate - turn.emitted > 1 for turn in pieces)  # now, or after the pass
+        whole = self.spec.mode not in MIXED
+        if pieces and (whole or (self.stages > 1 and not decodes)):
+            self.step_end = now + self.swapping() + pass_host(self.spec.table)
+            for slowest, others in pass_parts(self.spec.table, [rank.pieces for rank in self.ranks], whole=whole):
+                self.step_end = max(self.step_end, self.left.pop(0)) + slowest  # that left: another may enter
+                self.emits_at = max(self.step_end + others, (self.left or [0.0])[-1] + slowest)
+                self.left.append(self.emits_at)
+            if decodes:
                 self.step_end = self.emits_at  # decodes come after it: they wait for its last stage
         elif pieces or decoding:
             self.decodes = bool(decoding)
@@ -91,7 +96,10 @@ class Instance:
         else:
             if any(rank.preempted for rank in self.ranks):  # that made room
                 self.woken = now
-            self.stalled = any(rank.prompts() or rank.coming for rank in self.ranks)
+            waiting = any(rank.prompts() or rank.coming for rank in self.ranks)
+            self.stalled = waiting and not full
+            if waiting and full:
+                self.woken = min(self.woken, self.left[0])
 
     def swapping(self) -> float:
         """How long the step that begins waits for blocks that go to the host or come back."""
@@ -293,15 +301,21 @@ def step_time(table: StepTable, ranks: list[tuple[list[Turn], list[Turn]]]) -> f
     return max(linear + attention, float(table.values[table.head["floor_at"][0] + full]))
 
 
-def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float, float]:
-    """When the tokens of a pass of whole prompts come, when the next pass may begin, and the time of a stage."""
+def pass_host(table: StepTable) -> float:
+    """Host time of a pass through a pipeline, beside that of its parts."""
+    return float(table.values[table.head["host_at"][0]]) if table.head["pipeline"][0] > 1 else 0.0
+
+
+def pass_parts(table: StepTable, ranks: list[list[Turn]], *, whole: bool) -> list[tuple[float, float]]:
+    """The parts of a pass, one after the other: the time of the slowest stage of each, and of all others."""
     stages, most = int(table.head["pipeline"][0]), max(len(pieces) for pieces in ranks)
     if stages == 1:
-        return (step_time(table, [([], pieces) for pieces in ranks]),) * 3
-    together = most if table.head["chunk"][0] > 0 else math.ceil(most / min(stages, most))  # of a micro-batch
-    host, busy, last = float(table.values[table.head["host_at"][0]]), 0.0, 0.0
+        return [(step_time(table, [([], pieces) for pieces in ranks]), 0.0)]
+    cut = table.head["chunk"][0] > 0 or not whole
+    together = most if cut else math.ceil(most / min(stages, most))  # of a micro-batch
+    parts = []
     for first in range(0, most, together):
-        parts, groups = [], [pieces[first : first + together] for pieces in ranks]
+        times, groups = [], [pieces[first : first + together] for pieces in ranks]
         of_all = sum(turn.piece for group in groups for turn in group)
         for group in groups:
             if group:
@@ -310,7 +324,6 @@ def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float,
                 length = max(math.floor(pairs / (pasts + tokens / 2) + 0.5), 1)  # of equal prompts that have all three
                 past = max(math.floor(pairs / tokens - length / 2 + 0.5), 0)
                 filled = of_all / (tokens * table.ranks)
-                parts.append(_pass_part(table.head, table.values, tokens / length, length, past, filled))
-        busy += max(slowest for slowest, _ in parts)
-        last = max(last, *(others for _, others in parts))
-    return host + busy + last, host + busy, busy
+                times.append(_pass_part(table.head, table.values, tokens / length, length, past, filled))
+        parts.append((max(slowest for slowest, _ in times), max(others for _, others in times)))
+    return parts

@@ -84,6 +84,7 @@ HELD_AT_WORK = (
     "promised",
     "requests",
     "request_tokens",
+    "leaves_s",
 )
 
 

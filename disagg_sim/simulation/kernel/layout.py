@@ -21,6 +21,8 @@ BLOCK_TOKENS = 16
 ITL_LEAST_S = 1e-5
 ITL_PER_OCTAVE = 64
 ITL_BINS = 1704
+#: Most stages of a pipeline. [1]
+MOST_STAGES = 128
 
 
 class Mode(IntEnum):
@@ -185,6 +187,8 @@ class InstanceRecord:
     run_start_s: float  # start of the uncounted part of the run [s]
     run_end_s: float  # end of the run; inf = idle [s]
     leave_s: float  # when the first segment leaves the pipeline; inf = none [s]
+    entered: int  # parts of passes that have entered the pipeline [1]
+    leaves_s: Annotated[MutableSequence[float], MOST_STAGES]  # when the last of them leave it, in turn [s]
     last_step_s: float  # end of the last step with decodes [s]
     late_steps: int  # decode steps so far whose gap is above ``World.gap_limit_s``
     latency_s: float  # from the start of the current pass to its tokens [s]
@@ -431,5 +435,6 @@ def dtype_of(record: type) -> np.dtype[np.void]:
 
 def _field(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Annotated:
-        return np.int64, (get_args(hint)[1],)
+        (of,) = get_args(get_args(hint)[0])
+        return _field(of)[0], (get_args(hint)[1],)
     return (np.float64 if hint is float else np.int64 if hint is int else dtype_of(hint),)

@@ -15,6 +15,7 @@ from disagg_sim.simulation.kernel.layout import (
     DECODING,
     IDLE,
     MIXED,
+    MOST_STAGES,
     PASS,
     PROMPTS,
     AdmissionRule,
@@ -35,7 +36,6 @@ from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_
 from disagg_sim.simulation.kernel.steps import (
     ask_for_chunks,
     begin_one,
-    behind_passes,
     end_pieces,
     make_room,
     may_admit,
@@ -113,12 +113,31 @@ def pass_times(st: FleetState, i: int, now: float) -> tuple[float, float]:
     if inst.table.pipeline == 1:
         time = step_with_pieces(st, i, False)
         return time, time
-    latency, busy = pass_all_ranks(st, i)
-    latency = behind_passes(st, i, now + inst.swapping_s, latency, busy)
+    latency, busy = pass_all_ranks(st, i, now + inst.swapping_s)
+    return latency, busy if nothing_decodes(st, i) else latency
+
+
+@inlined
+def nothing_decodes(st: FleetState, i: int) -> bool:
+    """Whether nothing decodes on an instance now or after the pass."""
+    inst = st.inst[i]
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if not only_prefill(st, row, st.inst[row].pieces):
-            busy = latency
-    return latency, busy
+            return False
+    return True
+
+
+@inlined
+def next_entry(st: FleetState, i: int) -> float:
+    """When a pipeline takes the next pass: no more are in flight than it has stages. [s]
+
+    vLLM ``max_concurrent_batches``, SGLang ``pp_loop_size``, TensorRT-LLM ``num_micro_batches``.
+    """
+    inst = st.inst[i]
+    if inst.table.pipeline == 1:
+        return 0.0
+    time: float = inst.leaves_s[inst.entered % min(inst.table.pipeline, MOST_STAGES)]
+    return time
 
 
 @inner
@@ -137,19 +156,22 @@ def part_of_pass(st: FleetState, row: int, first: int, together: int) -> tuple[i
 
 
 @inner
-def pass_all_ranks(st: FleetState, i: int) -> tuple[float, float]:
+def pass_all_ranks(st: FleetState, i: int, start: float) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
-    The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
+    Whole prompts of each rank go through in as many micro-batches as there are stages; chunks all together;
     those of a rank that go together count as equal prompts with as many query-key pairs. Experts work on all tokens.
+    A stage works on one micro-batch at a time, in their order, and no more are in flight than there are stages.
     """
     inst = st.inst[i]
     head = inst.table
     own = 0
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         own = max(own, st.inst[row].pieces)
-    together = own if head.chunk > 0 else -(-own // min(head.pipeline, own))
-    busy, others = st.values[head.host_at], 0.0
+    whole = head.chunk == 0 and inst.mode not in (CHUNKED, SLO_AWARE)
+    together = -(-own // min(head.pipeline, own)) if whole else own
+    stages = min(head.pipeline, MOST_STAGES)
+    free, leaves = start + st.values[head.host_at], inst.leaves_s[(inst.entered - 1) % stages]
     for first in range(0, own, together):
         slowest, rest, total = 0.0, 0.0, 0
         for row in range(inst.rank_at, inst.rank_at + inst.ranks):
@@ -162,9 +184,12 @@ def pass_all_ranks(st: FleetState, i: int) -> tuple[float, float]:
             alike, length, before = equal_prompts(tokens, pairs, past)
             stage, through = pass_part(head, st.values, alike, length, before, filled)
             slowest, rest = max(slowest, stage), max(rest, through)
-        busy += slowest
-        others = max(others, rest)
-    return busy + others, busy
+        place = inst.entered % stages
+        free = max(free, inst.leaves_s[place]) + slowest
+        leaves = max(free + rest, leaves + slowest)
+        inst.leaves_s[place] = leaves
+        inst.entered += 1
+    return leaves - start, free - start
 
 
 @inner
@@ -284,6 +309,7 @@ def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
     inst = st.inst[i]
     rows = range(inst.rank_at, inst.rank_at + inst.ranks)
+    entry = next_entry(st, i)
     inst.pieces = 0
     for row in rows:
         st.inst[row].pieces = st.inst[row].preempted = 0
@@ -291,19 +317,22 @@ def form(st: FleetState, i: int, now: float) -> None:
         for row in rows:
             make_room(st, row, now)
         held = hold_prompts(st, i) if inst.hold_steps > 0 else 0
-        if held == 0 and take_all_ranks(st, i, now) > 0:
-            if inst.mode in (CHUNKED, SLO_AWARE):
+        if held == 0 and entry <= now and take_all_ranks(st, i, now) > 0:
+            mixed = inst.mode in (CHUNKED, SLO_AWARE)
+            if mixed and (inst.table.pipeline == 1 or not nothing_decodes(st, i)):
                 begin_one(st, i, now, MIXED, step_with_pieces(st, i, True))
                 return
             latency, time = pass_times(st, i, now)
             inst.latency_s = latency + inst.swapping_s
+            if inst.table.pipeline > 1:
+                inst.leaves_s[(inst.entered - 1) % min(inst.table.pipeline, MOST_STAGES)] = now + inst.latency_s
             begin_one(st, i, now, PASS, time)
             return
         if fullest_running(st, i)[1] > 0:
             if inst.swapping_s > 0.0 or (inst.preempted == 1 and inst.swap_block_s >= 0.0):
                 begin_one(st, i, now, MIXED, run_time(st, i, 1))
                 return
-            alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0
+            alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0 or entry > now
             steps = 1 if alone else decode_steps_left(st, i)
             if held > 0:
                 steps = min(steps, held)
@@ -317,7 +346,9 @@ def form(st: FleetState, i: int, now: float) -> None:
         waiting |= waits(st, row)
     if preempted:  # what was preempted made room: what waits may begin at once
         inst.next_s = now
-    if inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
+    if waiting and entry > now:
+        inst.next_s = min(inst.next_s, entry)
+    elif inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
         inst.stalled = 1
         st.world[0].pending_events += 1
 

@@ -181,21 +181,28 @@ class StepTable:
         return self.step_time(decodes, context) / self.accepted_tokens
 
     @property
+    def stages(self) -> int:
+        """Stages of its pipeline. [1]"""
+        return int(self.head["pipeline"][0])
+
+    @property
     def ranks(self) -> int:
         """DP ranks of attention. [1]"""
         return int(self.head["ranks"][0])
 
-    def pass_time(self, prompt: int, past: int = 0, prompts: int = 1) -> tuple[float, float]:
+    def pass_time(
+        self, prompt: int, past: int = 0, prompts: int = 1, *, packed: bool = False
+    ) -> tuple[float, float]:
         """Latency of equal prompts in one pass, and how long they keep the instance from starting the next. [s]
 
-        Through a pipeline the prompts of each DP rank go in micro-batches, or, cut into chunks, all together.
+        Through a pipeline the prompts of each DP rank go in micro-batches, or, ``packed`` or cut into chunks, together.
         """
         head = self.head[0]
         if head["pipeline"] == 1:
             time = self.step_time(0, 0.0, prompts * prompt, float(past), prompts)
             return time, time
         own = -(-prompts // self.ranks)
-        together = own if head["chunk"] else -(-own // min(int(head["pipeline"]), own))
+        together = own if packed or head["chunk"] else -(-own // min(int(head["pipeline"]), own))
         busy, others = float(self.values[head["host_at"]]), 0.0  # each part has host time of its own, too
         each, more = divmod(prompts, self.ranks)  # of a rank, as even as can be: some have one more
         for first in range(0, own, together):

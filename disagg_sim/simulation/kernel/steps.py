@@ -202,21 +202,6 @@ def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: floa
 
 
 @inner
-def behind_passes(st: FleetState, i: int, start: float, latency: float, busy: float) -> float:
-    """From the start of a pass to its tokens, which leave the last stage after those of the passes before it. [s]
-
-    A stage works on one pass at a time, in their order: the last one begins when it has ended the pass before.
-    """
-    inst = st.inst[i]
-    stage = busy - st.values[inst.table.host_at]
-    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        s = st.inst[row].last[AWAY]
-        if s >= 0:
-            latency = max(latency, st.seg[s].leaves_s - start + stage)
-    return latency
-
-
-@inner
 def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
     """Whether nothing decodes on the instance now or after the pass."""
     inst = st.inst[i]
