@@ -49,6 +49,9 @@ SHORT_PASS_OF_MEANS = 0.1
 #: sequences fill the rest (chosen: forecasts of what servers hold err by up to 2.7 %, and TensorRT-LLM keeps no reserve
 #: beside its cache). [1]
 FULLEST = 0.97
+#: Most tokens of a rank that enter a pipeline at once in a plan, unless one prompt has more: the usual budget of
+#: engines (``hw_specs/schedulers/``). A larger pass holds up all that follow as it walks through the stages. [token]
+STAGE_TOKENS = 8192
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
 #: Batches by whose multiples steps of co-located instances are timed, so that those under other limits are known. [1]
@@ -145,11 +148,24 @@ def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Ma
     found: dict[tuple[int, int], None] = {}
     host = grid.setup.request_host
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
+    small = _small_parts(grid)
     for view, time in product([*_views(grid), *among], pass_times(limit, short)):
-        usable = view[:, None] & alone & grid.feasible & (grid.latency + host <= time)
+        usable = view[:, None] & alone & grid.feasible & small & (grid.latency + host <= time)
         rows, columns = fastest_points(grid, grid.request_rate, usable)
         found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))
     return list(found)
+
+
+def _small_parts(grid: PhaseGrid) -> Mask:
+    """Points without a pipeline, or where a rank has one prompt, or a part of ``STAGE_TOKENS``, enter at once.
+
+    Engines chunk one prompt after the other.
+    """
+    pp, dp, chunk = (each[:, None] for each in (grid.mappings.pp, grid.mappings.dp_attn, grid.mappings.chunk_tokens))
+    own = np.ceil(grid.batch / dp)
+    together = np.where(chunk > 0, own, np.ceil(own / np.minimum(pp, own)))
+    packed = (chunk == 0) & (together * grid.lengths.mean_new <= STAGE_TOKENS)
+    return np.asarray((pp == 1) | (together == 1) | packed)
 
 
 @lru_cache(maxsize=8)  # other limits ask for the same
@@ -200,14 +216,16 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     if work.lengths.constant and not below:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
         later = ftl - grid.batch[:last] / grid.request_rate[None, rows, :last]
+        held = held_by_chunks(grid, np.array(rows), grid.batch[:last].astype(float))
     else:
+        held = np.zeros((len(rows), last))  # chunks of unlike prompts fill each other's passes, which makes up for it
         ftl, busy, load, later = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
         mean = np.tensordot(weights, busy, 1)
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
     found = []
     for row, column in points:
         place, sizes, mapping = rows.index(row), slice(column + 1), mappings[row]
-        busy = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
+        busy = held[place] + (mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last])
         own, after = ftl[:, place, sizes], later[:, place, sizes]
         made = PrefillChoice(
             at=grid.setup,
@@ -228,6 +246,37 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
         )
         found.append(made)
     return found
+
+
+def held_by_chunks(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
+    r"""Find how much longer a stage has prompts of one length, as a pipeline holds no more chunks than stages. [s]
+
+    A chunk enters a pipeline of p stages when the p-th before it has left. So the last chunk of a prompt, which takes
+    the longest, holds the p - 1 after it up as if they took as long. Stage times that rise by :math:`\delta` from each
+    of n chunks to the next keep a stage for
+
+    .. math:: \sum_i t_i + \delta\,(m - 1)\left(n - \frac{m}{2}\right), \qquad m = \min(n, p)
+
+    (the largest mean cycle of the starts; at n up to p it is n times the last chunk). Returns (rows, batches).
+    """
+    held, prompt = np.zeros((rows.size, batch.size)), grid.lengths.prompt_nodes()
+    new, past = float(prompt.new[0]), float(prompt.past[0])
+    chunk = grid.mappings.chunk_tokens[rows]
+    count = new // np.maximum(chunk, 1)
+    some = np.flatnonzero((chunk > 0) & (count > 1))
+    if some.size:
+        mapping, number = grid.mappings[rows[some]].for_grid(), count[some][:, None]
+        size = chunk[some][:, None].astype(float)
+
+        def stage(before: Floats) -> Floats:
+            """Time of a chunk in the slowest stage, after so many tokens. [s]"""
+            done = prompt_pass(grid.setup, mapping, batch=batch, isl=before + size, past=before, chunk_tokens=size)
+            return np.asarray(done.busy)
+
+        rise = np.maximum(stage(past + (number - 1) * size) - stage(past + 0 * size), 0.0) / (number - 1)
+        least = np.minimum(number, mapping.pp)
+        held[some] = rise * (least - 1) * (number - least / 2)
+    return held
 
 
 def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> Floats:

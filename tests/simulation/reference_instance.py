@@ -258,8 +258,8 @@ def _scores_time(table, values, decodes, context):
 
 
 @entry
-def _pass_part(table, values, prompts, length, past, filled):
-    return times.pass_part(table[0], values, prompts, length, past, filled)
+def _pass_part(table, values, chunk, prompts, length, past, filled):
+    return times.pass_part(table[0], values, chunk, prompts, length, past, filled)
 
 
 def attention_time(table: StepTable, decoding: list[Turn], pieces: list[Turn], micro: int) -> float:
@@ -311,8 +311,8 @@ def pass_parts(table: StepTable, ranks: list[list[Turn]], *, whole: bool) -> lis
     stages, most = int(table.head["pipeline"][0]), max(len(pieces) for pieces in ranks)
     if stages == 1:
         return [(step_time(table, [([], pieces) for pieces in ranks]), 0.0)]
-    cut = table.head["chunk"][0] > 0 or not whole
-    together = most if cut else math.ceil(most / min(stages, most))  # of a micro-batch
+    chunk = int(table.head["chunk"][0]) if whole else 0
+    together = most if chunk or not whole else math.ceil(most / min(stages, most))  # of a micro-batch
     parts = []
     for first in range(0, most, together):
         times, groups = [], [pieces[first : first + together] for pieces in ranks]
@@ -324,6 +324,6 @@ def pass_parts(table: StepTable, ranks: list[list[Turn]], *, whole: bool) -> lis
                 length = max(math.floor(pairs / (pasts + tokens / 2) + 0.5), 1)  # of equal prompts that have all three
                 past = max(math.floor(pairs / tokens - length / 2 + 0.5), 0)
                 filled = of_all / (tokens * table.ranks)
-                times.append(_pass_part(table.head, table.values, tokens / length, length, past, filled))
+                times.append(_pass_part(table.head, table.values, chunk, tokens / length, length, past, filled))
         parts.append((max(slowest for slowest, _ in times), max(others for _, others in times)))
     return parts

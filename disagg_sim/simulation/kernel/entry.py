@@ -296,12 +296,13 @@ def look_up(
 ) -> tuple[float, float]:
     """Look up a value in a step table, by the number of the action.
 
-    ``step``: decodes, their mean context; prefill pieces, their tokens, their cached tokens; a limit [s].
+    ``step``: decodes (of a pass: tokens of a chunk), their mean context; prefill pieces, their tokens, their cached
+    tokens; a limit [s].
     """
     head = table[0]
     decodes, context, pieces, prefill, past, limit = step
     if action == PASS_TIME:
-        return pass_part(head, values, float(pieces), prefill, int(past), limit)
+        return pass_part(head, values, decodes, float(pieces), prefill, int(past), limit)
     if action == LARGEST_PREFILL:
         return float(largest_prefill(head, values, decodes, context, int(past), limit, prefill)), 0.0
     longest = -(-prefill // pieces)

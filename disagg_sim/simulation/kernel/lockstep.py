@@ -107,24 +107,27 @@ def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
 
 
 @inlined
-def pass_times(st: FleetState, i: int, now: float) -> tuple[float, float]:
-    """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
+def time_pass(st: FleetState, i: int, now: float) -> float:
+    """Note when the tokens of a pass of prompts come; when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
-        time = step_with_pieces(st, i, False)
-        return time, time
+        time: float = step_with_pieces(st, i, False)
+        inst.latency_s = time + inst.swapping_s
+        return time
     latency, busy = pass_all_ranks(st, i, now + inst.swapping_s)
-    return latency, busy if nothing_decodes(st, i) else latency
+    inst.latency_s = latency + inst.swapping_s
+    inst.leaves_s[(inst.entered - 1) % min(inst.table.pipeline, MOST_STAGES)] = now + inst.latency_s
+    return busy if nothing_decodes(st, i) else latency
 
 
 @inlined
 def nothing_decodes(st: FleetState, i: int) -> bool:
     """Whether nothing decodes on an instance now or after the pass."""
     inst = st.inst[i]
+    decodes = False
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        if not only_prefill(st, row, st.inst[row].pieces):
-            return False
-    return True
+        decodes |= not only_prefill(st, row, st.inst[row].pieces)
+    return not decodes
 
 
 @inlined
@@ -168,8 +171,9 @@ def pass_all_ranks(st: FleetState, i: int, start: float) -> tuple[float, float]:
     own = 0
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         own = max(own, st.inst[row].pieces)
-    whole = head.chunk == 0 and inst.mode not in (CHUNKED, SLO_AWARE)
-    together = -(-own // min(head.pipeline, own)) if whole else own
+    packed = inst.mode in (CHUNKED, SLO_AWARE)
+    chunk = 0 if packed else head.chunk
+    together = own if packed or chunk > 0 else -(-own // min(head.pipeline, own))
     stages = min(head.pipeline, MOST_STAGES)
     free, leaves = start + st.values[head.host_at], inst.leaves_s[(inst.entered - 1) % stages]
     for first in range(0, own, together):
@@ -182,7 +186,7 @@ def pass_all_ranks(st: FleetState, i: int, start: float) -> tuple[float, float]:
                 continue
             filled = total / (tokens * inst.ranks)
             alike, length, before = equal_prompts(tokens, pairs, past)
-            stage, through = pass_part(head, st.values, alike, length, before, filled)
+            stage, through = pass_part(head, st.values, chunk, alike, length, before, filled)
             slowest, rest = max(slowest, stage), max(rest, through)
         place = inst.entered % stages
         free = max(free, inst.leaves_s[place]) + slowest
@@ -322,11 +326,7 @@ def form(st: FleetState, i: int, now: float) -> None:
             if mixed and (inst.table.pipeline == 1 or not nothing_decodes(st, i)):
                 begin_one(st, i, now, MIXED, step_with_pieces(st, i, True))
                 return
-            latency, time = pass_times(st, i, now)
-            inst.latency_s = latency + inst.swapping_s
-            if inst.table.pipeline > 1:
-                inst.leaves_s[(inst.entered - 1) % min(inst.table.pipeline, MOST_STAGES)] = now + inst.latency_s
-            begin_one(st, i, now, PASS, time)
+            begin_one(st, i, now, PASS, time_pass(st, i, now))
             return
         if fullest_running(st, i)[1] > 0:
             if inst.swapping_s > 0.0 or (inst.preempted == 1 and inst.swap_block_s >= 0.0):

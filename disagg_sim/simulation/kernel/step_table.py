@@ -190,9 +190,7 @@ class StepTable:
         """DP ranks of attention. [1]"""
         return int(self.head["ranks"][0])
 
-    def pass_time(
-        self, prompt: int, past: int = 0, prompts: int = 1, *, packed: bool = False
-    ) -> tuple[float, float]:
+    def pass_time(self, prompt: int, past: int = 0, prompts: int = 1, *, packed: bool = False) -> tuple[float, float]:
         """Latency of equal prompts in one pass, and how long they keep the instance from starting the next. [s]
 
         Through a pipeline the prompts of each DP rank go in micro-batches, or, ``packed`` or cut into chunks, together.
@@ -202,14 +200,15 @@ class StepTable:
             time = self.step_time(0, 0.0, prompts * prompt, float(past), prompts)
             return time, time
         own = -(-prompts // self.ranks)
-        together = own if packed or head["chunk"] else -(-own // min(int(head["pipeline"]), own))
+        chunk = 0 if packed else int(head["chunk"])
+        together = own if packed or chunk else -(-own // min(int(head["pipeline"]), own))
         busy, others = float(self.values[head["host_at"]]), 0.0  # each part has host time of its own, too
         each, more = divmod(prompts, self.ranks)  # of a rank, as even as can be: some have one more
         for first in range(0, own, together):
             count = min(together, own - first)
             longer, shorter = (min(count, max(mine - first, 0)) for mine in (each + 1, each))
             filled = (longer * more + shorter * (self.ranks - more)) / (count * self.ranks)
-            slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, count, prompt, past, filled)
+            slowest, rest = self._ask(kernel.PASS_TIME, chunk, 0.0, count, prompt, past, filled)
             busy, others = busy + slowest, max(others, rest)
         return busy + others, busy
 

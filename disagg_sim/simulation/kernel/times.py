@@ -221,14 +221,14 @@ def equal_prompts(tokens: int, pairs: float, past: int) -> tuple[float, int, int
 
 @inner
 def pass_part(
-    head: TableRecord, values: Floats, prompts: float, length: int, past: int, filled: float
+    head: TableRecord, values: Floats, chunk: int, prompts: float, length: int, past: int, filled: float
 ) -> tuple[float, float]:
     """One micro-batch of a pipeline, ``prompts`` on a rank: time of the slowest stage, and of all others. [s]
 
-    Chunks of CPP follow each other through the stages; the others are walked through by one chunk. ``filled``: tokens
-    of all ranks, over those if every rank had as many as this one.
+    Chunks of CPP (``chunk`` tokens, 0 = none) follow each other through the stages; the others are walked through by
+    one chunk. ``filled``: tokens of all ranks, over those if every rank had as many as this one.
     """
-    size = head.chunk if head.chunk > 0 else length
+    size = chunk if chunk > 0 else length
     each = values[head.host_at + 1]  # host time of each micro-batch or chunk, where an engine adds it
     launch = values[head.host_at + 2]
     slowest = 0.0
