@@ -15,13 +15,13 @@ from disagg_sim.simulation.kernel.layout import (
     DECODING,
     IDLE,
     MIXED,
-    MOST_STAGES,
     PASS,
     PROMPTS,
     AdmissionRule,
     FleetState,
     Mode,
 )
+from disagg_sim.simulation.kernel.pipelines import next_entry, nothing_decodes, pass_through
 from disagg_sim.simulation.kernel.queue import (
     blocks_to_begin,
     complete_prompt,
@@ -39,7 +39,6 @@ from disagg_sim.simulation.kernel.steps import (
     end_pieces,
     make_room,
     may_admit,
-    only_prefill,
     pieces_step,
     pieces_time,
     steps_to_chunk,
@@ -51,11 +50,9 @@ from disagg_sim.simulation.kernel.times import (
     aware_prefill,
     decode_line,
     decode_time,
-    equal_prompts,
     expert_time,
     knot_of,
     linear_time,
-    pass_part,
     sheet_of,
 )
 
@@ -114,86 +111,7 @@ def time_pass(st: FleetState, i: int, now: float) -> float:
         time: float = step_with_pieces(st, i, False)
         inst.latency_s = time + inst.swapping_s
         return time
-    latency, busy = pass_all_ranks(st, i, now + inst.swapping_s)
-    inst.latency_s = latency + inst.swapping_s
-    inst.leaves_s[(inst.entered - 1) % min(inst.table.pipeline, MOST_STAGES)] = now + inst.latency_s
-    return busy if nothing_decodes(st, i) else latency
-
-
-@inlined
-def nothing_decodes(st: FleetState, i: int) -> bool:
-    """Whether nothing decodes on an instance now or after the pass."""
-    inst = st.inst[i]
-    decodes = False
-    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        decodes |= not only_prefill(st, row, st.inst[row].pieces)
-    return not decodes
-
-
-@inlined
-def next_entry(st: FleetState, i: int) -> float:
-    """When a pipeline takes the next pass: no more are in flight than it has stages. [s]
-
-    vLLM ``max_concurrent_batches``, SGLang ``pp_loop_size``, TensorRT-LLM ``num_micro_batches``.
-    """
-    inst = st.inst[i]
-    if inst.table.pipeline == 1:
-        return 0.0
-    time: float = inst.leaves_s[inst.entered % min(inst.table.pipeline, MOST_STAGES)]
-    return time
-
-
-@inner
-def part_of_pass(st: FleetState, row: int, first: int, together: int) -> tuple[int, int, float]:
-    """Tokens of the prompts of a rank in the micro-batch from prompt ``first`` on, cached ones, query-key pairs."""
-    count = min(together, st.inst[row].pieces - first)
-    tokens, past, pairs = 0, 0, 0.0
-    s = st.inst[row].first[PROMPTS]
-    for k in range(first + max(count, 0)):
-        if k >= first:
-            tokens += st.seg[s].piece
-            past += st.seg[s].cached
-            pairs += st.seg[s].piece * (st.seg[s].cached + 0.5 * st.seg[s].piece)
-        s = st.seg[s].next
-    return tokens, past, pairs
-
-
-@inner
-def pass_all_ranks(st: FleetState, i: int, start: float) -> tuple[float, float]:
-    """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
-
-    Whole prompts of each rank go through in as many micro-batches as there are stages; chunks all together;
-    those of a rank that go together count as equal prompts with as many query-key pairs. Experts work on all tokens.
-    A stage works on one micro-batch at a time, in their order, and no more are in flight than there are stages.
-    """
-    inst = st.inst[i]
-    head = inst.table
-    own = 0
-    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        own = max(own, st.inst[row].pieces)
-    packed = inst.mode in (CHUNKED, SLO_AWARE)
-    chunk = 0 if packed else head.chunk
-    together = own if packed or chunk > 0 else -(-own // min(head.pipeline, own))
-    stages = min(head.pipeline, MOST_STAGES)
-    free, leaves = start + st.values[head.host_at], inst.leaves_s[(inst.entered - 1) % stages]
-    for first in range(0, own, together):
-        slowest, rest, total = 0.0, 0.0, 0
-        for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-            total += part_of_pass(st, row, first, together)[0]
-        for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-            tokens, past, pairs = part_of_pass(st, row, first, together)
-            if tokens == 0:
-                continue
-            filled = total / (tokens * inst.ranks)
-            alike, length, before = equal_prompts(tokens, pairs, past)
-            stage, through = pass_part(head, st.values, chunk, alike, length, before, filled)
-            slowest, rest = max(slowest, stage), max(rest, through)
-        place = inst.entered % stages
-        free = max(free, inst.leaves_s[place]) + slowest
-        leaves = max(free + rest, leaves + slowest)
-        inst.leaves_s[place] = leaves
-        inst.entered += 1
-    return leaves - start, free - start
+    return pass_through(st, i, now)
 
 
 @inner
