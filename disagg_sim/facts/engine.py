@@ -133,6 +133,8 @@ class ContextExchange(NamedTuple):
     prefill: str = "all_gather"  # of ``PREFILL_EXCHANGES``
 
 
+#: Stages of a pipeline that have a layer more where layers do not divide: the first, the last, those before the last.
+LONGER_STAGES = ("first", "last", "before_last")
 #: Gather queries and reduce-scatter outputs; gather queries and send outputs with their sums; send outputs alone.
 DECODE_EXCHANGES = ("ag_rs", "a2a", "helix")
 PREFILL_EXCHANGES = ("all_gather", "ring")
@@ -182,6 +184,7 @@ class EngineSpec(Shown):
     dcp_overlap: bool = ContextExchange().overlaps
     #: Between ranks that share prompts.
     pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = ContextExchange().prefill
+    longer_stages: Annotated[str, OneOf(LONGER_STAGES)] = LONGER_STAGES[0]  # that have the odd layers
     exchange_wait: _Time = 0.0  # of a layer in decode, until ranks of attention DP that cut experts over them meet [s]
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     vendors: tuple[str, ...] = ()  # whose systems it runs on, and on no others; () = not limited to some

@@ -167,7 +167,7 @@ def _stages(at: Setup, mapping: Sharding, residents: Residents) -> Iterator[_OfS
     """
     model, precision = at.with_draft_layers.model, at.precision
     tp, d = mapping.tp_attn, model.hidden
-    table = stage_table(model, mapping.pp)
+    table = stage_table(at.with_draft_layers, mapping.pp)
     drafter = at.draft_model
     own = None if drafter is None else next(_stages(drafter, replace(mapping, pp=1), residents))
     layers = [layer for layer, _ in layers_of(model)]

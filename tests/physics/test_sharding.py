@@ -228,6 +228,15 @@ def test_stages_hold_all_layers_and_the_long_ones_come_first():
     assert {sum(stage.layers) for stage in stages_of((0,) * 80, 1, 4)} == {20}
 
 
+@pytest.mark.parametrize(("longer", "most"), [("first", (15, 13)), ("before_last", (16, 16)), ("last", (16, 16))])
+def test_the_odd_layer_of_r1_is_one_of_three_dense_ones_only_where_the_first_stage_has_it(longer, most):
+    """61 layers, 3 dense, on four stages: 16 layers of experts in one, or 15 and, beside the dense ones, 13."""
+    stages = stages_of((0,) * 3 + (1,) * 58, 2, 4, longer)
+    assert max(stage.layers[1] for stage in stages) == most[0]
+    assert max(stage.layers[1] for stage in stages if sum(stage.layers) == 16) == most[1]
+    assert [stage.last for stage in stages if sum(stage.layers) == 16][-1] == (longer == "last")
+
+
 @pytest.mark.parametrize("tp", [1, 4, 8, 16])
 def test_cache_duplication(tp):
     """A sequence takes max(1, tp/n_kv) times its cache of all GPUs together."""

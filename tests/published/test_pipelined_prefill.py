@@ -30,7 +30,7 @@ def test_a_long_prompt_is_best_cut_into_the_chunks_that_were_best():
     level, shape = kimi_k2_5()
     assert min(shape.forecast) > 1.0
     assert CHUNKS[BEST_CHUNK] == min(CHUNKS.values())
-    assert max(map(abs, shape.misses)) < 0.06
+    assert max(map(abs, shape.misses)) < 0.08
     assert level.misses[0] == pytest.approx(-0.45, abs=0.03)  # a known miss: MI355X has no kernels of its own
 
 

@@ -240,7 +240,7 @@ def _busy_and_path(
     ``sum(t_i) + (p-1)*max(t_i)``.
     """
     model, pp, (before, full, final, _) = at.model, mapping.pp, parts
-    table, launch = stage_table(model, pp), launch_time(at, mapping)
+    table, launch = stage_table(at, pp), launch_time(at, mapping)
     kinds = range(len(model.kinds))
     summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
     one_full = [full.layers[i] + attention.full[i] for i in kinds]

@@ -40,18 +40,19 @@ class Stage(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]:
+def stages_of(layers: tuple[int, ...], kinds: int, pp: int, longer: str = "first") -> tuple[Stage, ...]:
     """List the distinct stages of an even split of ``layers`` (the kind of each layer), in pipeline order.
 
-    The first ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p), so the stage with the
-    head has the fewest. Stages that another one covers cannot be the slowest or
+    ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p): the first ones, the last ones, or those before the
+    last (``EngineSpec.longer_stages``). Stages that another one covers cannot be the slowest or
     the fullest and are left out. Source: physics page, section 3 (PP).
     """
     base, extra = divmod(len(layers), pp)
+    long = {"first": range(extra), "last": range(pp - extra, pp), "before_last": range(pp - 1 - extra, pp - 1)}[longer]
     found: list[Stage] = []
     start = 0
     for index in range(pp):
-        end = start + base + (index < extra)
+        end = start + base + (index in long)
         counts = tuple(layers[start:end].count(kind) for kind in range(kinds))
         found.append(Stage(counts, int(index == 0), int(index == pp - 1)))
         start = end
@@ -67,17 +68,20 @@ class StageTable(NamedTuple):
     last: tuple[Numeric, ...]  # (candidates,) [1]
 
 
-def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
+def stage_table(at: Setup, pp: Numeric) -> StageTable:
     """Candidate stages for pipeline degrees ``pp`` of any shape."""
-    degrees = np.asarray(pp)
-    return _stage_table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
+    degrees, model = np.asarray(pp), at.model
+    longer = "first" if at.overheads is None else at.overheads.longer_stages
+    return _stage_table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape, longer)
 
 
 @lru_cache(maxsize=256)
-def _stage_table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
+def _stage_table(
+    layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...], longer: str
+) -> StageTable:
     """Build the table of ``stage_table``; cached, as passes and memory of a grid need the same one."""
     values, inverse = np.unique(np.array(pp), return_inverse=True)
-    plans = [stages_of(layers, kinds, int(value)) for value in values]
+    plans = [stages_of(layers, kinds, int(value), longer) for value in values]
     depth = max(len(plan) for plan in plans)
     padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
     where = inverse.reshape(shape)
@@ -110,12 +114,12 @@ class LayerTimes(NamedTuple):
     sums: AnySums
 
 
-def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
+def slowest_stage(at: Setup, pp: Numeric, times: LayerTimes) -> Numeric:
     """Find the time of the slowest stage for one micro-batch, without host. [s]
 
     80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
     """
-    table = stage_table(model, pp)
+    table = stage_table(at, pp)
     of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
     stages: list[Numeric] = []
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):

@@ -169,7 +169,7 @@ def mixed_step_by_form(
     hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.has_decodes else 0.0
     host, found = host_time(at, mapping, decodes), []
     for times in _layers(at, mapping, load, context, chunk, forms):
-        stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
+        stage, whole = slowest_stage(at, pp, times), all_stages(at.model, times)
         # steps with prefill run outside CUDA graphs
         time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
         time = time + hop.time

@@ -147,7 +147,7 @@ def prefill_pass(
     times = layers(at)
     if own is not None:
         times = with_draft_model(times, own.model, layers(own))
-    stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
+    stage, whole = slowest_stage(at, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * new_each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)
     stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * pp)

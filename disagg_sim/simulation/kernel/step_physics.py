@@ -220,7 +220,7 @@ class StepPhysics:
 
     def _slowest(self, times: LayerTimes, at: Setup) -> Floats:
         """The slowest stage for one micro-batch, without host. [s]"""
-        return np.asarray(slowest_stage(at.model, self._mapping.pp, times))
+        return np.asarray(slowest_stage(at, self._mapping.pp, times))
 
     def _step(self, micro: Floats, stage: Numeric, whole: Numeric, decodes: Floats, *, graphs: bool) -> Numeric:
         """Host included. [s]"""
