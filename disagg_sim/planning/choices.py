@@ -261,21 +261,16 @@ def held_by_chunks(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
     """
     held, prompt = np.zeros((rows.size, batch.size)), grid.lengths.prompt_nodes()
     new, past = float(prompt.new[0]), float(prompt.past[0])
-    chunk = grid.mappings.chunk_tokens[rows]
-    count = new // np.maximum(chunk, 1)
-    some = np.flatnonzero((chunk > 0) & (count > 1))
-    if some.size:
-        mapping, number = grid.mappings[rows[some]].for_grid(), count[some][:, None]
-        size = chunk[some][:, None].astype(float)
-
-        def stage(before: Floats) -> Floats:
-            """Time of a chunk in the slowest stage, after so many tokens. [s]"""
-            done = prompt_pass(grid.setup, mapping, batch=batch, isl=before + size, past=before, chunk_tokens=size)
-            return np.asarray(done.busy)
-
-        rise = np.maximum(stage(past + (number - 1) * size) - stage(past + 0 * size), 0.0) / (number - 1)
+    chunks = grid.mappings.chunk_tokens[rows]
+    for chunk in np.unique(chunks[(chunks > 0) & (2 * chunks <= new)]).tolist():
+        some, number = np.flatnonzero(chunks == chunk), new // chunk
+        mapping = grid.mappings[rows[some]].for_grid()
+        first, last = (
+            prompt_pass(grid.setup, mapping, batch=batch, isl=end, past=end - chunk, chunk_tokens=float(chunk)).busy
+            for end in (past + chunk, past + number * chunk)
+        )
         least = np.minimum(number, mapping.pp)
-        held[some] = rise * (least - 1) * (number - least / 2)
+        held[some] = np.maximum(last - first, 0.0) / (number - 1) * (least - 1) * (number - least / 2)
     return held
 
 
