@@ -216,7 +216,7 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     if work.lengths.constant and not below:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
         later = ftl - grid.batch[:last] / grid.request_rate[None, rows, :last]
-        held = held_by_chunks(grid, np.array(rows), grid.batch[:last].astype(float))
+        held = chunk_stalls(grid, np.array(rows), grid.batch[:last].astype(float))
     else:
         held = np.zeros((len(rows), last))  # chunks of unlike prompts fill each other's passes, which makes up for it
         ftl, busy, load, later = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
@@ -248,7 +248,7 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     return found
 
 
-def held_by_chunks(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
+def chunk_stalls(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
     r"""Find how much longer a stage has prompts of one length, as a pipeline holds no more chunks than stages. [s]
 
     A chunk enters a pipeline of p stages when the p-th before it has left. So the last chunk of a prompt, which takes

@@ -5,7 +5,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.physics.passes.prompts import prompt_pass
-from disagg_sim.planning.choices import held_by_chunks
+from disagg_sim.planning.choices import chunk_stalls
 from disagg_sim.search.grid import prefill_grid
 
 PROMPTS = 40
@@ -38,6 +38,6 @@ def test_the_last_chunk_of_a_prompt_holds_up_those_after_it(stages, prompt, chun
     ]
     grid = prefill_grid(at, mapping, ds.lengths(prompt, 64), chunk_tokens=[chunk], batch=[1])
     row = int(np.flatnonzero(grid.mappings.chunk_tokens == (chunk if len(times) > 1 else 0))[0])
-    held = held_by_chunks(grid, np.array([row]), np.ones(1)).item()
+    held = chunk_stalls(grid, np.array([row]), np.ones(1)).item()
     assert sum(times) + held == pytest.approx(interval(stages, times), rel=0.015)
     assert (held > 0.01 * sum(times)) == (len(times) > 1)
