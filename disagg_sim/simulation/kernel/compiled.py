@@ -62,6 +62,7 @@ SOURCES = (
     "handover",
     "links",
     "lockstep",
+    "pipelines",
     "preemption",
     "queue",
     "ranks",
