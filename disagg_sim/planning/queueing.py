@@ -49,7 +49,7 @@ ROUNDING = 1e-9
 #: Values that are sorted rather than halved. [1]
 FEW = 256
 #: Values of which not all are sorted, how many of them say where others are, and share by which these may err. [1]
-MANY, LOOKED_AT, APART = 20_000, 1000, 0.03
+MANY_VALUES, LOOKED_AT, APART = 20_000, 1000, 0.03
 _NORMAL = NormalDist()
 
 
@@ -207,7 +207,7 @@ class Delay:
 
             return bisect_left(values, True, key=is_late)
 
-        while (size := calm.size + held.size) > MANY:
+        while (size := calm.size + held.size) > MANY_VALUES:
             one, two = calm.size // LOOKED_AT | 1, held.size // LOOKED_AT | 1  # odd, as values come in eights
             some = Delay(calm[::one], one * calm_share[::one], held[::two], two * held_share[::two], self.wait)
             values = np.sort(np.concatenate([some.calm, some.held]))

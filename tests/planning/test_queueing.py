@@ -52,7 +52,7 @@ def test_a_percentile_of_many_values_is_that_of_all_of_them_sorted(wait, digits,
     found = Delay(calm, shares[0], held, shares[1], wait)
     asked = (1e-4, 0.5, 0.9, 0.99, 1.0 - 1e-6)
     known = [found.at(share) for share in asked]
-    monkeypatch.setattr("disagg_sim.planning.queueing.MANY", 20)
+    monkeypatch.setattr("disagg_sim.planning.queueing.MANY_VALUES", 20)
     assert [found.at(share) for share in asked] == known
     for share, value in zip(asked, known, strict=True):
         for late in (1.0 - share + 1e-8, found.late(value), 1.0 - share - 1e-8):
