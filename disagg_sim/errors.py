@@ -107,13 +107,14 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     """Suggest the closest allowed name: ``, did you mean 'x'?``
 
     A name that goes on where ``name`` ends comes first, by a unit before all: ``b200`` is ``b200_sxm``, not ``gh200``,
-    ``rate`` is ``rate_per_s``, not ``rate_scale``. The result is to be put behind a message; empty where nothing is
-    close.
+    ``rate`` is ``rate_per_s``, not ``rate_scale``. Where nothing is close it is the longest that ``name`` begins with:
+    ``sec`` is ``s``. The result is to be put behind a message; empty where there is none.
     """
     names, text = list(allowed), str(name)[:LONGEST_SHOWN]
     longer = [each for each in names if each.startswith(f"{text}_")]
     longer = [each for each in longer if each.endswith(("_s", "_us"))] or longer
     close = difflib.get_close_matches(text, longer or names, n=1, cutoff=0.0 if longer else 0.6)
+    close = close or sorted((each for each in names if text.startswith(each)), key=len)[-1:]
     return f", did you mean {str(close[0])!r}?" if close else ""
 
 

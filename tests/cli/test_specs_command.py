@@ -38,7 +38,7 @@ def test_the_list_of_policies_has_every_option_with_its_default_and_its_meaning(
         assert [row.split()[0] for row in rows] == list(options_of(policy))
         assert all(options_of(policy)[row.split()[0]].meaning in row for row in rows)
     assert run_keys.startswith("run: ")
-    assert "\nprefix_cache_tokens  0 token" in run_keys
+    assert "\nsample_s      10 s" in run_keys
 
 
 MINE = """
