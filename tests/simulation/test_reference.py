@@ -390,6 +390,19 @@ def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_n
     assert any(turn.preemptions > 0 for turn in reference.turns)
 
 
+def test_what_a_cache_has_overwritten_stays_lost_when_it_gives_a_block_back():
+    """The second prompt gives way, and the cache of the third takes a block of it; then both begin in one step."""
+    rules = {"mode": Mode.PREFILL_FIRST, "keeps_preempted": True, "max_sequences": 2, "token_budget": 512}
+    specs = [
+        InstanceSpec(table=table(k, "formula"), blocks=blocks, admission=AdmissionRule.PROMPT_FITS, **rules)
+        for k, blocks in enumerate((11, 60))
+    ]
+    requests = [(ODD * 0.019, 64, 32), (ODD * 0.028, 87, 79), (ODD * 0.047, 48, 59)]
+    options = RunOptions(first_token="prefill", link=LinkSpec(bandwidth=3e9, latency_s=0.0, descriptor_s=0.0))
+    reference = compare(requests, [[Leg(0)], [Leg(0)], [Leg(1, 49), Leg(0)]], specs, options)
+    assert [turn.preemptions for turn in reference.turns] == [0, 1, 0, 1]
+
+
 def test_what_waits_begins_at_once_where_the_only_prompt_of_a_step_was_preempted():
     """It gave its sequence and its blocks away: a cache that has landed begins to decode, and nobody waits for ever."""
     rules = {"admission": AdmissionRule.FIRST_CHUNK, "watermark": 0.1}

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, AdmissionRule, FleetState, SegmentStatus
+from disagg_sim.simulation.kernel.layout import (
+    BLOCK_TOKENS,
+    COMING,
+    LANDED,
+    PROMPTS,
+    AdmissionRule,
+    FleetState,
+    SegmentStatus,
+)
 from disagg_sim.simulation.kernel.preemption import insert
 from disagg_sim.simulation.kernel.queue import (
     at_most,
@@ -40,14 +48,28 @@ def count(st: FleetState, i: int, s: int, sign: int) -> None:
 
 
 @inner
+def _forget_lost(st: FleetState, i: int) -> None:
+    """What was overwritten of preempted segments stays lost, although blocks that were just taken are free again."""
+    at, taken = st.inst[i].first[PROMPTS], st.inst[i].taken
+    while at >= 0:
+        seg = st.seg[at]
+        if seg.kept > 0 and seg.lost_from < taken:
+            seg.kept = max(seg.kept // BLOCK_TOKENS - (taken - seg.lost_from), 0) * BLOCK_TOKENS
+            seg.lost_from = taken
+        at = seg.next
+
+
+@inner
 def put_back(st: FleetState, i: int, s: int, keep: int) -> None:
     """Free the blocks of a segment that has just joined down to ``keep``: it takes them again with its first step."""
     inst, seg = st.inst[i], st.seg[s]
     over = seg.blocks - keep
-    inst.free_blocks += over
-    inst.taken -= over
     if st.world[0].shared != 0:
         add_free(st, i, memory_of(st, s), over, -1)
+    elif inst.keeps == 1 and over > 0:
+        _forget_lost(st, i)
+    inst.free_blocks += over
+    inst.taken -= over
     if inst.admission == OUTPUT_FITS:
         inst.promised += over
     seg.blocks = keep
