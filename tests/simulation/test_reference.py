@@ -350,7 +350,7 @@ def recurrent_setup():
 
 
 def test_prompts_are_taken_up_where_a_state_was_saved():
-    seen = hold(range(20, 40), most=1, at=recurrent_setup(), saves=48)
+    seen = hold(range(40), most=1, at=recurrent_setup(), saves=48)
     assert seen["remembered"] > 0
 
 

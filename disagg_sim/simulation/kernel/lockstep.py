@@ -56,7 +56,7 @@ from disagg_sim.simulation.kernel.times import (
     sheet_of,
 )
 
-WHOLE_PROMPT = int(AdmissionRule.PROMPT)
+WHOLE_PROMPT, FIRST_CHUNK = int(AdmissionRule.PROMPT), int(AdmissionRule.FIRST_CHUNK)
 CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
 
 
@@ -226,6 +226,28 @@ def was_preempted(st: FleetState, i: int) -> bool:
     return False
 
 
+@inner
+def may_fit_later(st: FleetState, i: int) -> bool:
+    """Whether a prompt that waits for blocks may begin in a run of decode steps, with less free than now.
+
+    Its first chunk needs fewer when blocks in which its start is cached are taken, or when a step leaves it less time.
+    """
+    inst = st.inst[i]
+    if inst.admission != FIRST_CHUNK or inst.mode not in (CHUNKED, SLO_AWARE):
+        return False
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        s = rank.first[PROMPTS]
+        budget = rank.token_budget - rank.running_requests
+        if s < 0 or budget <= 0 or not may_admit(st, row, s):
+            continue
+        shortens = inst.mode == SLO_AWARE
+        fits = blocks_to_begin(st, row, s, 1 if shortens else budget, (0, 0)) >= 0
+        if fits and (shortens or to_find(st, row, s)[0] > 0):
+            return True
+    return False
+
+
 @inlined
 def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
@@ -251,7 +273,7 @@ def form(st: FleetState, i: int, now: float) -> None:
                 begin_one(st, i, now, MIXED, run_time(st, i, 1))
                 return
             alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0 or entry > now
-            steps = 1 if alone else decode_steps_left(st, i)
+            steps = 1 if alone or may_fit_later(st, i) else decode_steps_left(st, i)
             if held > 0:
                 steps = min(steps, held)
             inst.run_steps = steps
