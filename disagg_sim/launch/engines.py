@@ -24,6 +24,8 @@ ENCODER_TRANSFER = "zmq_to_scheduler"
 #: Most tokens of a rank in a decode step with DeepEP: unless told (sglang pull request 28985), and at all (SGLang
 #: 0.5.21). [token]
 DISPATCHED, MOST_DISPATCHED = 128, 1024
+#: Tokens of the largest page of a cache (CUTLASS MLA), of which SGLang's chunks must be whole numbers. [token]
+PAGE = 128
 #: Entries of NVSHMEM's queues by default; DeepEP needs two a token, and two more. [1]
 QUEUE_DEPTH = 1024
 #: Kernel of experts in MXFP4 that vLLM on Hopper has to be told to take, as the efficiency files name it.
@@ -150,8 +152,10 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     graphs = _graphs(workers)  # by default up to 8 to 512 requests, by memory and TP
     flags |= _given("--cuda-graph-max-bs-decode", graphs and graphs // (1 + drafts_of(workers)))
     if workers.tokens is not None:
-        prompts = workers.tokens - (workers.sequences or 0) * (workers.role == "colocated")
-        flags |= {"--chunked-prefill-size": max(prompts, 1) * ranks, "--max-prefill-tokens": max(prompts, 1)}
+        prompts = max(workers.tokens - (workers.sequences or 0) * (workers.role == "colocated"), 1)
+        page = PAGE if workers.role == "prefill" else 1
+        prompts = -(-prompts // page) * page
+        flags |= {"--chunked-prefill-size": prompts * ranks, "--max-prefill-tokens": prompts}
         if workers.role == "colocated" and not drafts_of(workers):
             flags["--enable-mixed-chunk"] = True
     flags |= hold_settings("sglang", workers.hold_steps)

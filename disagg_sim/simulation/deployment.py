@@ -95,10 +95,11 @@ def stage_tokens(mapping: Sharding, batch: int, budget: int) -> int:
     >>> stage_tokens(Sharding(), 8, 8000), stage_tokens(Sharding(pp=4), 8, 8000), stage_tokens(Sharding(pp=4), 2, 2000)
     (8000, 2000, 1000)
     """
+    ranks = int(mapping.dp_attn)
+    own = -(-batch // ranks)
     if mapping.chunk_tokens:
-        return batch * int(mapping.chunk_tokens)
-    own = -(-batch // int(mapping.dp_attn))
-    return -(-budget * -(-own // min(int(mapping.pp), own)) // own)
+        return ranks * own * int(mapping.chunk_tokens)
+    return ranks * -(-budget * -(-own // min(int(mapping.pp), own)) // batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Chunks of prompts in a pipeline that holds no more of them than it has stages."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,28 @@ def test_the_last_chunk_of_a_prompt_holds_up_those_after_it(stages, prompt, chun
     held = chunk_stalls(grid, np.array([row]), np.ones(1)).item()
     assert sum(times) + held == pytest.approx(interval(stages, times), rel=0.015)
     assert (held > 0.01 * sum(times)) == (len(times) > 1)
+
+
+@pytest.mark.parametrize(("stages", "prompt", "chunk"), [(4, 16383, 8192), (8, 32000, 8192), (4, 8000, 4096)])
+def test_chunks_that_go_on_with_the_next_prompt_hold_up_as_much(stages, prompt, chunk):
+    """Packed chunks of a full queue: a prompt that lacks a few tokens of whole chunks is no faster."""
+    at, mapping = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.Sharding(pp=stages)
+
+    def busy(past):
+        return float(prompt_pass(at, mapping, batch=1, isl=past + chunk, past=past, chunk_tokens=chunk).busy)
+
+    of_pair = (busy(7 * chunk) - busy(0)) / (7 * chunk**2)  # a chunk takes longer by the keys that its queries meet
+    free, leaves = 0.0, [0.0] * stages
+    for start in range(0, 100 * prompt, chunk):
+        cuts = sorted({start, start + chunk, *range(-(-start // prompt) * prompt, start + chunk, prompt)})
+        pairs = sum((b - a) * (a % prompt + (b - a) / 2) for a, b in pairwise(cuts))
+        time = busy(0) + of_pair * (pairs - chunk**2 / 2)
+        begin = max(free, leaves[-stages])
+        free = begin + time
+        leaves.append(max(begin + stages * time, leaves[-1] + time))
+    half = len(leaves) // 2
+    of_prompt = (leaves[-1] - leaves[half]) / (len(leaves) - 1 - half) / chunk * prompt
+    grid = prefill_grid(at, mapping, ds.lengths(prompt, 64), chunk_tokens=[chunk], batch=[1])
+    row = int(np.flatnonzero(grid.mappings.chunk_tokens == chunk)[0])
+    held = chunk_stalls(grid, np.array([row]), np.ones(1)).item()
+    assert 1.0 / float(grid.request_rate[row, 0]) + held == pytest.approx(of_prompt, rel=0.015)
