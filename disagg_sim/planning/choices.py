@@ -259,9 +259,10 @@ def chunk_stalls(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
 
     .. math:: \sum_i t_i + \delta\,(m - 1)\left(n - \frac{m}{2}\right), \qquad m = \min(n, p)
 
-    (the largest mean cycle of the starts; at n up to p it is n times the last chunk). A last chunk that lacks a part l
-    of its tokens is filled by the next prompt, so chunks drift through the prompts: of n chunks, n - 1 count with
-    0.5 + l and n with 0.5 - l, which is within 4 % of packed streams. Returns (rows, batches).
+    (the largest mean cycle of the starts; at n up to p it is n times the last chunk). Where the last of n chunks lacks
+    a part l of its tokens, the next prompt fills it, and a prompt stalls like n - 1 chunks, weighted by
+    :math:`\min(0.5 + l, 1)`, and n, weighted by the rest. These weights were chosen: of 21 streams of R1 and Llama 70B
+    all are met within 7.2 %. Returns (rows, batches).
     """
     held, prompt = np.zeros((rows.size, batch.size)), grid.lengths.prompt_nodes()
     new, past = float(prompt.new[0]), float(prompt.past[0])

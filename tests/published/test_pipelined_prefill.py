@@ -27,6 +27,7 @@ def test_gains_of_pipelines_over_tensor_parallelism():
 
 
 def test_a_long_prompt_is_best_cut_into_the_chunks_that_were_best():
+    """The smallest chunks are 7 % off (6 with the longer stages first), the others at most 3 %."""
     level, shape = kimi_k2_5()
     assert min(shape.forecast) > 1.0
     assert CHUNKS[BEST_CHUNK] == min(CHUNKS.values())
