@@ -121,6 +121,7 @@ class EngineMemory:
 
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Steps = Annotated[int, Range(0, 10**6)]
+_Ahead = Annotated[int, Range(0, 1)]
 _Stretch = Annotated[float, Range(1.0, 10.0)]
 _Share = Annotated[float, Range(1e-6, 1.0)]
 
@@ -185,6 +186,7 @@ class EngineSpec(Shown):
     #: Between ranks that share prompts.
     pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = ContextExchange().prefill
     longer_stages: Annotated[str, OneOf(LONGER_STAGES)] = LONGER_STAGES[0]  # that have the odd layers
+    steps_ahead: _Ahead = 0  # that the scheduler forms before the one under way has ended; forecasts count them [1]
     exchange_wait: _Time = 0.0  # of a layer in decode, until ranks of attention DP that cut experts over them meet [s]
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     vendors: tuple[str, ...] = ()  # whose systems it runs on, and on no others; () = not limited to some
