@@ -37,7 +37,7 @@ SIMPLER = 1.10
 TOLD_LESS = 5e-4
 #: Times over each other less 1 up to which those of two systems that share kernels are one forecast (chosen). [1]
 ALIKE = 0.01
-UNKNOWN, MORE_UNKNOWN = "nobody is known to have run it", "more of its layouts were never run"
+UNKNOWN, MORE_UNKNOWN = "no run confirms its layouts", "no run confirms more of its layouts"
 #: Prices of GPUs: those of the market.
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ NO_PRICES: Mapping[str, float] = MappingProxyType({})
 class Standing(NamedTuple):
     """What puts designs of nearly one cost in order; the smaller comes first."""
 
-    unknown: int  # pools of which no run of a layout of their kind and size is known [1]
+    unknown: int  # pools whose layouts no run of their kind and size confirms [1]
     hosts: int  # of an instance, in doublings, added over its pools: 0 = one host or a part of one, 1 = two ... [1]
     cost: float  # in the unit of the objective, or GPUs
     price: float  # of its GPUs, where GPUs alone make its cost; inf = not known, 0 of a pool [USD/h]
@@ -93,7 +93,7 @@ def _price(pool: PlannedPool, prices: Mapping[str, float]) -> float:
 
 
 def is_unknown(pool: PlannedPool) -> bool:
-    """Whether no run of such a layout is known: of no split one; encoders have one layout, which tells none apart."""
+    """Whether no run confirms such a layout: of no split one; encoders have one layout, which tells none apart."""
     return pool.role != "encode" and _never_served(pool.setup, pool.mapping, pool.role == "prefill")
 
 
@@ -129,7 +129,7 @@ def standing(
 
 
 def was_run(design: Design) -> bool:
-    """Tell whether runs of the kinds and sizes of all layouts of a design are known."""
+    """Tell whether runs of their kinds and sizes confirm all layouts of a design."""
     return not any(map(is_unknown, design.pools))
 
 
@@ -217,7 +217,7 @@ def passed_over(best: Design, other: Design, prices: Mapping[str, float] = NO_PR
     """Write the first thing in the order of designs by which another one is behind the best, and what speaks for it."""
     why, alike = _behind(best, other, prices), _of_one_forecast(best, other)
     why = alike if alike and why == "slower" else "; ".join(filter(None, (why, alike)))
-    return f"{why}; all its layouts were run" if was_run(other) and not was_run(best) else why
+    return f"{why}; runs confirm all its layouts" if was_run(other) and not was_run(best) else why
 
 
 def _of_one_forecast(best: Design, other: Design) -> str:

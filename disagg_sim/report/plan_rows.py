@@ -151,7 +151,7 @@ def _why_first(plan: Plan, best: Design) -> str:
         return "one pool, and no caches to move"
     other = best if plan.other is None else plan.other
     if plan.gain < 1.0 + SAME and was_run(best) and not was_run(other):
-        return "layouts of the other were never run"
+        return "no run confirms the layouts of the other"
     if plan.gain < 1.0 + SAME and other.pools[-1].mapping.dp_attn == 1:
         return "the best co-located design is on another system"
     if plan.gain < 1.0 + SAME:

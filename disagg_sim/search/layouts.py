@@ -27,6 +27,8 @@ from disagg_sim.physics.setup import Setup
 
 #: Shipped files of the kinds that were run: those whose forecasts were compared with served runs, and prefill pools.
 CHECKED, CHECKED_PREFILL = "measured", "prefill"
+#: Error of its forecasts above which the runs of a kind confirm none: more than two times too fast (chosen). [1]
+FAR_OFF = 1.0
 #: Format of weights with a scale for each block, which a cut must leave whole.
 BLOCK_FORMAT = "fp8_block"
 
@@ -34,7 +36,7 @@ BLOCK_FORMAT = "fp8_block"
 class Layouts(StrEnum):
     """Which mappings a search takes."""
 
-    SERVED = "served"  # of a kind that was run, no larger than these runs
+    SERVED = "served"  # of a kind that was run and not forecast ``FAR_OFF``, no larger than these runs
     SUPPORTED = "supported"  # that some engine of today can start, on whole hosts and domains (``unsupported``)
     LAUNCHABLE = "launchable"  # that some engine of today can start
     ALL = "all"
@@ -98,7 +100,7 @@ def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> Chec
 
 
 def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
-    """Tell why no run of the kind and size of each mapping, (rows,), is known; ``""`` where one is, however forecast.
+    """Tell why no run confirms the forecast of each mapping, (rows,); ``""`` where one of its kind and size does.
 
     >>> from disagg_sim.physics.setup import setup
     >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Sharding(pp=4)).tolist()
@@ -107,13 +109,18 @@ def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDAr
     said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
     family, systems, known = family_of(at.model), class_of(at.system), _known_kinds(prefill=prefill)
     kinds = [known.get((family, systems, str(layout))) for layout in said]
-    most = np.array([kind.most_gpus if kind else 0 for kind in kinds])[place]
-    words = [
-        f"{text} served up to {kind.most_gpus} GPUs" if kind else f"{text} never served"
-        for text, kind in zip(said, kinds, strict=True)
-    ]
+    most = np.array([kind.most_gpus if kind and (kind.error or 0.0) <= FAR_OFF else 0 for kind in kinds])[place]
+    words = [_reason(text, kind) for text, kind in zip(said, kinds, strict=True)]
     within = np.atleast_1d(np.asarray(mapping.gpus)) <= most
     return np.asarray(np.where(within, "", np.array(words, dtype=object)[place]), dtype=object)
+
+
+def _reason(layout: str, kind: CheckedKind | None) -> str:
+    if kind is None:
+        return f"{layout} never served"
+    if kind.error is not None and kind.error > FAR_OFF:
+        return f"{layout} served, a quarter of its {kind.points} points more than {kind.error:.0%} off their forecast"
+    return f"{layout} served up to {kind.most_gpus} GPUs"
 
 
 def unsupported(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
