@@ -14,6 +14,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from disagg_sim.facts.load import load_model
+from disagg_sim.physics.blocks import layers_of
 from lab.calibration.names import recipe_of
 from lab.calibration.served.cells import count, instance, text, value, version_in, yes
 from lab.calibration.served.masks import of_image
@@ -47,7 +49,8 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
             cold=value(line, "f_num_warmups_per_conc") == 0,
             waves=float(count(line, "f_prompts_per_concurrency") or row.waves),
         )
-    return _as_launched(row, line, further) if _known(line) else row
+    told = _as_launched(row, line, further) if _known(line) else row
+    return told if _starts(told) else row
 
 
 def _steps_between(row: ServingRow, line: Any, further: Any) -> int:
@@ -59,13 +62,20 @@ def _steps_between(row: ServingRow, line: Any, further: Any) -> int:
 
 
 def _known(line: Any) -> bool:
-    """Whether a row ran with these flags and no others: by its commit, by its image, or by its stored recipe."""
-    if text(line, "match") != BY_DATE:
-        return text(line, "match") == EXACT
-    if text(line, "kind") == SCRIPT:
-        return yes(line, "image_match") and count(line, "n_flag_sets") == 1
+    """Whether a row ran with these flags and no others: by its commit, by its image, or by its recipe."""
+    if text(line, "match") == EXACT:
+        return True
+    if text(line, "match") != BY_DATE or count(line, "n_flag_sets") != 1:
+        return False
     agrees, _, asked = text(line, "layout_agrees").partition("/")
-    return bool(text(line, "recipe_commit")) and agrees == asked
+    return yes(line, "image_match") if text(line, "kind") == SCRIPT else bool(agrees) and agrees == asked
+
+
+def _starts(row: ServingRow) -> bool:
+    """Whether the heads of the model divide over the TP groups of all workers."""
+    groups = [each.mapping.tp_attn for each in (row.workers, row.prefill) if each]
+    layers = layers_of(load_model(row.model)) if row.model else ()
+    return not any(layer.attention.rejects(each) for layer, _ in layers for each in groups)
 
 
 def _as_launched(row: ServingRow, line: Any, further: Any) -> ServingRow:

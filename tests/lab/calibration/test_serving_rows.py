@@ -131,17 +131,21 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, line, reas
     assert repr(replace(row, reason="")) == repr(plain)  # NaN equals nothing
 
 
-def test_seven_published_rows_state_another_layout_than_was_launched():
-    """One of decode, six of prefill; joins by date, of which 21 would give TP24 to 128 heads, change none."""
+def test_published_rows_that_state_another_layout_than_was_launched():
+    """One of decode, six of prefill by their commits; both of nine more by the scripts of December 2025, which ran TP4
+    where the rows state attention DP. 21 rows whose script would give TP24 to 128 heads stay as stated.
+    """
     file, flags = shared_file("measured/inferencex_dsr1_runs.csv"), shared_file("measured_3/recipes/joined.csv")
     pairs = list(zip(read_files([file, flags])[0], read_files([file])[0], strict=True))
 
     def ranks(workers: WorkerGroup | None) -> int:
         return workers.mapping.dp_attn if workers else 0
 
-    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1
-    assert sum(ranks(one.prefill) != ranks(other.prefill) for one, other in pairs) == 6
-    assert all(one.workers is None or one.workers.mapping.tp_attn <= 16 for one, _ in pairs)
+    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1 + 9
+    assert sum(ranks(one.prefill) != ranks(other.prefill) for one, other in pairs) == 6 + 9
+    unsure = [(one, other) for one, other in pairs if ranks(one.workers) == 24 and one.gpus == 72 and not one.version]
+    assert len(unsure) == 21
+    assert all(repr(one.workers) == repr(other.workers) for one, other in unsure)
 
 
 def test_what_the_source_suspects_is_not_judged(tmp_path):
@@ -396,14 +400,23 @@ LAUNCHES = [
         (newer(4, 4, 16), SCRIPTED | doubt, {"dp": 1}, DOUBTED)
         for doubt in ({"image_match": False}, {"n_flag_sets": 2.0}, {"match": "layout only"})
     ),
-    # a stored recipe with the workers of the row says their ranks; one of a generator that is not stored does not
+    # the only recipe of the day with the workers of the row says their ranks
     *(
         (
-            *(TWO_SIDES, STORED | {"recipe_commit": commit, "layout_agrees": agrees}, {"dp": 0}),
+            *(TWO_SIDES, STORED | doubt, {"dp": 0}),
             {"prefill.mapping.dp_attn": prefill, "workers.mapping.dp_attn": decode, "workers.mapping.ep": 16}
             | {"prefill.gpus": 4, "workers.gpus": 16},
         )
-        for commit, agrees, prefill, decode in [("8294e64", "4/4", 4, 16), ("8294e64", "3/4", 1, 1), ("", "4/4", 1, 1)]
+        for doubt, prefill, decode in [
+            *(({"layout_agrees": "4/4"}, 4, 16), ({"layout_agrees": "3/4"}, 1, 1), ({}, 1, 1)),
+            ({"layout_agrees": "4/4", "n_flag_sets": 2.0}, 1, 1),
+        ]
+    ),
+    # 128 heads do not divide over 24 GPUs: nothing of such a launch counts
+    (
+        *(R1 | {"decode_workers": 1}, LAUNCHED | {"f_decode_tp": 24, "f_decode_ep": 24}, {}),
+        {"workers.mapping": Sharding(dp_attn=24, ep=24, redundant_slots=8), "prefill.mapping.dp_attn": 1}
+        | {"chunk_tokens": 0},
     ),
 ]
 
