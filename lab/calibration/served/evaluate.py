@@ -78,25 +78,31 @@ def pool_of(workers: Iterable[WorkerGroup]) -> WorkerPool:
     return WorkerPool(columns, np.array([float(w.count) for w in rows]))
 
 
-def expert_kernel_of(row: ServingRow) -> str:
-    """Kernel of experts that the engine's version names; "" where it names none, or experts are cut over 8 and more."""
-    other = names()["expert_kernels_of"].get(f"{row.engine} {row.version}")
-    if other is None or row.workers is None or not load_model(row.model).is_moe:
-        return ""
-    return "" if np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8) else load_engine(other).expert_kernel
+def of_version(row: ServingRow) -> dict[str, Any]:
+    """What a row's version has other than its engine today: the kernel of experts, unless they are cut over 8 and more,
+    and the steps formed ahead where its launch does not state them.
+    """
+    found: dict[str, Any] = {"steps_ahead": 0} if row.overlap == "off" else {}
+    other = names()["versions_of"].get(f"{row.engine} {row.version}")
+    if other is None:
+        return found
+    if not row.overlap:
+        found["steps_ahead"] = load_engine(other).steps_ahead
+    if row.workers is None or not load_model(row.model).is_moe or np.any(np.asarray(row.workers.mapping.tp_ffn) >= 8):
+        return found
+    return found | {"expert_kernel": load_engine(other).expert_kernel}
 
 
 def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
-    """The profile of a row's engine, with the experts of its version and the token budget that its source states."""
-    engine = engines.get(row.engine) or load_engine(row.engine)
-    if kernel := expert_kernel_of(row):
-        engine = replace(engine, expert_kernel=kernel)
+    """The profile of a row's engine, as its version has it, with the token budget that its source states."""
+    engine = replace(engines.get(row.engine) or load_engine(row.engine), **of_version(row))
     return replace(engine, chunk_tokens=row.chunk_tokens) if row.chunk_tokens else engine
 
 
 def setup_key(row: ServingRow) -> tuple[Any, ...]:
     """What rows share that have one ``served_model``."""
-    return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
+    version = tuple(of_version(row).items())
+    return row.model, row.system, row.recipe, row.engine, version, row.chunk_tokens, row.random_tokens
 
 
 def served_model(row: ServingRow, engines: dict[str, EngineSpec] | None = None) -> ServedModel:

@@ -2,10 +2,10 @@
 
 A table of launch flags has a line for each measured row (``row_id``): how sure the join is (``match``), and the flags
 of its launch script or recipe (``f_...``). Lines with the match ``exact`` count: one commit, one point of its search
-space, one set of flags. So do joins ``by date`` to the one set of flags of their day: those to scripts unless the row
-states another image, and those to a recipe, or to the script that the config of the day names, that has the row's
-workers and GPUs. None counts whose heads do not divide: 21 rows of SGLang on GB200 (December 2025) would get TP24,
-their rows state attention DP. A row takes layout, format of the KV cache, token budget of a step, and image.
+space, one set of flags. Of joins ``by date`` those count whose image is the one that the row states (scripts), and
+those to a stored recipe that has the row's workers and GPUs. Others do not: 21 rows of SGLang on GB200 (December 2025)
+would get TP24, which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step,
+and image.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from lab.calibration.served.rows import MULTIPLIED, Measurement, ServingRow, Wor
 
 #: Columns that tell a table of launch flags.
 MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
-#: Columns that only the long table of launch flags has: ranks of vLLM, copies of experts in prefill, the front end, and
-#: how decode exchanges tokens with experts.
+#: Columns that only the long table of launch flags has: ranks of vLLM, copies of experts in prefill, the front end, how
+#: decode exchanges tokens with experts, and whether steps with decodes are formed ahead.
 FURTHER = ["row_id", "dp", "prefill_eplb_slots", "frontend_type", "decode_moe_a2a"]
+FURTHER += ["overlap_scheduler", "decode_overlap_scheduler"]
 #: The match that counts; for how often a scheduler polls or sends, also the only set of flags of its day.
 EXACT, BY_DATE, SCRIPT = "exact", "by date", "script"
 #: Engines whose decode workers behind Dynamo give the first token half of the steps late that lie between two sends:
@@ -48,6 +49,7 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
             gather_steps=count(line, "f_batch_wait_timeout_iters"),
             cold=value(line, "f_num_warmups_per_conc") == 0,
             waves=float(count(line, "f_prompts_per_concurrency") or row.waves),
+            overlap=_overlap(line, further),
         )
     told = _as_launched(row, line, further) if _known(line) else row
     return told if _starts(told) else row
@@ -61,16 +63,20 @@ def _steps_between(row: ServingRow, line: Any, further: Any) -> int:
     return count(line, "f_decode_stream_interval") if late else 1
 
 
+def _overlap(line: Any, further: Any) -> str:
+    """Whether steps with decodes are formed ahead; "" where the launch leaves that to the engine."""
+    said = text(further, ("decode_" if text(line, "kind") == "recipe" else "") + "overlap_scheduler")
+    return said if said in ("on", "off") else ""
+
+
 def _known(line: Any) -> bool:
-    """Whether a row ran with these flags and no others: by its commit, or as the only ones of its day."""
+    """Whether a row ran with these flags and no others: by its commit, by its image, or by its recipe."""
     if text(line, "match") == EXACT:
         return True
     if text(line, "match") != BY_DATE or count(line, "n_flag_sets") != 1:
         return False
     agrees, _, asked = text(line, "layout_agrees").partition("/")
-    if text(line, "kind") == SCRIPT:
-        return text(line, "image_match").lower() != "false"
-    return bool(agrees) and agrees == asked
+    return yes(line, "image_match") if text(line, "kind") == SCRIPT else bool(agrees) and agrees == asked
 
 
 def _starts(row: ServingRow) -> bool:

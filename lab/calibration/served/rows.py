@@ -82,6 +82,7 @@ class ServingRow:
     poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
     gather_steps: int = 0  # decode steps that a prompt waits for others to come with it; 0 = none [1]
     slots: int = 0  # of a decode rank of split workers, where the launch says so; 0 = as the load tells [request]
+    overlap: str = ""  # whether it was launched to form steps ahead, "on" or "off"; "" = by its version
     cold: bool = False  # nothing was sent before: its first requests hold what a server does once
     speculative: bool = False
     drafts: int = 1  # of a step, where it is; 1 where the source states none [token]

@@ -35,7 +35,7 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace
-from lab.calibration.served.evaluate import expert_kernel_of, predict, served_model, setup_key
+from lab.calibration.served.evaluate import engine_of, predict, served_model, setup_key
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, looked_late, slots_for_load
 
@@ -79,8 +79,9 @@ class Answer:
 
 def key_of(row: ServingRow) -> str:
     """What a played run depends on: an operating point, and the engine with its token budget and what it waits for."""
-    engine = f"{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.poll_steps}|{row.gather_steps}|{row.slots}"
-    return f"{row.point}|{engine}|{row.waves:g}|{row.spread:g}"
+    of = engine_of(row, {})
+    engine = f"{row.engine}|{of.expert_kernel}|{of.steps_ahead}|{row.chunk_tokens}"
+    return f"{row.point}|{engine}|{row.poll_steps}|{row.gather_steps}|{row.slots}|{row.waves:g}|{row.spread:g}"
 
 
 def tasks_of(rows: Sequence[ServingRow]) -> list[tuple[ServingRow, ...]]:

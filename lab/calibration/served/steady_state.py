@@ -13,10 +13,12 @@ of it, all but those of its own prompt and its wait, falls between its tokens:
           T_d(B) + \frac{t}{OSL-1},\quad x = \frac{(OSL-1)\,TPOT}{TTFT + (OSL-1)\,TPOT}
 
 x is found by bisection. A request waits for half of the step under way when it comes, :math:`E[T^2]/(2 E[T])`, the
-time-average: steps with prefill are the longer ones. Its own step is shared with those that came meanwhile: in mixed
+time-average: steps with prefill are the longer ones; where steps are formed ahead, for the next one, too, of mean
+length, as it holds what came during the step before. Its own step is shared with those that came meanwhile: in mixed
 steps those that ended with one step, :math:`T = T_d + k t` with k a Poisson number of mean d; between decode steps all
 that came during the pass under way, :math:`\theta = (1-\rho)\,T_d + \rho\,P(1 + \lambda\theta)`, P the time of a pass.
-Prefill workers likewise, with :math:`T_d = 0`; how long a queue a loop of n can have: ``_seen``.
+Prefill workers likewise, with :math:`T_d = 0` and no step formed ahead, as none is before a prompt is there; how long
+a queue a loop of n can have: ``_seen``.
 
 Not in it: after a long and constant host time prompts that ended together come together again, and where prefill takes
 over half of the time, steps swing (simulated 1.1 to 2.2 times this TTFT, with 23 ms and 1 s). Lengths that spread by
@@ -296,8 +298,8 @@ def _loop(
         under_way = mean + (often * (1.0 - often) * (loaded - plain) ** 2 + within) / mean
         shared = each * (np.minimum(1.0 + come, room) - of_rank)
     else:
-        more, first = (full - lone) / np.maximum(fit - 1.0, 1.0), np.where(waits > 1, every, lone)
-        seen, come = _seen(used, others), due * lengths.gaps / steps
+        mean, first = (plain + due / most * loaded) / (1.0 + due / most), np.where(waits > 1, every, lone)
+        more, seen, come = (full - lone) / np.maximum(fit - 1.0, 1.0), _seen(used, others), due * lengths.gaps / steps
         alone, idle = (1.0 - seen) * plain + seen * first, np.maximum(1.0 - seen * come * more, LEAST_DUE)
         under_way = np.minimum(alone / idle, alone + seen * (full - first))
         shared = pieces * (lone + more * (np.minimum(1.0 + come * under_way, fit) - 1.0)) - own
@@ -306,8 +308,8 @@ def _loop(
     filled = _seen(np.minimum(due / fit if mixes else passes / steps, 1.0), others)
     queue = filled ** (fit + 1.0) * own / (2 * fit * np.maximum(1 - filled, LEAST_DUE))
     waited = waited + np.minimum(queue, others * own)
-    looked = under_way / 2 + looked_late(run, plain + due / most * loaded, due)
-    residual = np.where(others > 0, looked, 0.0)
+    looked = looked_late(run, plain + due / most * loaded, due)
+    residual = np.where(others > 0, under_way / 2 + engine.steps_ahead * mean + looked, 0.0)
     met = np.maximum(passes - own - shared - waited - used * (engine.request_host + residual), 0.0)  # of others
     tpot = token_time(plain, met, lengths.gaps, loaded if mixes else None)
     gathering = np.where(dp > 1, np.minimum((waits - 1) / (2 * due), engine.held_at_most) * tpot, 0.0)
@@ -451,7 +453,8 @@ def disaggregated(
             first = np.maximum(first, timed(np.clip(concurrency / prefill.count, 1.0, dp))[0])
         start = _bunching(pattern, np.maximum(concurrency / most - first, 0.0), 0.0, drains=False)
         left = rest / np.maximum(often, LEAST_DUE)  # of the pass under way [s]
-        return step, rate, engine.request_host + left + first + transfer + step / 2 + looked_late(run, step) + start
+        begun = (0.5 + engine.steps_ahead) * step + looked_late(run, step)
+        return step, rate, engine.request_host + left + first + transfer + begun + start
 
     ranks = decode.mapping.dp_attn * decode.count
     slots = ranks * (run.slots or slots_for_load(concurrency / ranks))

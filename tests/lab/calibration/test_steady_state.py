@@ -131,6 +131,22 @@ def test_decode_workers_that_send_seldom_give_the_first_token_half_of_the_steps_
     assert seldom.request_rate * seldom.latency(shape) == pytest.approx(8, rel=1e-3)
 
 
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("count", [1.0, 16.0])
+def test_steps_formed_ahead_make_prompts_wait_for_one_more(mixes, count):
+    """None where nobody else is served; prompts are few and short."""
+    runs = (run_of(mixed_steps=mixes, steps_ahead=steps) for steps in (0, 1))
+    now, ahead = (colocated(run, tensor_parallel(ONE), lengths(64, 2000), count * ONE) for run in runs)
+    assert ahead.ttft - now.ttft == pytest.approx((count > 1) * now.tpot, rel=0.05)
+    assert ahead.tpot == pytest.approx(now.tpot, rel=1e-3)
+
+
+def test_decode_workers_that_form_steps_ahead_begin_one_later():
+    pools = WorkerPool(tensor_parallel(ONE), 4 * ONE), WorkerPool(tensor_parallel(ONE), ONE)
+    now, ahead = (disaggregated(run_of(steps_ahead=n), *pools, lengths(2000, 500), 8 * ONE) for n in (0, 1))
+    assert ahead.ttft - now.ttft == pytest.approx(now.tpot, rel=0.02)
+
+
 def test_a_static_batch_is_its_prefill_and_its_steps():
     shape, one = lengths(128, 100), tensor_parallel(ONE)
     state = static_batch(RUN, one, shape, 16 * ONE)
