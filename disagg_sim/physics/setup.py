@@ -105,6 +105,10 @@ class Setup(Shown):
         """The draft model on the same GPUs; None without one: no speculation, or draft layers behind the model's."""
         return None if self.speculation is None or self.speculation.drafter is None else _in_prefill(self)
 
+    def steps_ahead(self, mapping: Sharding) -> int:
+        """Steps that an instance forms before the one under way has ended; in a pipeline others are under way. [1]"""
+        return 0 if self.overheads is None or mapping.pp > 1 else self.overheads.steps_ahead
+
     def drafts(self, mapping: Sharding) -> Numeric:
         """Draft tokens of a step: those of the mapping, the number 0 where none has any. [token]"""
         drafts = mapping.draft_tokens

@@ -318,12 +318,13 @@ class OwnTimes(NamedTuple):
         sender, receiver = first.choice, taker.choice
         if not (isinstance(sender, PrefillChoice) and isinstance(receiver, DecodeChoice) and sender.link is not None):
             return 0.0 * self.step, 0.0 * self.step, 0.0
-        time, alone = transfer_between(sender, receiver), float(hand_over(0.0, 1.0))
+        time, ahead = transfer_between(sender, receiver), receiver.at.steps_ahead(receiver.mapping)
+        alone = float(hand_over(0.0, 1.0, ahead))
         step = sender.hand_over / alone
         if step < time:
-            step = (sender.hand_over - time) / float(hand_over(2.0, 1.0) - 2.0)
+            step = (sender.hand_over - time) / float(hand_over(2.0, 1.0, ahead) - 2.0)
         steps = alone * step * self.step
-        more = hand_over(time * self.transfer, step * self.step) - steps
+        more = hand_over(time * self.transfer, step * self.step, ahead) - steps
         return steps, np.maximum(more, 0.0), sender.hand_over
 
 

@@ -62,17 +62,17 @@ def transfer_between(sender: PrefillChoice, taker: DecodeChoice) -> float:
     return wire.latency_s + posted + max(1.0 / sender.link_rate, 1.0 / taker.link_rate)
 
 
-def hand_over(transfer: Numeric, step: Numeric) -> Numeric:
+def hand_over(transfer: Numeric, step: Numeric, ahead: int = 0) -> Numeric:
     """Time from the end of prefill to the first token, by the times of a transfer and of a step. [s]
 
     The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
     in it half a step until room is reserved; the transfer and what is then left of a step: all of one step, or half a
-    step more than a longer transfer; and a step.
+    step more than a longer transfer; and a step, after as many as are formed ``ahead``.
 
-    >>> float(hand_over(0.0, 2.0)), float(hand_over(3.0, 2.0))
-    (5.0, 7.0)
+    >>> float(hand_over(0.0, 2.0)), float(hand_over(3.0, 2.0)), float(hand_over(3.0, 2.0, 1))
+    (5.0, 7.0, 9.0)
     """
-    found: Numeric = 1.5 * step + np.where(transfer <= step, step, transfer + step / 2)
+    found: Numeric = (1.5 + ahead) * step + np.where(transfer <= step, step, transfer + step / 2)
     return found
 
 
@@ -88,7 +88,7 @@ def running_steps(taker: DecodeChoice, rate: float, instances: int) -> tuple[Flo
 def _hand_over_at(taker: DecodeChoice, rate: float, instances: int, share: float, transfer: float) -> float:
     """Hand-over that a share of the requests does not exceed. [s]"""
     steps, shares = running_steps(taker, rate, instances)
-    values = hand_over(transfer, steps)
+    values = hand_over(transfer, steps, taker.at.steps_ahead(taker.mapping))
     order = np.argsort(values)
     place = int(np.searchsorted(np.cumsum(shares[order]), share - ROUNDING))
     return float(values[order[min(place, order.size - 1)]])
@@ -118,9 +118,15 @@ def _sending(sender: PrefillChoice, transfer: float) -> PrefillChoice:
 
 def least_hand_over(prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice]) -> float:
     """The least time from the end of prefill to the first token, with one sequence in a step; 0 without choices. [s]"""
-    steps = [(each, float(each.step[0] * each.at.accepted_length(each.mapping.draft_tokens))) for each in decode]
-    pairs = product((each for each in prefill if each.link is not None), steps)
-    return min((float(hand_over(transfer_between(one, to), step)) for one, (to, step) in pairs), default=0.0)
+    found = [
+        hand_over(
+            transfer_between(one, to),
+            to.step[0] * to.at.accepted_length(to.mapping.draft_tokens),
+            to.at.steps_ahead(to.mapping),
+        )
+        for one, to in product((each for each in prefill if each.link is not None), decode)
+    ]
+    return float(min(found, default=0.0))
 
 
 def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:

@@ -25,7 +25,7 @@ from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import ROUNDED, MixedSteps, Mixing
 from disagg_sim.planning.passes import kinds, largest_pass, parts, passes
 from disagg_sim.planning.pieces import PromptLengths
-from disagg_sim.planning.prompt_queue import most_delay, prompt_delay, reach
+from disagg_sim.planning.prompt_queue import PromptArrivals, most_delay, prompt_delay, reach
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -465,16 +465,15 @@ class ColocatedChoice:
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.parts is not None:
             node, load, weights = loaded(None, self.parts.weights, own_rate, even)
-        lengths = self.steps.prompts
+        lengths, running = self.steps.prompts, found.of_some if self.at.steps_ahead(self.mapping) else None
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
             mixed, alone = (float(np.interp(some, self.batch, each)) for each in (mixing.time, self.step))
             to_it = self._sent(rate, found, instances)
             prompts = self.steps.worth(some, lengths.new, lengths.past)
             own = prompts if self.parts is None else self.steps.worth(some, self.parts.isl, 0.0)
-            even, busy = self.work.dispersion * to_it.even, float(to_it.in_prefill(mixed / alone))
-            queue = prompts, self.weights, room, step, even, busy
-            laws = prompt_delay(own_rate, *queue, own)
+            coming = PromptArrivals(own_rate, self.work.dispersion * to_it.even, float(to_it.in_prefill(mixed / alone)))
+            laws = prompt_delay(coming, prompts, self.weights, room, step, own, running)
             values = np.concatenate([self.host + late + laws[each][0] for each, late in zip(node, load, strict=True)])
             shares = np.concatenate([laws[each][1] * part for each, part in zip(node, weights, strict=True)])
             return Delay(calm=values, calm_share=shares, held=np.zeros(1), held_share=np.zeros(1), wait=0.0)
@@ -483,14 +482,15 @@ class ColocatedChoice:
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing[:5])
         if self.hold_steps:
             own = self.host + np.ceil(lengths.new / held)[node] * time + load
-            own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
+            met = RESIDUES if running is None else RESIDUES + running  # with the step that was formed meanwhile
+            own = (own[:, None] + met / steps).ravel()  # the rest of the step that a request meets comes first
             weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
             longest = self.hold_steps * float(np.interp(some, self.batch, self.step))
             under_way = max(own_rate * self.work.lengths.mean_new / held, own_rate) * time
             wait, shares = waits(own_rate, longest, time, under_way, self.ranks)
             own, weights = np.add.outer(wait, own).ravel(), np.multiply.outer(shares, weights).ravel()
         else:
-            times, chances = prompt_times(self.steps, mixing, some, own_rate, lengths)
+            times, chances = prompt_times(self.steps, mixing, some, own_rate, lengths, running)
             own = (self.host + times[node] + load[:, None]).ravel()
             weights = np.outer(weights, chances).ravel()
         mean = self.steps.prompt
@@ -547,7 +547,8 @@ class ColocatedChoice:
         if math.isinf(waiting):
             return waiting
         sizes = np.clip(self.steps.tokens - np.interp(sequences, self.batch, self.steps.verified), 0.0, room)
-        return self.host + most_delay(waiting, float(timed.max()), room, float(step(sizes).max()))
+        slowest, ahead = float(step(sizes).max()), self.at.steps_ahead(self.mapping)
+        return self.host + ahead * slowest + most_delay(waiting, float(timed.max()), room, slowest)
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""

@@ -368,6 +368,11 @@ class Occupancy:
         """Sequences of an instance, on average. [request]"""
         return float(self.share @ self.number)
 
+    @property
+    def of_some(self) -> float:
+        """Share of the arrivals whose instance, one with the fewest sequences, has some. [1]"""
+        return float(self.share[self.number >= 1.0].sum())
+
     def moments(self, values: Floats) -> tuple[float, float]:
         """Mean and standard deviation of a value of each place of ``number``, as requests see it."""
         mean = float(self.share @ values)

@@ -9,7 +9,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import ConstantLength, LogNormalLength, TrafficCase
 from disagg_sim.planning.evaluate import evaluate
-from disagg_sim.planning.prompt_queue import prompt_delay
+from disagg_sim.planning.prompt_queue import PromptArrivals, prompt_delay
 from disagg_sim.planning.prove import prove
 from disagg_sim.simulation.deployment import Replicas
 
@@ -21,21 +21,25 @@ def step(tokens: Floats) -> Floats:
     return 0.02 + 0.9 * np.asarray(tokens) / 8192.0
 
 
-def played(rate: float, prompts: Floats, weights: Floats, count: int, group: float = 1.0) -> Floats:
-    """Times from arrival to the end of the last step of a prompt: tokens first come, first served."""
+def played(rate: float, prompts: Floats, weights: Floats, count: int, group: float = 1.0, ahead: int = 0) -> Floats:
+    """Times from arrival to the end of the last step of a prompt: tokens first come, first served.
+
+    A step takes what has come when it begins; one that is formed ``ahead``, when the step before it begins.
+    """
     rng = np.random.default_rng(1)
     sizes = rng.geometric(1.0 / group, count)
     arrival = np.repeat(np.cumsum(rng.exponential(group / rate, count)), sizes)[:count]
     length = rng.choice(prompts, count, p=weights)
     end = np.cumsum(length)  # tokens up to the end of each prompt
-    done, now, computed, seen = np.zeros(count), 0.0, 0.0, 0
+    done, begun, now, computed, seen = np.zeros(count), 0.0, 0.0, 0.0, 0
     while computed < end[-1] - 1e-6:
-        come = int(np.searchsorted(arrival, now, side="right"))
+        come = int(np.searchsorted(arrival, begun if ahead else now, side="right"))
         waiting = (end[come - 1] if come else 0.0) - computed
         if waiting < 1e-6:  # steps of decodes alone, until a prompt comes
-            now += 0.02 * np.ceil((arrival[come] - now) / 0.02)
+            idle = max(np.ceil((arrival[come] - now) / 0.02), 0.0) + ahead
+            begun, now = now + 0.02 * (idle - 1), now + 0.02 * idle
             continue
-        tokens = min(waiting, ROOM)
+        tokens, begun = min(waiting, ROOM), now
         now += float(step(np.array(tokens)))
         computed += tokens
         last = int(np.searchsorted(end, computed + 1e-6, side="right"))
@@ -44,21 +48,24 @@ def played(rate: float, prompts: Floats, weights: Floats, count: int, group: flo
 
 
 @pytest.mark.parametrize(
-    ("prompts", "weights", "rate"),
+    ("prompts", "weights", "rate", "ahead"),
     [
-        ((8192.0,), (1.0,), 0.75),  # a last piece of 22 tokens, which others fill up
-        ((2048.0,), (1.0,), 3.0),  # four share a step
-        ((20000.0,), (1.0,), 0.3),
-        ((1000.0, 6000.0), (0.7, 0.3), 2.4),
+        ((8192.0,), (1.0,), 0.75, 0),  # a last piece of 22 tokens, which others fill up
+        ((2048.0,), (1.0,), 3.0, 0),  # four share a step
+        ((20000.0,), (1.0,), 0.3, 0),
+        ((1000.0, 6000.0), (0.7, 0.3), 2.4, 0),
+        ((512.0,), (1.0,), 6.0, 1),
+        ((8192.0,), (1.0,), 0.75, 1),
+        ((1000.0, 6000.0), (0.7, 0.3), 1.6, 1),
     ],
 )
-def test_times_are_those_of_a_simulation(prompts, weights, rate) -> None:
+def test_times_are_those_of_a_simulation(prompts, weights, rate, ahead) -> None:
     lengths, shares = np.array(prompts), np.array(weights)
-    found = prompt_delay(rate, lengths, shares, ROOM, step, 1.0)
+    found = prompt_delay(PromptArrivals(rate), lengths, shares, ROOM, step, running=1.0 if ahead else None)
     times = np.concatenate([each for each, _ in found])
     chances = np.concatenate([weight * each for weight, (_, each) in zip(weights, found, strict=True)])
     assert chances.sum() == pytest.approx(1.0, abs=1e-3)
-    run = played(rate, lengths, shares, 60_000)
+    run = played(rate, lengths, shares, 60_000, ahead=ahead)
     assert times @ chances == pytest.approx(run.mean(), rel=0.05)
     order = np.argsort(times)
     for share in (0.5, 0.9):
@@ -80,16 +87,19 @@ def test_long_prompts_wait_and_are_computed_as_simulated() -> None:
 def test_prompts_that_come_in_groups_wait_for_each_other() -> None:
     """Groups of three on average: five times the variance of Poisson arrivals."""
     lengths, one = np.array([2048.0]), np.ones(1)
-    [(times, chances)] = prompt_delay(2.0, lengths, one, ROOM, step, 5.0)
+    [(times, chances)] = prompt_delay(PromptArrivals(2.0, 5.0), lengths, one, ROOM, step)
     assert times @ chances == pytest.approx(played(2.0, lengths, one, 60_000, group=3.0).mean(), rel=0.1)
 
 
 def test_limits() -> None:
     """A prompt that meets nobody: the rest of a decode step, a full one and 22 tokens; beyond full load no end."""
     lengths, one = np.array([8192.0]), np.ones(1)
-    [(times, chances)] = prompt_delay(1e-6, lengths, one, ROOM, step, 1.0)
+    [(times, chances)] = prompt_delay(PromptArrivals(1e-6), lengths, one, ROOM, step)
     alone = 0.01 + float(step(np.array(ROOM))) + float(step(np.array(22.0)))
     assert times @ chances == pytest.approx(alone, rel=1e-3)
-    assert prompt_delay(2.0, lengths, one, ROOM, step, 1.0)[0][0][0] == np.inf
-    even, poisson = (prompt_delay(0.7, lengths, one, ROOM, step, each)[0] for each in (0.5, 1.0))
+    for running in (0.0, 0.5, 1.0):  # it joins a decode step later where one was formed ahead
+        [(times, chances)] = prompt_delay(PromptArrivals(1e-6), lengths, one, ROOM, step, running=running)
+        assert times @ chances == pytest.approx(alone + running * 0.02, rel=1e-3)
+    assert prompt_delay(PromptArrivals(2.0), lengths, one, ROOM, step)[0][0][0] == np.inf
+    even, poisson = (prompt_delay(PromptArrivals(0.7, each), lengths, one, ROOM, step)[0] for each in (0.5, 1.0))
     assert even[0] @ even[1] < poisson[0] @ poisson[1]

@@ -9,7 +9,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import EmpiricalLength, TrafficCase
 from disagg_sim.planning.evaluate import evaluate
-from disagg_sim.planning.prompt_queue import prompt_delay
+from disagg_sim.planning.prompt_queue import PromptArrivals, prompt_delay
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.queueing import Occupancy
 from disagg_sim.planning.shared_instances import (
@@ -78,9 +78,9 @@ def test_an_instance_that_is_sent_nothing_while_it_prefills_has_no_queue() -> No
     def step(tokens):
         return np.where(tokens > 0.0, 1.0, 0.01)
 
-    [(times, chances)] = prompt_delay(0.5, lengths, one, 100.0, step, 1.0, 0.0)
+    [(times, chances)] = prompt_delay(PromptArrivals(0.5, sent=0.0), lengths, one, 100.0, step)
     assert times @ chances == pytest.approx(1.005, rel=0.01)
-    [(later, shares)] = prompt_delay(0.5, lengths, one, 100.0, step, 1.0)
+    [(later, shares)] = prompt_delay(PromptArrivals(0.5), lengths, one, 100.0, step)
     assert later @ shares > 1.4
 
 

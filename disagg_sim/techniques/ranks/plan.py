@@ -8,6 +8,11 @@ tokens, the larger of it and those of other ranks, of which y come on average an
 
 .. math:: TTFT = (1 - x)\,T_{met} + (m - 1)\,T_f + T(\max(p, s))
 
+Where each step is formed as the one before begins, one more comes between, with prefill after all steps with a full
+piece, a share f of those with prefill, and after a share q of the others: of a share :math:`\pi` of steps with prefill
+
+.. math:: \pi = \pi f + (1 - \pi f)\,q
+
 Where a step has room for whole prompts, all that came in the step that was met share the next. Waits for a rank whose
 prompts fill its steps come on top (``planning.queueing``).
 """
@@ -27,12 +32,18 @@ APART = 3
 
 
 def prompt_times(
-    steps: MixedSteps, mixing: Mixing, sequences: float, rate: float, prompts: PromptLengths
+    steps: MixedSteps,
+    mixing: Mixing,
+    sequences: float,
+    rate: float,
+    prompts: PromptLengths,
+    running: float | None = None,
 ) -> tuple[Floats, Floats]:
     """Find the time from the arrival of a prompt to the end of the step that completes it, where its rank is free.
 
-    Takes ``sequences`` of the instance [request], its ``rate`` [request/s] and ``prompts``. Returns times, (prompts,
-    cases) [s], and the probabilities of the cases [1].
+    Takes ``sequences`` of the instance [request], its ``rate`` [request/s], ``prompts`` and, where steps are formed as
+    the one before begins, the chance that decodes run. Returns times, (prompts, cases) [s], and the probabilities of
+    the cases [1].
     """
     share, time = (float(np.interp(sequences, steps.batch, values)) for values in (mixing.share, mixing.time))
     kinds = np.array([np.interp(sequences, steps.batch, each) for each in mixing.kinds])
@@ -51,19 +62,27 @@ def prompt_times(
     met, chance = _few(met, kinds)
     met = met * time / float(chance @ met)
     met, chance = np.append(alone, met), np.append(1.0 - share, share * chance * met / time)
+    rests, rest_chance = np.multiply.outer(met, RESIDUES), np.full((met.size, RESIDUES.size), 1.0 / RESIDUES.size)
+    if running is not None:
+        some, full = (share / time) / (share / time + (1.0 - share) / alone), float(kinds[-1])
+        follows = some * (1.0 - full) / (1.0 - some * full)
+        prefills = np.append(follows, np.full(met.size - 1, full + (1.0 - full) * follows))[:, None]
+        decodes = np.append(running, np.ones(met.size - 1))[:, None] * alone
+        rests = np.concatenate([rests + decodes, rests + time], axis=1)
+        rest_chance = np.concatenate([rest_chance * (1.0 - prefills), rest_chance * prefills], axis=1)
 
     others = come * (1.0 - 1.0 / ranks) * time
     own = steps.among(others, prompts)
     before = (own.counts - 1.0) * own.full
     times, chances = [], []
-    for length, part in zip(met.tolist(), chance.tolist(), strict=True):
+    for length, part, rest, each in zip(met.tolist(), chance.tolist(), rests, rest_chance, strict=True):
         pieces = come * length if several else others
         more = (float(fullest_rank(np.array([pieces]), ranks)[0]) - 1.0) * mean if several else 0.0
         for tokens, share_of in zip(*beside(pieces), strict=True):
             fullest = np.minimum(np.maximum(own.last, tokens) + more, room)
             ends = steps.lasting(fullest[:, None], (own.last + pieces * mean)[:, None], own.pairs[:, None])[:, 0]
-            times.append((before + ends)[:, None] + RESIDUES * length)
-            chances.append(np.full(RESIDUES.size, part * share_of / RESIDUES.size))
+            times.append((before + ends)[:, None] + rest)
+            chances.append(part * share_of * each)
     return np.concatenate(times, axis=1), np.concatenate(chances)
 
 

@@ -2,10 +2,10 @@
 
 A table of launch flags has a line for each measured row (``row_id``): how sure the join is (``match``), and the flags
 of its launch script or recipe (``f_...``). Lines with the match ``exact`` count: one commit, one point of its search
-space, one set of flags. Of joins ``by date`` those count whose image is the one that the row states (scripts), and
-those to a stored recipe that has the row's workers and GPUs. Others do not: 21 rows of SGLang on GB200 (December 2025)
-would get TP24, which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step,
-and image.
+space, one set of flags. So do joins ``by date`` to the one set of flags of their day: those to scripts unless the row
+states another image, and those to a recipe, or to the script that the config of the day names, that has the row's
+workers and GPUs. None counts whose heads do not divide: 21 rows of SGLang on GB200 (December 2025) would get TP24,
+their rows state attention DP. A row takes layout, format of the KV cache, token budget of a step, and image.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ def _overlap(line: Any, further: Any) -> str:
 
 
 def _known(line: Any) -> bool:
-    """Whether a row ran with these flags and no others: by its commit, by its image, or by its recipe."""
+    """Whether a row ran with these flags and no others: by its commit, or as the only ones of its day."""
     if text(line, "match") == EXACT:
         return True
     if text(line, "match") != BY_DATE or count(line, "n_flag_sets") != 1:
         return False
     agrees, _, asked = text(line, "layout_agrees").partition("/")
-    return yes(line, "image_match") if text(line, "kind") == SCRIPT else bool(agrees) and agrees == asked
+    if text(line, "kind") == SCRIPT:
+        return text(line, "image_match").lower() != "false"
+    return bool(agrees) and agrees == asked
 
 
 def _starts(row: ServingRow) -> bool:

@@ -133,7 +133,8 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, line, reas
 
 def test_published_rows_that_state_another_layout_than_was_launched():
     """One of decode, six of prefill by their commits; both of nine more by the scripts of December 2025, which ran TP4
-    where the rows state attention DP. 21 rows whose script would give TP24 to 128 heads stay as stated.
+    where the rows state attention DP; one co-located by the only script of its day. 21 rows whose script would give
+    TP24 to 128 heads stay as stated.
     """
     file, flags = shared_file("measured/inferencex_dsr1_runs.csv"), shared_file("measured_3/recipes/joined.csv")
     pairs = list(zip(read_files([file, flags])[0], read_files([file])[0], strict=True))
@@ -141,7 +142,7 @@ def test_published_rows_that_state_another_layout_than_was_launched():
     def ranks(workers: WorkerGroup | None) -> int:
         return workers.mapping.dp_attn if workers else 0
 
-    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1 + 9
+    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1 + 9 + 1
     assert sum(ranks(one.prefill) != ranks(other.prefill) for one, other in pairs) == 6 + 9
     unsure = [(one, other) for one, other in pairs if ranks(one.workers) == 24 and one.gpus == 72 and not one.version]
     assert len(unsure) == 21
@@ -392,6 +393,7 @@ LAUNCHES = [
             ((4, 4, 16), {"f_expert_parallel": False}, 1, Sharding(tp_attn=4, tp_ffn=4)),
             ((2, 2, 4), {"f_tp": 1.0}, 2, Sharding(dp_attn=2, ep=2)),  # two ranks of one GPU, stated as four GPUs
             ((4, 1, 1), {}, 1, Sharding(tp_attn=4, ep=4)),  # EP that the row leaves out
+            ((4, 1, 1), {"image_match": ""}, 1, Sharding(tp_attn=4, ep=4)),  # as well as the image
             ((8, 1, 1), {}, 1, Sharding(tp_attn=8, tp_ffn=8)),  # a launch on other GPUs
             ((4, 1, 1), {"f_tp": 2.0}, 2, Sharding(tp_attn=2, dp_attn=2, ep=4)),  # two ranks of two GPUs
             ((4, 1, 1), {"f_engine": "sglang"}, 2, Sharding(tp_attn=4, ep=4)),  # whose TP counts all ranks
