@@ -52,10 +52,10 @@ BLOCK = 48
 #: Turns in which the prompt tokens of a step are found, and the rates of steps with and without them, which together
 #: give that of the instance so nearly; the rates may take more turns. [1]
 TURNS, MOST_TURNS, NEAR = 8, 32, 0.005
-#: Parts of a step at which arrivals are taken, and most later prompts that are counted one by one. [1]
-PARTS, LATER = (np.arange(4) + 0.5) / 4, 4
-#: Parts of a full step by which steps that are formed ahead are told apart, beside none of it and all. [1]
-AHEAD = 2
+#: Parts of a step at which arrivals are taken, fewer where they also miss steps of several lengths. [1]
+PARTS, PARTS_AHEAD = (np.arange(4) + 0.5) / 4, (np.arange(3) + 0.5) / 3
+#: Most later prompts that are counted one by one. [1]
+LATER = 4
 #: Least probability of a number of waiting tokens that counts. [1]
 LEAST = 1e-7
 #: In place of 0, where it divides.
@@ -148,21 +148,21 @@ def prompt_delay(
         return np.maximum(np.fft.irfft(transforms, size)[..., :places], 0.0)
 
     waiting, spent, rates = _met(rate, rates, times, lambda counts: chances(arrived(counts)))
-    met = arrived(rates * PARTS[:, None] * times) * ahead
+    parts = PARTS if running is None else PARTS_AHEAD
+    met = arrived(rates * parts[:, None] * times) * ahead
     met[:, :cells] *= spent[:cells, None]
     if running is None:
         met[:, cells] *= np.fft.rfft(spent[cells:], size)
+        chance = chances(met)  # that a prompt comes in a part of a step of each kind, and finds so many cells before it
     else:
         come = chances(np.bincount(np.minimum(np.arange(places), cells), waiting) @ arrived(rates * times))
-        missed, left = _missed(come, spent[cells:], times, size)
+        missed, parted, left = _missed(come, spent[cells:], times)
         missed[0, 0] *= running
-        met = left[:, None] * met
-    chance = chances(met)  # that a prompt comes in a part of a step of each kind, and finds so many cells before it
-    found = np.nonzero(chance > LEAST)
-    chance = chance[found]
+        chance = np.stack([*(parted[:, None, :, None] * chances(met)), chances(met * np.fft.rfft(left, size))])
+    *then, part, kind, cell = places_of = np.nonzero(chance > LEAST)
+    chance = chance[places_of]
     chance /= chance.sum()
-    *then, part, kind, cell = found
-    rest, ahead_of_it = (1.0 - PARTS[part]) * times[kind], cell * width
+    rest, ahead_of_it = (1.0 - parts[part]) * times[kind], cell * width
     beside = rates[kind] * rest / group  # that come in what is left of the step
     first = None
     if running is not None:
@@ -171,11 +171,11 @@ def prompt_delay(
     behind = [(0.0, 1.0 / group), *([(group, 1.0 - 1.0 / group)] if group > 1.0 else [])]  # in the group of a prompt
     laws = []
     for length in timed.tolist():
-        parts = [
+        found = [
             _own(rest, ahead_of_it + length, chance * share, room, mean, (beside, first, rates[-1] / group, more), step)
             for more, share in behind
         ]
-        laws.append((np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])))
+        laws.append((np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])))
     return laws
 
 
@@ -214,22 +214,20 @@ def _filled(cells: Floats, weights: Floats, size: int) -> Floats:
     return found
 
 
-def _missed(come: Floats, behind_full: Floats, times: Floats, size: int) -> tuple[Floats, Complexes]:
-    """Steps that are formed without the prompts that come in the one before, told apart by their own prompts.
+def _missed(come: Floats, behind_full: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
+    """Steps that are formed without the prompts that come in the one before: of decodes alone, with some tokens, full.
 
-    Takes the chances of the cells that ``come`` in a step, and of those that a full step leaves. Returns their times,
-    (steps, kinds of the step before) [s], and transforms of the chances of these steps and of the cells that wait
-    behind them, (steps, kinds, cells).
+    Takes the chances of the cells that ``come`` in a step, and of those that a full step leaves. Returns their times
+    (steps, kinds of the step before) [s], the chances of the first two, and those of a full one and the cells that wait
+    behind it (kinds, cells).
     """
     cells, places = times.size - 1, come.size
     waiting = np.stack([come, np.convolve(behind_full, come)[:places]])  # where the step before is not full, and is
-    firsts = np.unique(np.append(np.arange(AHEAD) * cells // AHEAD + 1, [0, cells]))
+    firsts = [0, 1, cells]
     chance = np.add.reduceat(waiting, firsts, axis=1)
     mean = np.add.reduceat(waiting * times[np.minimum(np.arange(places), cells)], firsts, axis=1)
-    left = np.repeat(chance.T[:, :, None] + 0j, size // 2 + 1, axis=2)
-    left[-1] = np.fft.rfft(waiting[:, cells:], size)
     kinds = np.arange(times.size) // cells
-    return (mean / np.maximum(chance, TINY)).T[:, kinds], left[:, kinds]
+    return (mean / np.maximum(chance, TINY))[kinds].T, chance[kinds, :-1].T, waiting[kinds, cells:]
 
 
 def _met(
