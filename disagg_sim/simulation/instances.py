@@ -64,6 +64,7 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Sharding, role:
         keeps_preempted=scheduler.keeps_preempted,
         finds_computed=scheduler.prefix_found == "computed",
         rank_choice=RankChoice[scheduler.rank_choice.upper()],
+        steps_ahead=site.setup_of(mapping).steps_ahead(mapping),
     )
 
 

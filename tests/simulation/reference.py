@@ -218,6 +218,7 @@ class Reference:
     def give(self, turn: Turn) -> Rank:
         """A rank of its instance takes a turn."""
         self.turns.append(turn)
+        turn.there_s = self.now
         turn.priority = self.priorities[turn.request]
         turn.names = self.ids[turn.request] if self.shares else []
         turn.rank = self.instances[turn.instance].choose()
@@ -414,7 +415,7 @@ class Reference:
         if turn is None:
             self.submit(transfer.request, transfer.leg, transfer.have)
             return
-        turn.context_elsewhere = False
+        turn.context_elsewhere, turn.there_s = False, self.now
         rank = self.rank_of(turn)
         rank.line_up(turn, rank.landed)
         if len(rank.landed) == 1:

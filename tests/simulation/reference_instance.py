@@ -7,7 +7,8 @@ Nothing here is fast. Every decode step is a step of the loop, every KV block ha
 2. Caches that have landed join. Then what comes with its context takes blocks, in order, and joins, or waits for
    its transfer.
 3. Prompts join by mode and admission rule. What was preempted goes before what has not begun.
-4. The step runs. What comes meanwhile waits for its end.
+4. The step runs. What comes meanwhile waits for its end, and where steps are formed ahead for that of the next one,
+   unless nothing else is to be done.
 """
 
 import math
@@ -94,8 +95,9 @@ class Instance:
             time = step_time(self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks])
             self.step_end = self.emits_at = now + time + self.swapping()
         else:
-            if any(rank.preempted for rank in self.ranks):  # that made room
+            if any(rank.preempted or rank.newcomers() for rank in self.ranks):  # that made room; that are looked at now
                 self.woken = now
+            self.see(math.inf)
             waiting = any(rank.prompts() or rank.coming for rank in self.ranks)
             self.stalled = waiting and not full
             if waiting and full:
@@ -158,7 +160,14 @@ class Instance:
             return
         if not self.idle:
             self.end_step(now, news)
+            if self.spec.steps_ahead and self.stages == 1:
+                self.see(self.step_start)
         self.form(now, news)
+
+    def see(self, until: float) -> None:
+        """The step that is formed has what was there until a time."""
+        for rank in self.ranks:
+            rank.seen_s = until
 
     def end_step(self, now: float, news: list[Turn]) -> None:
         """Every decode has emitted a token, and the pieces are in the cache."""

@@ -56,6 +56,7 @@ class Turn:
     drafts: int = 0  # that a step of its instance verifies
     joined: int = 0  # decode steps of its instance when it began to decode
     preemptions: int = 0
+    there_s: float = 0.0  # when it, with its cache, came to wait for its first step
     start_s: float | None = None
     first_token_s: float | None = None
     finish_s: float | None = None
@@ -116,6 +117,7 @@ class Rank:
         self.swapping_s = 0.0  # what the next step waits for
         self.decode_steps = 0
         self.shares = False  # blocks of prompts are found by their names
+        self.seen_s = math.inf  # what came later is not in the step that is formed
         self.step = BLOCK  # tokens from one place at which a prompt is taken up to the next
         self.by_name: dict[int, int] = {}  # block of each name that is there
 
@@ -330,6 +332,10 @@ class Rank:
             return self.coming[0] is turn
         return self.waiting[0] is turn and (self.by_priority or not self.prefilling)
 
+    def newcomers(self) -> bool:
+        """Whether something waits that came too late for the step that is formed."""
+        return any(queue[0].there_s > self.seen_s for queue in (self.prompts(), self.landed, self.coming) if queue)
+
     # --- its part of a step ------------------------------------------------------------------------------------
 
     def full(self) -> bool:
@@ -362,7 +368,7 @@ class Rank:
 
     def join(self, now: float, news: list[Turn]) -> None:
         """Caches that have landed join; then what comes with its context takes blocks, and joins or is reserved."""
-        while self.landed and not self.full():
+        while self.landed and not self.full() and self.landed[0].there_s <= self.seen_s:
             turn = self.landed.pop(0)
             self.name(turn, turn.cached)
             turn.start_s = now if turn.start_s is None else turn.start_s
@@ -374,6 +380,8 @@ class Rank:
                 self.decode(turn)
         while self.coming and not self.full():
             if self.coming[0].swapped and self.preempted:  # nothing comes back when something has to go
+                break
+            if self.coming[0].there_s > self.seen_s and not self.coming[0].context_elsewhere:
                 break
             if not self.admit(self.coming[0], 0):
                 break
@@ -391,7 +399,7 @@ class Rank:
     def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
         """Admit the first waiting prompt, if nothing speaks against it."""
         chunkwise = self.spec.admission != AdmissionRule.PROMPT
-        if self.full() or (self.preempted and chunkwise):
+        if self.full() or (self.preempted and chunkwise) or turn.there_s > self.seen_s:
             return False
         first = self.coming[0] if self.coming else None  # what could come now goes before prompts
         if first is not None and not first.sender_at_work and not (self.by_priority and turn.priority > first.priority):

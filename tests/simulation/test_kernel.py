@@ -63,6 +63,7 @@ def instances(draw):
         watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         keeps_preempted=draw(st.booleans()),
         rank_choice=draw(st.sampled_from(RankChoice)),
+        steps_ahead=draw(st.integers(0, 1)),
     )
 
 
@@ -169,6 +170,29 @@ def one(mode=Mode.CHUNKED, **limits):
     given_limits = {"blocks": 1000, "max_sequences": 16, **limits}
     table = StepTable.affine(step=1.0, per_token=0.01, max_sequences=16)
     return Fleet([InstanceSpec(table=table, mode=mode, **given_limits)])
+
+
+@pytest.mark.parametrize(("ahead", "tokens"), [(0, [1.0, 5.0, 6.0]), (1, [1.0, 6.0, 7.0])])
+def test_a_step_formed_ahead_leaves_out_what_comes_while_the_one_before_runs(ahead, tokens):
+    """Steps of 1 s; prompts come to an idle instance, in the step from 3 to 4 s, and in the next one."""
+    table = StepTable.affine(step=1.0, max_sequences=16)
+    fleet = Fleet([InstanceSpec(table=table, blocks=100, max_sequences=16, steps_ahead=ahead)])
+    for arrival in (0.0, 3.4, 4.2):
+        fleet.run_until(arrival)
+        fleet.submit(0, 0, (0, 10, 20), arrival)
+    fleet.run_until(math.inf)
+    np.testing.assert_allclose(fleet.segments.first_token_s, tokens)
+
+
+def test_where_nothing_decodes_prompts_that_come_during_a_pass_begin_at_its_end():
+    """Passes of 1 s of one prompt: those of 0.2 and 0.4 s wait for its end alone, as the queue was empty at 0 s."""
+    table = StepTable.affine(step=1.0, max_sequences=16)
+    fleet = Fleet([InstanceSpec(table=table, blocks=100, mode=Mode.ONE_PROMPT, max_sequences=16, steps_ahead=1)])
+    for arrival in (0.0, 0.2, 0.4):
+        fleet.run_until(arrival)
+        fleet.submit(0, 0, (0, 10, 1), arrival)
+    fleet.run_until(math.inf)
+    np.testing.assert_allclose(fleet.segments.first_token_s, [1.0, 2.0, 3.0])
 
 
 def test_the_step_limit_bounds_prefill():

@@ -21,7 +21,7 @@ from disagg_sim.facts.attention import GqaAttention
 from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
-from disagg_sim.facts.load import load_model, load_scheduler
+from disagg_sim.facts.load import load_engine, load_model, load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -111,8 +111,9 @@ def by_kernel(requests, routes, specs, options, ids, priorities, at):
         prefix_found="computed" if specs[0].finds_computed else "taken",
     )
     part = Replicas(mapping=mappings[0], instances=len(specs))
+    ahead = replace(load_engine("vllm"), steps_ahead=specs[0].steps_ahead, request_host=0.0)
     site = Site(
-        setup=at,
+        setup=replace(at, overheads=ahead),
         deployment=ServedDeployment(name="small", gpus=len(specs), colocated=(part,)),
         slo=slo,
         link=options.link,
@@ -201,7 +202,7 @@ def swapping(draw, specs):
     return [spec if spec.table.ranks > 1 else replace(spec, **times, blocks=26) for spec in specs]
 
 
-def case(seed, most, drafts, swaps=False, chunks=False, stages=False):
+def case(seed, most, drafts, swaps=False, chunks=False, stages=False, ahead=False):
     draw = Draw(seed)
     count = draw.randint(1, most)
     rules = {
@@ -265,7 +266,7 @@ def case(seed, most, drafts, swaps=False, chunks=False, stages=False):
     if chunks:  # the instance after a leg is known when it begins, and short of room
         specs = [replace(spec, blocks=draw.randint(26, 34) * spec.table.ranks) for spec in specs]
         ways = [[*way[:-2], way[-2]._replace(then=way[-1].instance)] if way[1:] else way for way in ways]
-    return requests, ways, specs, options, ids, priorities
+    return requests, ways, [replace(spec, steps_ahead=int(ahead)) for spec in specs], options, ids, priorities
 
 
 def route(draw, instances, prompt, output):
@@ -280,12 +281,12 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(last)]
 
 
-def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, stages=False, **model):
+def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, stages=False, ahead=False, **model):
     """Compare a random case of each seed; how often things happened in them that make a scheduler hard."""
     seen = Counter()
     for seed in seeds:
         try:
-            reference = compare(*case(seed, most, drafts, swaps, chunks, stages), **model)
+            reference = compare(*case(seed, most, drafts, swaps, chunks, stages, ahead), **model)
         except Exception as error:
             error.add_note(f"case of seed {seed}, at most {most} instances")
             raise
@@ -323,6 +324,11 @@ def test_preemption_by_swap_does_what_the_reference_does():
     seen = hold(range(3000, 3040), most=2, drafts=(0, 0, 2), swaps=True)
     assert seen["swapped"] > 100
     assert min(seen[name] for name in ("waits for blocks", "leaves early")) > 0
+
+
+@pytest.mark.parametrize("way", [{}, {"drafts": (0, 1, 3)}, {"swaps": True}, {"chunks": True}])
+def test_steps_formed_ahead_do_what_the_reference_does(way):
+    assert hold(range(60000, 60015), ahead=True, **way)["preempted"] > 0
 
 
 def test_chunks_that_take_blocks_one_by_one_do_what_the_reference_does():
@@ -485,7 +491,7 @@ def test_more_cases_with_drafts():
 
 
 def test_without_the_compiler_runs_are_the_same_to_the_last_bit():
-    """Four random runs, two short of memory, of one rank and several, and one of every policy."""
+    """Five random runs, two short of memory, of one rank and several, and one of every policy."""
     script = "import test_reference; print(test_reference.digest_of_runs())"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "ignore", "-c", script]
@@ -496,6 +502,7 @@ def test_without_the_compiler_runs_are_the_same_to_the_last_bit():
 def digest_of_runs():
     """Of the records of requests and instances."""
     cases = [case(seed, 4, (0, 1, 3) if seed % 2 else (0,)) for seed in range(50_002, 50_006)]
+    cases.append(case(50_006, 4, (0,), ahead=True))
     found = [by_kernel(*each, small_setup())[0] for each in cases]
     requests = [(0.05 * each, 20 + 90 * (each % 7), 3 + each % 9) for each in range(24)]
     parts = deployment(prefill=2, decode=2, colocated=2, pairs=2)

@@ -478,6 +478,7 @@ class Fleet:
             row["watermark"] = int(spec.watermark * row["rank_blocks"])
             row["admission"], row["keeps"], row["late"] = spec.admission, spec.keeps_preempted, spec.finds_computed
             row["swap_block_s"], row["swap_first_s"] = spec.swap_block_s, spec.swap_first_s
+            row["ahead"] = spec.steps_ahead and row["table"]["pipeline"] == 1  # else passes in flight go ahead
             row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
             let_idle(row)

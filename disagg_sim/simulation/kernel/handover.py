@@ -92,6 +92,8 @@ def admit_landed(st: FleetState, i: int, now: float) -> None:
     s = inst.first[LANDED]
     while s >= 0 and inst.running_requests + inst.admitted < inst.max_sequences:
         seg = st.seg[s]
+        if seg.there_s > inst.seen_s:
+            return
         unlink(st, i, s, -1, LANDED)
         if st.world[0].shared != 0:
             enlist(st, i, s, seg.cached)

@@ -33,6 +33,7 @@ class InstanceSpec:
     swap_block_s: float = -1.0  # a block to the host's memory or back; below 0: what is preempted is computed again [s]
     swap_first_s: float = 0.0  # before the first block of a sequence that is swapped [s]
     finds_computed: bool = False  # prompts find what others have computed, else what they have blocks for
+    steps_ahead: int = 0  # 1 = a step is formed as the one before it begins, of what is there [1]
     rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
     active: bool = True
 
@@ -91,7 +92,7 @@ HELD_AT_WORK = (
 def let_idle(row: np.void) -> None:
     """Empty the queues of an instance and end its run."""
     row["first"] = row["last"] = row["last_admitted"] = -1
-    row["next_s"] = row["run_end_s"] = row["leave_s"] = np.inf
+    row["next_s"] = row["run_end_s"] = row["leave_s"] = row["seen_s"] = np.inf
     row["run_kind"] = IDLE
 
 

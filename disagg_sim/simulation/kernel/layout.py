@@ -155,6 +155,8 @@ class InstanceRecord:
     swap_first_s: float  # before the first block of a segment [s]
     swapping_s: float  # time of the blocks that the next step waits for [s]
     late: int  # 1 = blocks of a prompt can be reused once computed, 0 = once allocated
+    ahead: int  # 1 = a step is formed as the one before it begins, 0 = as that ends
+    seen_s: float  # what came later is not in the step that is formed; inf = all may be [s]
     taken: int  # blocks allocated so far, the clock of cached blocks [block]
     promised: int  # blocks that admitted segments will still need, where admission counts outputs [block]
     preempted: int  # 1 = a segment was preempted in this step: no prompt is admitted
@@ -245,6 +247,7 @@ class Segment:
     feeds: int  # segment of the next instance that takes blocks as this one computes; -1 = none
     asked: int  # of its cache, what its sender has computed, in whole chunks; -1 = blocks are taken at once [token]
     submit_s: float
+    there_s: float  # when it came to wait for its first step, with its cache if that comes from elsewhere [s]
     start_s: float  # start of its first step or pass; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]
     finish_s: float  # its last token; nan = not finished [s]

@@ -12,8 +12,10 @@ import math
 from disagg_sim.simulation.kernel.compiled import inlined, inner
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
+    COMING,
     DECODING,
     IDLE,
+    LANDED,
     MIXED,
     PASS,
     PROMPTS,
@@ -31,7 +33,7 @@ from disagg_sim.simulation.kernel.queue import (
     to_find,
     unlink,
 )
-from disagg_sim.simulation.kernel.ranks import begin, count_run, fullest_running, run_time, waits, wake
+from disagg_sim.simulation.kernel.ranks import begin, count_run, fullest_running, run_time, unseen, waits, wake
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
     ask_for_chunks,
@@ -248,6 +250,33 @@ def may_fit_later(st: FleetState, i: int) -> bool:
     return False
 
 
+@inner
+def see_all(st: FleetState, i: int) -> None:
+    """Let the step that is formed take what is there now."""
+    for row in range(st.inst[i].rank_at, st.inst[i].rank_at + st.inst[i].ranks):
+        st.inst[row].seen_s = math.inf
+
+
+@inner
+def see_until(st: FleetState, i: int) -> None:
+    """Let the next step, which was formed as the one that ends began, take what was there then."""
+    inst = st.inst[i]
+    steps = inst.run_steps if inst.run_kind == DECODING else 1
+    begun = inst.run_start_s + (run_time(st, i, steps - 1) if steps > 1 else 0.0)
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        st.inst[row].seen_s = begun
+
+
+@inner
+def newcomers(st: FleetState, i: int) -> bool:
+    """Whether something waits that came after the step was formed and goes into the next one."""
+    inst = st.inst[i]
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        if unseen(st, row, PROMPTS) or unseen(st, row, LANDED) or unseen(st, row, COMING):
+            return True
+    return False
+
+
 @inlined
 def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
@@ -273,6 +302,7 @@ def form(st: FleetState, i: int, now: float) -> None:
                 begin_one(st, i, now, MIXED, run_time(st, i, 1))
                 return
             alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0 or entry > now
+            alone = alone or (inst.ahead == 1 and newcomers(st, i))
             steps = 1 if alone or may_fit_later(st, i) else decode_steps_left(st, i)
             if held > 0:
                 steps = min(steps, held)
@@ -280,11 +310,12 @@ def form(st: FleetState, i: int, now: float) -> None:
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return
     begin(st, i, now, IDLE, math.inf)
-    preempted, waiting = False, False
+    again, waiting = inst.ahead == 1 and newcomers(st, i), False
+    see_all(st, i)
     for row in rows:
-        preempted |= st.inst[row].preempted == 1
+        again |= st.inst[row].preempted == 1
         waiting |= waits(st, row)
-    if preempted:  # what was preempted made room: what waits may begin at once
+    if again:  # what was preempted made room, or nothing but newcomers waits: it may begin at once
         inst.next_s = now
     if waiting and entry > now:
         inst.next_s = min(inst.next_s, entry)
@@ -300,6 +331,8 @@ def end_run(st: FleetState, i: int, now: float) -> None:
     kind, start = inst.run_kind, inst.run_start_s
     if kind == IDLE:
         return
+    if inst.ahead == 1:
+        see_until(st, i)
     if kind == DECODING:
         count_run(st, i, inst.run_steps)
     else:

@@ -279,6 +279,13 @@ def begin(st: FleetState, i: int, now: float, kind: int, duration: float) -> Non
 
 
 @inlined
+def unseen(st: FleetState, row: int, queue: int) -> bool:
+    """Whether the first that waits in a queue of a rank came after the step was formed."""
+    s = st.inst[row].first[queue]
+    return bool(s >= 0 and st.seg[s].there_s > st.inst[row].seen_s)
+
+
+@inlined
 def waits(st: FleetState, i: int) -> bool:
     """Whether work waits that would be done if there were room."""
     inst = st.inst[i]

@@ -46,6 +46,8 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
         swapped = st.seg[s].reserve == 0 and st.seg[s].preemptions > 0
         if swapped and inst.preempted == 1:  # nothing comes back in a step for which something went
             return
+        if st.seg[s].reserve == 0 and st.seg[s].there_s > inst.seen_s:
+            return
         if inst.running_requests + inst.admitted >= inst.max_sequences:
             return
         if not (take_blocks(st, i, s, 0) if st.seg[s].asked < 0 else take_chunk_blocks(st, i, s)):
@@ -68,9 +70,9 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
 
 @inlined
 def may_admit(st: FleetState, i: int, s: int) -> bool:
-    """Whether a sequence slot is free for a waiting prompt, and no other segment has precedence."""
+    """Whether a waiting prompt was there as the step was formed, a sequence slot is free, and no other comes first."""
     inst = st.inst[i]
-    if inst.running_requests + inst.admitted >= inst.max_sequences:
+    if inst.running_requests + inst.admitted >= inst.max_sequences or st.seg[s].there_s > inst.seen_s:
         return False
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False

@@ -122,7 +122,8 @@ def submitted(
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
     one.feeds = one.asked = -1
     one.late_gaps = one.late_from = 0
-    one.submit_s, one.last_s = now, last_token_s
+    one.submit_s = one.there_s = now
+    one.last_s = last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
     one.exposed_s = one.transfer_s = one.blocked_s = 0.0
     inst[row].requests += 1
@@ -236,7 +237,7 @@ def hand_over_to(st: FleetState, held: int, s: int, now: float) -> None:
     changed(st, sender)
     row = row_of(st, s)
     alone = inst[row].first[LANDED] < 0
-    seg[s].status, seg[s].reserve = QUEUED, 0
+    seg[s].status, seg[s].reserve, seg[s].there_s = QUEUED, 0, now
     count(st, row, s, 1)
     enqueue(st, row, s, LANDED)
     if alone:
