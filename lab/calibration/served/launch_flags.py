@@ -41,7 +41,7 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
     """The row as its launch says, where it is known exactly, of an image that is not judged with the reason;
     ``further`` is its line of the long table of flags.
     """
-    row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
+    row = row.refused(reason) if (reason := of_image(row, text(line, "image_script"))) else row
     if text(line, "match") in (EXACT, BY_DATE):
         row = replace(
             row,

@@ -7,7 +7,7 @@ job have the same flags. Images and jobs that are known to be faulty are named i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,17 @@ def _job(row: ServingRow) -> tuple[Any, ...]:
 
 def _of_job(row: ServingRow) -> str:
     """Why the job of a row is not judged; "" where it is."""
-    stated = ("file", "model", "system", "engine", "version")
-    jobs = _masks()["jobs"]
-    return next((job["reason"] for job in jobs if all(getattr(row, name) == job[name] for name in stated)), "")
+    return next((job["reason"] for job in _masks()["jobs"] if _says(row, job["runs"])), "")
 
 
-def of_image(image: str) -> str:
-    """Why runs of an image are not judged; "" where they are."""
-    return next((each["reason"] for each in _masks()["images"] if each["image"] in image), "")
+def of_image(row: ServingRow, image: str) -> str:
+    """Why a row that ran an image is not judged; "" where it is."""
+    faulty = (each for each in _masks()["images"] if each["image"] in image)
+    return next((each["reason"] for each in faulty if _says(row, each.get("runs", {}))), "")
+
+
+def _says(row: ServingRow, stated: Mapping[str, str]) -> bool:
+    return all(getattr(row, name) == value for name, value in stated.items())
 
 
 @cache

@@ -122,11 +122,15 @@ def test_a_file_of_launch_flags_that_is_no_table_is_one_fault(tmp_path):
     [
         *(({"match": match}, "") for match in ("by date", "ambiguous 2", "")),
         ({"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}, "an early image"),
+        ({"match": "by date", "image_script": "lmsysorg/sglang:v0.5.11-cu130", "gpu": "B300"}, "a faulty image"),
+        ({"match": "by date", "image_script": "lmsysorg/sglang:v0.5.11-cu130"}, ""),  # faulty on B300 alone
     ],
 )
 def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, line, reason):
-    """An early image is not judged however its launch is known."""
-    row, (plain,) = launched(tmp_path, R1, LAUNCHED | line), read_rows(tmp_path / "x.csv")
+    """An early or faulty image is not judged however its launch is known."""
+    gpu = line.get("gpu", "GB200")
+    row = launched(tmp_path, R1 | {"hardware": gpu.lower(), "gpu_family": gpu}, LAUNCHED | line)
+    (plain,) = read_rows(tmp_path / "x.csv")
     assert row.reason.partition(":")[0] == reason
     assert repr(replace(row, reason="")) == repr(plain)  # NaN equals nothing
 
