@@ -7,7 +7,7 @@ POOLS = ("encode", "prefill", "decode", "attention", "ffn")
 #: The pools of a text model whose layers stay whole.
 TWO = ("prefill", "decode")
 #: How requests are routed to attention ranks; ``even``: all ranks count as equally full.
-RANK_ROUTINGS = ("least_load", "round_robin", "random")
+LEAST_LOAD, ROUND_ROBIN, RANDOM = RANK_ROUTINGS = ("least_load", "round_robin", "random")
 EVEN_RANKS = "even"
 RANK_IMBALANCES = (EVEN_RANKS, *RANK_ROUTINGS)
 #: Objective of a plan -> the unit to divide its output tokens by: GPUs, price, power at the TDP, power drawn.

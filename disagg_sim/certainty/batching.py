@@ -16,8 +16,8 @@ import numpy as np
 from disagg_sim.certainty.designs import Designs, Prompt, Times, times_of
 from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.residents import RankLoad
 from disagg_sim.physics.setup import Setup
-from disagg_sim.techniques.ranks.physics import RankLoad
 
 
 class Member(NamedTuple):

@@ -23,11 +23,11 @@ from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prompts import PromptPasses
+from disagg_sim.physics.residents import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.serving.slot_turnover import Refill, refill_passes
 from disagg_sim.serving.step_mixing import MixedShares, longest_gap, mixed_steps, token_times
-from disagg_sim.techniques.ranks.physics import RankLoad
 from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths
 

@@ -35,6 +35,17 @@ class Residents:
     states: Numeric = 1.0  # that are kept of a sequence: with drafts one after each new token, for roll-back [1]
 
 
+class RankLoad(NamedTuple):
+    """What the ranks are given that a step waits for."""
+
+    context: Numeric  # mean cache of requests, were all ranks as the slowest [token]
+    batch: Numeric | None = None  # requests of the fullest rank; None = an even share, rounded up [request]
+
+    def room(self, batch: Numeric, ranks: Numeric) -> Numeric:
+        """Requests that an instance has room for, where all ranks have as much as the fullest needs. [request]"""
+        return batch if self.batch is None else ranks * self.batch
+
+
 class Live(NamedTuple):
     """What one forward pass works on, for which activations, logits and buffers are kept."""
 

@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.passes.decode import decode_step
@@ -34,7 +35,6 @@ from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid, fastest_points
 from disagg_sim.serving.step_mixing import token_time
 from disagg_sim.techniques.prefix.requests import Prompts
-from disagg_sim.techniques.ranks.physics_sums import LEAST_LOAD
 from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths, uneven
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from disagg_sim.choices import EVEN_RANKS
+from disagg_sim.choices import EVEN_RANKS, LEAST_LOAD
 from disagg_sim.domain import ServingMode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
@@ -17,7 +17,6 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.techniques.ranks.physics_sums import LEAST_LOAD
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 

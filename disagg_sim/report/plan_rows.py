@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from disagg_sim.certainty.trust import LITTLE, shares_text
+from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import ServingMode
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
@@ -37,8 +38,6 @@ BOUND_TEXT = {
 PLURAL = ("communication", "latency")
 #: Units of objectives other than GPUs.
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
-#: Default routing to DP ranks in plans.
-LEAST_LOAD = "least_load"
 #: Load from which a plan warns of bursts: 5 % more requests put TPOT at its limit, or let the prefill queue grow. [1]
 NEAR_FULL = 0.95
 #: Largest gain shown as equal, and most flips shown. [1]

@@ -36,7 +36,7 @@ from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass, overlaps
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
-from disagg_sim.physics.residents import CachedTokens
+from disagg_sim.physics.residents import CachedTokens, RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, Drafted, batch_axis, draft_choices, drafting, with_chunks
 from disagg_sim.search.blocks import (
@@ -51,7 +51,6 @@ from disagg_sim.search.blocks import (
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
 from disagg_sim.techniques.prefix.search import RowPrompts, TimedPrompts, align_to_checkpoints
-from disagg_sim.techniques.ranks.physics import RankLoad
 from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths
 

@@ -36,16 +36,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
-from disagg_sim.choices import EVEN_RANKS, RANK_IMBALANCES
+from disagg_sim.choices import EVEN_RANKS, RANDOM, RANK_IMBALANCES
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.residents import CachedTokens, decode_residents
+from disagg_sim.physics.residents import CachedTokens, RankLoad, decode_residents
 from disagg_sim.techniques.prefix.requests import CachedPrefixes, Prompts, cached_share, prefixes_of
-from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoad, RankLoads, RestLoads
-from disagg_sim.techniques.ranks.physics_sums import RANDOM, RequestLaw, request_law
+from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoads, RestLoads
+from disagg_sim.techniques.ranks.physics_sums import RequestLaw, request_law
 from disagg_sim.workload.distributions import NODES, LengthDistribution, PromptParts, length_distribution, nodes_of
 from disagg_sim.workload.trace import Trace
 

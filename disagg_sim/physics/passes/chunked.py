@@ -37,12 +37,26 @@ from disagg_sim.physics.passes.layers import (
     stretched,
     with_host_and_hops,
 )
-from disagg_sim.physics.passes.prefill import PrefillPass
+from disagg_sim.physics.passes.prefill import PrefillPass, PromptLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, distinct, is_one, tabulate
 from disagg_sim.physics.work import Numeric, Tokens, head
-from disagg_sim.techniques.ranks.physics import ChunkLoad
+
+
+class ChunkLoad(NamedTuple):
+    """Chunks of CPP that the slowest ranks of a pass make of equal prompts, and prompts that stand for their scores."""
+
+    prompts: Numeric  # of the rank with the most tokens [1]
+    chunks: Numeric  # of each of them, the mean [1]
+    size: Numeric  # tokens of one in all chunks but the last, the mean [token]
+    last: Numeric  # in the last one [token]
+    scored: PromptLoad  # whose scores and values are those of the slowest ranks
+
+    @property
+    def new(self) -> Numeric:
+        """Tokens of a prompt. [token]"""
+        return (self.chunks - 1.0) * self.size + self.last
 
 
 def chunked_prefill_pass(

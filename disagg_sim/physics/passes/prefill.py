@@ -37,7 +37,14 @@ from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric, Tokens
-from disagg_sim.techniques.ranks.physics import PromptLoad
+
+
+class PromptLoad(NamedTuple):
+    """Equal prompts that stand for those of the slowest ranks of a pass."""
+
+    prompts: Numeric  # as many tokens as the rank with the most, with the prompts' length [1]
+    new: Numeric  # length with which they have the query-key pairs of the rank with the most [token]
+    past: Numeric | None = None  # tokens before them whose cache is there already; None = as of all prompts [token]
 
 
 class PrefillPass(NamedTuple):

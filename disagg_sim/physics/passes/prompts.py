@@ -10,10 +10,9 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_passes
-from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.passes.prefill import PrefillPass, PromptLoad, prefill_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.techniques.ranks.physics import PromptLoad
 
 
 def prompt_pass(

@@ -26,59 +26,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.choices import RANDOM
+from disagg_sim.physics.passes.chunked import ChunkLoad
+from disagg_sim.physics.passes.prefill import PromptLoad
+from disagg_sim.physics.residents import RankLoad
 from disagg_sim.physics.work import Numeric, at_least_one
 from disagg_sim.techniques.experts.physics import fullest_of_random
-from disagg_sim.techniques.ranks.physics_sums import (
-    RANDOM,
-    RankSum,
-    RequestLaw,
-    cache_sum,
-    prompt_sum,
-    share_at_random,
-    sum_of,
-)
+from disagg_sim.techniques.ranks.physics_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
 
 #: A prompt that exceeds a chunk by less than this share of it is rounding. [1]
 NO_TOKEN = 1e-9
-
-
-class RankLoad(NamedTuple):
-    """What the ranks are given that a step waits for."""
-
-    context: Numeric  # mean cache of requests, were all ranks as the slowest [token]
-    batch: Numeric | None = None  # requests of the fullest rank; None = an even share, rounded up [request]
-
-    def room(self, batch: Numeric, ranks: Numeric) -> Numeric:
-        """Requests that an instance has room for, where all ranks have as much as the fullest needs. [request]"""
-        return batch if self.batch is None else ranks * self.batch
-
-
-class PromptLoad(NamedTuple):
-    """Equal prompts that stand for those of the slowest ranks of a pass."""
-
-    prompts: Numeric  # as many tokens as the rank with the most, with the prompts' length [1]
-    new: Numeric  # length with which they have the query-key pairs of the rank with the most [token]
-    past: Numeric | None = None  # tokens before them whose cache is there already; None = as of all prompts [token]
-
-
-class ChunkLoad(NamedTuple):
-    """Chunks of CPP that the slowest ranks of a pass make of equal prompts, and prompts that stand for their scores."""
-
-    prompts: Numeric  # of the rank with the most tokens [1]
-    chunks: Numeric  # of each of them, the mean [1]
-    size: Numeric  # tokens of one in all chunks but the last, the mean [token]
-    last: Numeric  # in the last one [token]
-    scored: PromptLoad  # whose scores and values are those of the slowest ranks
-
-    @property
-    def new(self) -> Numeric:
-        """Tokens of a prompt. [token]"""
-        return (self.chunks - 1.0) * self.size + self.last
 
 
 def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:

@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.choices import RANK_ROUTINGS
+from disagg_sim.choices import RANDOM, ROUND_ROBIN
 from disagg_sim.domain import ByValue
 
-#: How requests find their attention rank.
-LEAST_LOAD, ROUND_ROBIN, RANDOM = RANK_ROUTINGS
 #: Values of a sum at which its distribution is found. [1]
 VALUES = 4096
 #: Half of the window that they lie in: standard deviations of the sum. [1]
@@ -179,7 +177,7 @@ def share_at_random(law: RequestLaw, routing: str) -> float:
 
     >>> one, half = np.ones(1), np.full(2, 0.5)
     >>> law = RequestLaw(isl=one, isl_weight=one, osl=np.array([1.0, 3.0]), osl_weight=half)
-    >>> [round(share_at_random(law, routing), 6) for routing in RANK_ROUTINGS]
+    >>> [round(share_at_random(law, routing), 6) for routing in ("least_load", ROUND_ROBIN, RANDOM)]
     [0.0, 0.25, 1.0]
     """
     if routing != ROUND_ROBIN or law.alike:
