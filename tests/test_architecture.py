@@ -83,7 +83,7 @@ MOST_IMPORTERS = {
     "encode": 16,
     "experts": 5,
     "prefill_delay": 9,
-    "prefix": 24,
+    "prefix": 17,
     "ranks": 7,
     "speculation": 16,
     "split": 15,

@@ -30,7 +30,6 @@ from disagg_sim.question import TECHNIQUES
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
-from disagg_sim.techniques.prefix.search import align_to_checkpoints
 from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
 from disagg_sim.workload.named import constant_named, lengths_named, parted, ranks_parted
@@ -172,7 +171,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
                 names = origin.models.get(model, model), system, precision, profile, own_engine
                 known[place] = setup(*names, drafter, techniques)
             sides.append(known[place])
-        lengths = align_to_checkpoints(sides[1], _lengths(words, origin))
+        lengths = _lengths(words, origin).at_checkpoints(sides[1])
         chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0
         for alike in rows_alike([drafts, chunks > 0 if lengths.constant else chunks], rows):
             drafted = bool(drafts[alike[0]])

@@ -34,8 +34,8 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid, fastest_points
 from disagg_sim.serving.step_mixing import token_time
-from disagg_sim.techniques.prefix.requests import Prompts
 from disagg_sim.techniques.ranks.search import uneven_passes
+from disagg_sim.workload.distributions import Prompts
 from disagg_sim.workload.lengths import Lengths, uneven
 
 #: Most of the TTFT limit that a pass may take; the rest is for the queue. [1]

@@ -18,7 +18,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.queueing import Service, mean_wait, share_that_waits
-from disagg_sim.techniques.prefix.requests import Prompts
+from disagg_sim.workload.distributions import Prompts
 
 #: Places at which the wait for a link is taken. [1]
 _PLACES = (np.arange(8) + 0.5) / 8

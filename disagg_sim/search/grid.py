@@ -50,8 +50,8 @@ from disagg_sim.search.blocks import (
 )
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
-from disagg_sim.techniques.prefix.search import RowPrompts, TimedPrompts, align_to_checkpoints
 from disagg_sim.techniques.ranks.search import uneven_passes
+from disagg_sim.workload.distributions import Prompts
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -119,7 +119,7 @@ def decode_grids(
     allow_long_context: bool = False,
 ) -> list[PhaseGrid]:
     """Score ``decode_grid`` for many lengths, small grids in one call; results are equal to the last digit."""
-    cases = [align_to_checkpoints(at, lengths) for lengths in cases]
+    cases = [lengths.at_checkpoints(at) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
     joins = [lengths.rank_loads is None for lengths in cases]
     points = partial(_decode_points, at, mla_form=mla_form)
@@ -254,7 +254,7 @@ def prefill_grids(
     allow_long_context: bool = False,
 ) -> list[PhaseGrid]:
     """Score ``prefill_grid`` for many lengths, small grids in one call; results are equal to the last digit."""
-    cases = [align_to_checkpoints(at, lengths) for lengths in cases]
+    cases = [lengths.at_checkpoints(at) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "prefill", batches, mla_form, allow_long_context)
     sizes = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
     tried = given_sizes("chunk_tokens", sizes, least=0).tolist() if np.size(sizes) else []
@@ -309,7 +309,7 @@ def prefill_points(
     load = np.zeros(shape) if below else None
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for block in _timed_blocks(several, quantile, table.chunk_tokens, axis.size):
+    for block in _blocks(several, quantile, table.chunk_tokens, axis.size):
         rows = block.rows
         done, memory[rows], forms[rows] = _score(at, block, table[rows].for_grid(), axis, mla_form)
         ftl[rows], busy[rows], bound[rows] = done.ftl + done.load, done.busy, bound_codes(done.sums)
@@ -325,26 +325,27 @@ class _Block(NamedTuple):
     """Rows of prefill that are scored at once."""
 
     rows: Ints
-    timed: TimedPrompts | RowPrompts
+    prompts: Prompts | Any  # that stand for all; of several plain cases a column of lengths [token]
+    counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``prompts`` [token]
     prompt: CachedTokens
     lengths: Lengths | None  # of all rows, which may have pasts and unequal ranks; None = of several plain cases
 
 
-def _timed_blocks(several: StackedCases, quantile: float | None, chunks: Ints, columns: int) -> Iterator[_Block]:
+def _blocks(several: StackedCases, quantile: float | None, chunks: Ints, columns: int) -> Iterator[_Block]:
     """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
     if len(several.cases) > 1:
         for rows in (np.flatnonzero(chunks == 0), np.flatnonzero(chunks)):
             if rows.size:
                 prompt = several.cached(lambda each: each.prompt, rows)
-                yield _Block(rows, RowPrompts(several.number(lambda each: each.longest_timed, rows)), prompt, None)
+                yield _Block(rows, several.number(lambda each: each.longest_timed, rows), None, prompt, None)
         return
     (lengths,) = several.cases
     counted = None if quantile is None else lengths.prompt_quantile(quantile)
     kinds = np.minimum(chunks, 1) if lengths.constant or lengths.few else chunks
     for size in np.unique(kinds).tolist():
-        timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
+        nodes, alike = lengths.prompt_nodes(size), np.flatnonzero(kinds == size)
         for block in row_blocks(alike.size, columns):
-            yield _Block(alike[block], timed, lengths.prompt, lengths)
+            yield _Block(alike[block], nodes, counted, lengths.prompt, lengths)
 
 
 #: Passes, bytes and code of the form of the points of some rows.
@@ -353,17 +354,20 @@ Scored = tuple[PrefillPass, Any, Any]
 
 def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) -> Scored:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
-    chunk, timed, lengths = mapping.chunk_tokens, block.timed, block.lengths
+    chunk, lengths, counted = mapping.chunk_tokens, block.lengths, block.counted
     whole, reused = not chunk[0, 0], lengths is not None and lengths.cached is not None
     forms = (form_of_whole(form, reused=reused),) if whole else chunk_forms(at.model, form)
-    passes = timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
     held = [prefill_bytes(at, mapping, axis, prompt=block.prompt, chunk_tokens=chunk, mla_form=each) for each in forms]
-    uneven = None if lengths is None else uneven_passes(at, lengths, mapping, axis, chunk, forms)
-    if uneven is not None and isinstance(timed, TimedPrompts):
-        slower = [slow.where(mapping.dp_attn > 1, even) for slow, even in zip(uneven, passes, strict=True)]
-        if timed.counted is not None:
-            slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
-        passes = slower
+    timed = PromptPasses(at, mapping, axis, chunk, forms)
+    if lengths is None:
+        passes = timed.passes(block.prompts, 0.0, None)
+    else:
+        passes = timed.expected(list(block.prompts.each()), counted)
+        if (uneven := uneven_passes(at, lengths, mapping, axis, chunk, forms)) is not None:
+            slower = [slow.where(mapping.dp_attn > 1, even) for slow, even in zip(uneven, passes, strict=True)]
+            if counted is not None:
+                slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
+            passes = slower
     first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
     return best_form(at, first, others[0]) if others else first
 

@@ -32,7 +32,6 @@ from disagg_sim.search.axes import batch_axes, draft_choices, drafting
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait
-from disagg_sim.techniques.prefix.search import align_to_checkpoints
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
@@ -80,7 +79,7 @@ class ColocatedCase:
 
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""
-        object.__setattr__(self, "lengths", lengths := align_to_checkpoints(self.at, self.lengths))
+        object.__setattr__(self, "lengths", lengths := self.lengths.at_checkpoints(self.at))
         self.at.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
         above_zero("ftl_limit", self.ftl_limit, "s")
         if self.ttl_limit is not None:

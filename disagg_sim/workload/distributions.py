@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantLength, EmpiricalLength, LengthSpec, LogNormalLength, ParetoLength
+
+#: A share of a length that is whole but for rounding counts as whole. [1]
+ROUNDING = 1e-12
 
 
 class LengthDistribution(Protocol):
@@ -197,6 +201,24 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
     return nodes, np.bincount(place, np.concatenate(weights)).astype(np.float64)
 
 
+class Prompts(NamedTuple):
+    """Prompts that stand for a distribution, arrays of shape (nodes,)."""
+
+    isl: Floats  # whole length [token]
+    past: Floats  # of it, cached before its prefill [token]
+    weight: Floats  # probabilities, sum 1 [1]
+    tier: tuple[str, ...]  # (nodes,) where the past lies
+
+    @property
+    def new(self) -> Floats:
+        """Tokens that prefill computes. [token]"""
+        return self.isl - self.past
+
+    def each(self) -> Iterator[tuple[float, float, float, str]]:
+        """Length, past and weight of one node after the other, and where its past lies. [token], [token], [1]"""
+        return zip(self.isl.tolist(), self.past.tolist(), self.weight.tolist(), self.tier, strict=True)
+
+
 class PromptParts(NamedTuple):
     """Parts of a distribution of lengths, each by the length at its middle, of which quantiles are read.
 
@@ -259,3 +281,8 @@ def gauss(lengths: Floats, weight: Floats, count: int, *, log: bool = True) -> t
     nodes, vectors = np.linalg.eigh(jacobi)
     found = centre + spread * nodes
     return np.exp(found) if log else found, vectors[0] ** 2
+
+
+def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
+    """Round down to whole blocks. [token]"""
+    return np.floor(tokens / block_tokens * (1 + ROUNDING)) * block_tokens

@@ -42,11 +42,20 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.residents import CachedTokens, RankLoad, decode_residents
-from disagg_sim.techniques.prefix.requests import CachedPrefixes, Prompts, cached_share, prefixes_of
+from disagg_sim.physics.setup import Setup
+from disagg_sim.techniques.prefix.requests import CachedPrefixes, cached_share, prefixes_of
 from disagg_sim.techniques.ranks.physics import PieceLoads, RankLoads, RestLoads
 from disagg_sim.techniques.ranks.physics_sums import RequestLaw, request_law
-from disagg_sim.workload.distributions import NODES, LengthDistribution, PromptParts, length_distribution, nodes_of
+from disagg_sim.workload.distributions import (
+    NODES,
+    LengthDistribution,
+    PromptParts,
+    Prompts,
+    length_distribution,
+    nodes_of,
+)
 from disagg_sim.workload.trace import Trace
 
 #: A distribution is represented by quantiles at normal scores within this many standard deviations,
@@ -235,11 +244,16 @@ class Lengths(ByValue, Shown):
         isl = self.isl_quantile(p)
         return (isl, 0.0) if self.cached is None else self.cached.quantile(p)
 
-    def at_whole(self, tokens: int) -> Lengths:
-        """Return the same requests with cached prefixes rounded down to multiples of ``tokens``."""
-        if self.cached is None or tokens == 1:
-            return self
-        return replace(self, cached=self.cached.at_whole(tokens))
+    def at_checkpoints(self, at: Setup) -> Lengths:
+        """Return the same requests with cached prefixes that the layers of a model let prompts take up again.
+
+        >>> from disagg_sim.physics.setup import setup
+        >>> models, reused = ("llama_3_1_70b", "qwen3_next_80b_a3b"), lengths(65_536, 1024, cached=0.9)
+        >>> [reused.at_checkpoints(setup(name, "h200_sxm", "fp8")).mean_past for name in models]
+        [58976.0, 58688.0]
+        """
+        tokens = checkpoint_tokens(at.model, at.precision)
+        return self if self.cached is None or tokens == 1 else replace(self, cached=self.cached.at_whole(tokens))
 
     def isl_quantile(self, p: float) -> float:
         """Quantile ``p`` of the input length. [token]"""

@@ -25,9 +25,8 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse, SessionSpec, TrafficCase, TrafficSpec
 from disagg_sim.memory import require_memory
-from disagg_sim.techniques.prefix.requests import whole_blocks
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, arrivals_in_pieces, named_rng
-from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
+from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution, whole_blocks
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions, Tokens, read_only
 from disagg_sim.workload.stream import WINDOW, Piece, TraceStream
 from disagg_sim.workload.trace import MOST_REQUESTS, Trace, too_many

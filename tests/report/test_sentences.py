@@ -18,7 +18,6 @@ from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.plan import proof_lines
 from disagg_sim.report.plan_rows import change_lines, flip_lines, law_words
 from disagg_sim.report.schemas import SCHEMAS, json_schema
-from disagg_sim.techniques.prefix.search import align_to_checkpoints
 
 JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
 
@@ -72,7 +71,7 @@ def test_what_is_cached_in_pieces_says_so(model, cached, said):
     """A state is saved every 2,096 tokens, an entry of compressed attention holds 128: only whole ones are found."""
     law = ds.lengths(4096, 512, cached=cached)
     at = ds.setup(model, "h200_sxm", "fp8")
-    found = law_words(align_to_checkpoints(at, law), None, at)
+    found = law_words(law.at_checkpoints(at), None, at)
     assert found.removeprefix("4096 + 512 tokens with ") == said
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import KvTier
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.cache_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_passes
 from disagg_sim.physics.passes.prefill import PrefillPass, PromptLoad, prefill_pass
+from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -68,6 +70,28 @@ class PromptPasses:
             computed.where(np.asarray(computed.ftl < loaded.ftl + load), loaded._replace(load=load))
             for computed, loaded in zip(again, found, strict=True)
         ]
+
+    def expected(
+        self, prompts: Sequence[tuple[float, float, float, str]], counted: tuple[float, float] | None
+    ) -> list[PrefillPass]:
+        """Average passes over lengths and pasts [token], weights [1] and tiers; FTL is of ``counted`` if set."""
+        system = self._at.system
+        self.time_at_once([prompt[:2] for prompt in prompts] + ([] if counted is None else [counted]))
+        means = [PrefillPass(0.0, 0.0, Sums())] * len(self._forms)
+        for isl, past, weight, tier in prompts:
+            means = [
+                PrefillPass(
+                    mean.ftl + weight * each.ftl,
+                    mean.busy + weight * each.busy,
+                    mean.sums.plus(each.sums, weight),
+                    mean.load + weight * each.load,
+                )
+                for mean, each in zip(means, self.passes(isl, past, system.tier(tier)), strict=True)
+            ]
+        if counted is None:
+            return means
+        longest = self.passes(*counted, system.tier(HBM))
+        return [mean._replace(ftl=each.ftl) for mean, each in zip(means, longest, strict=True)]
 
     def time_at_once(self, prompts: Iterable[tuple[float, float]]) -> None:
         """Time prompts without a past in one table, which ``passes`` then reads; a column is a prompt and a batch."""

@@ -16,7 +16,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.simulation.kernel.fleet import Fleet
-from disagg_sim.techniques.prefix.requests import whole_blocks
+from disagg_sim.workload.distributions import whole_blocks
 from disagg_sim.workload.synthetic import drawn_pasts
 from disagg_sim.workload.trace import Trace
 

@@ -10,10 +10,8 @@ Source: physics page, section 8 (Prefix reuse).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +20,7 @@ from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, BetaShare, ConstantShare, Reuse, ShareSpec
-from disagg_sim.workload.distributions import gauss, nodes_of
+from disagg_sim.workload.distributions import ROUNDING, Prompts, gauss, nodes_of, whole_blocks
 
 #: Strata of unequal pasts, of equal numbers of prompts; prompts with nothing cached are one more.
 STRATA = 3
@@ -34,26 +32,6 @@ ON_A_LINE = 0.02
 FEW = 2
 #: Gauss points of a Beta distribution of shares.
 SHARE_NODES = 12
-#: A share of a length that is whole but for rounding counts as whole. [1]
-ROUNDING = 1e-12
-
-
-class Prompts(NamedTuple):
-    """Prompts that stand for a distribution, arrays of shape (nodes,)."""
-
-    isl: Floats  # whole length [token]
-    past: Floats  # of it, cached before its prefill [token]
-    weight: Floats  # probabilities, sum 1 [1]
-    tier: tuple[str, ...]  # (nodes,) where the past lies
-
-    @property
-    def new(self) -> Floats:
-        """Tokens that prefill computes. [token]"""
-        return self.isl - self.past
-
-    def each(self) -> Iterator[tuple[float, float, float, str]]:
-        """Length, past and weight of one node after the other, and where its past lies. [token], [token], [1]"""
-        return zip(self.isl.tolist(), self.past.tolist(), self.weight.tolist(), self.tier, strict=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,11 +152,6 @@ def prefixes_of(
     weight = np.full(isl.size, 1.0 / isl.size)
     reuse = Reuse(share=ConstantShare(share=share), block_tokens=1, tiers=tiers)
     return CachedPrefixes(isl=isl, past=found, weight=weight, reuse=reuse, few=few)
-
-
-def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
-    """Round down to whole blocks. [token]"""
-    return np.floor(tokens / block_tokens * (1 + ROUNDING)) * block_tokens
 
 
 def _line(new: Floats, past: Floats, weight: Floats, at: Floats) -> Floats:

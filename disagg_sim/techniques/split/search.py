@@ -20,7 +20,6 @@ from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import degrees, least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.techniques.encode.physics import EncodeStep
-from disagg_sim.techniques.prefix.search import align_to_checkpoints
 from disagg_sim.techniques.registry import clashes
 from disagg_sim.techniques.split.physics import Split, split_bytes, split_step
 from disagg_sim.workload.lengths import Lengths
@@ -179,7 +178,7 @@ def split_grid(
     if theirs.model.name != at.model.name:
         raise InputError(f"attention and feed-forward pool differ in model: {at.model.name} and {theirs.model.name}")
     require_no_drafts(at)
-    lengths = align_to_checkpoints(at, lengths)
+    lengths = lengths.at_checkpoints(at)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     domain = at.system.nvlink_domain
     limit = domain if domain >= MAX_DOMAIN_GPUS else MAX_INSTANCE_GPUS
