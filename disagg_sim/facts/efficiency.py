@@ -56,6 +56,7 @@ _AttentionKind = Annotated[str, OneOf(ATTENTION_KINDS)]
 _KeysOfTile = Annotated[str, OneOf((WALKED, SPLIT))]
 _Share = Annotated[float, Range(1e-6, 2.0)]  # of the BF16 peak: fp8 arithmetic passes 1
 _Fraction = Annotated[float, Range(0.0, 1.0)]
+_Handling = Annotated[float, Range(1e-5, 10.0)]
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Blend = Annotated[float, Range(1.0, 20.0)]
 _Count = Annotated[float, Range(0.0, 1e9)]
@@ -228,7 +229,7 @@ class MoeFit(Fit):
     blend_q: _Blend
     least_rows: Annotated[float, Range(0.0, 1e4)] = 0.0  # rows that an expert with fewer is padded to [1]
     per_expert: _Time = 0.0  # set-up of one expert of the rank [s]
-    e_handling: _Share | None = None  # share of the HBM bandwidth at which rows are gathered and summed; None: free [1]
+    handling: _Handling | None = None  # bytes of rows gathered and summed a FLOP of the FP32 peak; None: free [B/FLOP]
     block_rows: Annotated[float, Range(0.0, 1e4)] = (
         0.0  # every expert of the rank runs in blocks of so many, picked or not [1]
     )

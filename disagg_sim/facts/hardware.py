@@ -146,6 +146,11 @@ class SystemSpec(Shown):
         return self.kv_tiers[name]
 
     @property
+    def vector_flops(self) -> float:
+        """FP32 peak, which goes with multiprocessors and clock; none told: 1/16 of BF16, as on Hopper. [FLOP/s]"""
+        return self.peak_flops.get("fp32", self.peak_flops["bf16"] / 16.0)
+
+    @property
     def host_gpus(self) -> int:
         """GPUs of one host. [1]"""
         return self.node_gpus or self.nvlink_domain

@@ -37,6 +37,7 @@ OF_REGIME = (
     "least_rows",
     "per_expert",
     "handling",
+    "passing",
     "block_rows",
     "input_multiple",
     "multiple",

@@ -2,8 +2,8 @@
 
 The roofline says what the experts need: the picks' FLOP and the weights of the experts that are picked at all. The
 form here adds what grouped kernels pay beside it (physics page, section 9): an expert with few rows is padded to a
-tile, every expert of the rank costs set-up time whether picked or not, and rows are gathered, activated and summed
-through memory.
+tile, every expert of the rank costs set-up time whether picked or not, and rows are gathered, activated and summed one
+by one, which the instructions of the multiprocessors bind and not HBM: an H200 takes as long as an H100.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class MoeRate(Rate):
 
     least_rows: Numeric = 0.0  # rows that an expert with fewer is padded to [1]
     per_expert: Numeric = 0.0  # set-up of one expert of the rank [s]
-    handling: Numeric = np.inf  # bandwidth of gathering, activating and summing the rows [B/s]
+    handling: Numeric = np.inf  # rate at which multiprocessors gather, activate and sum the rows [B/s]
+    passing: Numeric = np.inf  # rate at which rows pass HBM where that is what binds their handling [B/s]
     element: float = ACTIVATION_BYTES  # of a weight, and of a quantised activation [B]
     block_rows: Numeric = 0.0  # rows of the blocks in which every expert of the rank runs, picked or not; 0 = none [1]
     input_multiple: Numeric = 1.0  # to which the hidden size that the first matrices read is rounded up [1]
@@ -32,7 +33,7 @@ class MoeRate(Rate):
     def plain(self) -> bool:
         """Whether nothing is added to the roofline."""
         added = np.any(self.least_rows) or np.any(self.per_expert) or np.any(self.block_rows)
-        return not added and bool(np.all(np.isinf(self.handling)))
+        return not added and bool(np.all(np.isinf(self.handling)) and np.all(np.isinf(self.passing)))
 
 
 def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
@@ -43,7 +44,9 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
 
     with P picks, D distinct experts among the E of the rank, :math:`r_0` the rows that an expert is padded to. A row is
     written and read in the format (b bytes) at both GEMMs, and in bf16 before the activation (two halves) and where it
-    is summed. An expert of two matrices has one half: :math:`d_e (2b + 4)`.
+    is summed. An expert of two matrices has one half: :math:`d_e (2b + 4)`. :math:`W_h` is what the multiprocessors
+    handle, in proportion to their number and clock (FP32 peak), so that the term is time of compute; where they are
+    faster than rows can pass HBM, ``rate.passing`` takes its place, and the term is time of memory.
 
     A kernel whose tiles want multiples of a size multiplies the padding, too (F grows), which it does not read.
 
@@ -91,9 +94,11 @@ def moe_cost(rows: ExpertRows, work: Work, rate: MoeRate) -> Cost:
     format_bytes, plain_bytes = 2.0 * rate.element, 2.0 * ACTIVATION_BYTES
     halves = rows.matrices - 1.0
     row = rows.hidden * (format_bytes + plain_bytes) + rows.width * (format_bytes + halves * plain_bytes)
-    handling = rows.picks * row / rate.handling
+    handled = rows.picks * row / rate.handling
+    passed = rows.picks * row / rate.passing
     floor = rate.t0 + rows.experts * rate.per_expert
-    return Cost(floor + handling + blend(compute, memory, rate.blend), Sums(compute, memory + handling, 0.0, floor))
+    time = floor + handled + passed + blend(compute, memory, rate.blend)
+    return Cost(time, Sums(compute + handled, memory + passed, 0.0, floor))
 
 
 def _padded(rows: ExpertRows, rate: MoeRate) -> Numeric:

@@ -69,6 +69,10 @@ GENERATED, GENERATED_FORMATS = "flashinfer_trtllm", ("fp8_block", "nvfp4")
 #: 90 % error of a fit above which another expert kernel of the format is taken instead. [1]
 WORST_FIT = 0.5
 
+#: Share of the HBM bandwidth at which rows of experts pass at most, some of them within L2: the fastest kernel that was
+#: timed reaches 1.6, on an A100. It binds cards with many multiprocessors and slow memory. [1]
+MOST_PASSING = 2.0
+
 F = TypeVar("F", bound=Fit)
 
 
@@ -218,6 +222,7 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
     """Find what a fitted grouped GEMM reaches, in FLOP/s, B/s and s; without ``e_compute`` arithmetic has no limit."""
     form = FORMATS[fit.format]
     flops = np.inf if fit.e_compute is None else fit.e_compute * system.peak_flops[form.arithmetic]
+    handling, passing = _handling(fit, system)
     return MoeRate(
         flops,
         fit.e_memory * system.hbm_bandwidth,
@@ -225,12 +230,21 @@ def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
         fit.blend_q,
         least_rows=fit.least_rows,
         per_expert=fit.per_expert,
-        handling=np.inf if fit.e_handling is None else fit.e_handling * system.hbm_bandwidth,
+        handling=handling,
+        passing=passing,
         element=form.bytes,
         block_rows=fit.block_rows,
         input_multiple=fit.input_multiple,
         multiple=fit.multiple,
     )
+
+
+def _handling(fit: MoeFit, system: SystemSpec) -> tuple[float, float]:
+    """Rates of multiprocessors that handle rows, and of rows that pass HBM; inf for what does not bind. [B/s]"""
+    if fit.handling is None:
+        return np.inf, np.inf
+    handled, passed = fit.handling * system.vector_flops, MOST_PASSING * system.hbm_bandwidth
+    return (handled, np.inf) if np.real(handled) <= np.real(passed) else (np.inf, passed)
 
 
 def _tables(kind: str) -> tuple[str, ...]:

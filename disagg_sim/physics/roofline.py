@@ -24,7 +24,7 @@ class Rate:
 class Sums(NamedTuple):
     """Time sums of a pass by resource, ignoring overlap: the largest of the four is its bound. [s]"""
 
-    compute: Numeric = 0.0  # F/(e_c*Pi)
+    compute: Numeric = 0.0  # F/(e_c*Pi), and rows of experts that multiprocessors gather and sum
     memory: Numeric = 0.0  # bytes/(e_m*BW)
     communication: Numeric = 0.0  # message/(eta*BW_link)
     latency: Numeric = 0.0  # t0 + a + host

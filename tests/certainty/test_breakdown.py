@@ -101,6 +101,26 @@ def test_resources_are_elasticities_where_nothing_waits():
     assert np.allclose(moved["throughput"].drop("hbm_capacity"), exact["throughput"], rtol=1e-4, atol=1e-8)
 
 
+def test_experts_of_long_prompts_wait_for_multiprocessors_not_for_hbm():
+    """R1 on 8 H200: rows are gathered and summed in most of the time; HBM twice as fast takes 4 % off, not a third.
+
+    Elasticities to rates and inverse latencies add up to one, less the fixed times of kernels and the host.
+    """
+    at, eight = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine="kernels"), ds.Sharding(tp_attn=8, tp_ffn=8)
+    points = ds.colocated(at, eight, ds.lengths(8192, 512), options=ds.Colocation(batch=(8,), prefill_batch=(1,)))
+    faster = ds.rescore(points, partial(scaled, parameter="hbm_bandwidth", factor=2.0))
+    assert 0.94 < faster["ftl_s"][0] / points["ftl_s"][0] < 0.97
+    found = ds.breakdown(points)
+    parts = found.operators.query("latency == 'ftl'")
+    (experts,) = parts[parts["kind"] == "experts"].to_dict("records")
+    assert experts["flops"] / (experts["compute_s"] * at.system.peak_flops["fp8"]) < 0.1
+    assert experts["compute_s"] > 0.9 * experts["seconds"]
+    exact = found.elasticities.set_index("parameter")["ftl"]
+    rates = exact[["flops", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth"]].sum()
+    fixed = parts[["latency_s", "host_s", "waiting_s"]].sum().sum()
+    assert -rates == pytest.approx(1.0 - fixed / points["ftl_s"][0], rel=1e-9)
+
+
 def test_elasticities_of_a_capped_system_are_slopes():
     """The clock that a cap leaves depends on the rates: exact derivatives equal differences of scored tables."""
     at, eight = ds.setup("llama_3_1_70b", "h200_sxm_500w", "fp8", engine="vllm"), ds.Sharding(tp_attn=8, tp_ffn=8)

@@ -142,9 +142,24 @@ def test_routed_experts_by_hand():
     """
     cost = grouped(EXPERTS, 100.0, 50.0, 200.0)
     assert float(cost.time) == pytest.approx((30 + 300 + 19.2 + 3.4) * US, rel=1e-9)
-    assert float(cost.sums.compute) == pytest.approx(19.2 * US, rel=1e-9)
-    assert float(cost.sums.memory) == pytest.approx(303.4 * US, rel=1e-9)
+    assert float(cost.sums.compute) == pytest.approx((19.2 + 3.4) * US, rel=1e-9)
+    assert float(cost.sums.memory) == pytest.approx(300 * US, rel=1e-9)
     assert float(cost.sums.latency) == pytest.approx(30 * US, rel=1e-9)
+
+
+def test_rows_of_experts_are_handled_by_multiprocessors_not_by_hbm():
+    """Gathers and sums go with SMs times clock: H200 as H100; H20, of 44 for 66.9 TFLOP/s in FP32, 1.5 times as long.
+
+    An L40S has more of both than H100, but a quarter of its bandwidth: there rows pass HBM at twice it at most.
+    """
+    fit = moe_fit("rows", t0=10 * US, handling=0.03)
+    rates = {name: moe_rate(fit, load_system(name)) for name in ("h100_sxm", "h200_sxm", "h20_sxm", "l40s")}
+    assert rates["h100_sxm"].handling == rates["h200_sxm"].handling
+    assert rates["h200_sxm"].handling == pytest.approx(0.03 * 66.9e12)
+    assert rates["h20_sxm"].handling == pytest.approx(rates["h100_sxm"].handling * 44 / 66.9)
+    assert (rates["l40s"].handling, rates["l40s"].passing) == (np.inf, 2 * 864e9)
+    slower = grouped(replace(EXPERTS, handling=np.inf, passing=1e12), 100.0, 50.0, 200.0)
+    assert float(slower.sums.memory) == pytest.approx(303.4 * US, rel=1e-9)
 
 
 def test_experts_in_blocks_take_the_time_of_their_weights_picked_or_not():
@@ -156,7 +171,8 @@ def test_experts_in_blocks_take_the_time_of_their_weights_picked_or_not():
 
 
 def test_full_experts_are_not_padded_and_idle_ranks_pay_the_floor():
-    full, double = (float(grouped(EXPERTS, picks, 50.0, 50.0).sums.compute) for picks in (8000.0, 16000.0))
+    free = replace(EXPERTS, handling=np.inf)
+    full, double = (float(grouped(free, picks, 50.0, 50.0).sums.compute) for picks in (8000.0, 16000.0))
     assert (full, double) == pytest.approx((192 * US, 384 * US))
     assert float(grouped(EXPERTS, 0.0, 0.0, 8.0).time) == pytest.approx(10.8 * US)
 
@@ -196,7 +212,7 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     """A kernel with a low floor and slow memory, one with a high floor and fast memory; a floor of a profile is all."""
     fits = (
         moe_fit("early", t0=10 * US, e_memory=0.2, per_expert=0.1 * US),
-        moe_fit("late", t0=90 * US, e_handling=0.5, least_rows=16.0),
+        moe_fit("late", t0=90 * US, handling=0.025, least_rows=16.0),
     )
     rates = rates_with(moe=fits)
     assert len({id(kernels) for kernels in rates.moe.values()}) == 1

@@ -18,7 +18,7 @@ row:
 Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them. The rank
 that they time is handed all T tokens of the layer and writes a row of output for each, where a served rank gets the
 tokens that reach it. So what is summed is counted in tokens there, beside the picks (``MeasuredRankLoad.summed``), at
-the bandwidth of the fit.
+the rate of handling of the fit.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _NUMBERS = (
     Parameter("e_compute", 0.5, 0.02, 1.0),
     Parameter("t0", 30 * US, 1 * US, 300 * US),
     Parameter("e_memory", 0.85, 0.05, 1.0),
-    Parameter("e_handling", 0.5, 0.02, 2.0),
+    Parameter("handling", 0.03, 0.001, 1.0),
     Parameter("per_expert", 0.05 * US, 1e-4 * US, 1 * US),
 )
 #: Which of them each kernel may have to itself.
 _OWN = (
     ("e_compute", "t0"),
-    ("e_compute", "t0", "e_handling"),
+    ("e_compute", "t0", "handling"),
     ("e_compute", "t0", "e_memory"),
-    ("e_compute", "t0", "e_memory", "e_handling"),
+    ("e_compute", "t0", "e_memory", "handling"),
 )
 #: Numbers of all kernels of a library together, at most. [1]
 MOST = 15
@@ -258,5 +258,5 @@ def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> M
 def _times(given: MeasuredRankLoad, fit: MoeFit, system: SystemSpec) -> Array:
     rows, rate = given.rows(fit.stray), moe_rate(fit, system)
     work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
-    summed = given.summed * given.hidden * ACTIVATION_BYTES / rate.handling
+    summed = given.summed * given.hidden * ACTIVATION_BYTES * (1.0 / rate.handling + 1.0 / rate.passing)
     return np.asarray(moe_cost(rows, work, rate).time + summed)

@@ -101,7 +101,7 @@ EXPERTS = MoeFit(
     blend_q=moe.BLEND_Q,
     least_rows=moe.LEAST_ROWS,
     per_expert=0.2 * US,
-    e_handling=0.4,
+    handling=0.0287,
 )
 
 
@@ -158,11 +158,11 @@ def test_a_single_token_picks_the_lowest_experts_of_a_large_group():
 
 
 def test_a_rank_of_a_large_group_writes_a_row_for_each_token_of_the_layer():
-    """4096 tokens of 7168 values in bf16 at the bandwidth of handling, whatever the rank was picked for."""
+    """4096 tokens of 7168 values in bf16 at the rate of handling, whatever the rank was picked for."""
     rows = moe_rows(framework="trtllm").assign(num_tokens=4096, ep=8)
     of_group = rows.assign(num_slots=rows["num_experts"], rank0_num_tokens=1)
     more = predict_moe(of_group, H200, [EXPERTS]) - predict_moe(rows, H200, [EXPERTS])
-    written = 4096 * rows["hidden"].to_numpy() * 2 / (EXPERTS.e_handling * H200.hbm_bandwidth)
+    written = 4096 * rows["hidden"].to_numpy() * 2 / (EXPERTS.handling * 66.9e12)
     assert more == pytest.approx(written)
 
 
