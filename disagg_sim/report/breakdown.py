@@ -50,7 +50,7 @@ PART_TEXT = {
 }
 #: Parameters of elasticities as people read them, and whether one percent more or less of them is meant.
 PARAMETER_TEXT = {
-    "flops": "1 % more FLOP/s",
+    "flops": "1 % more compute",
     "hbm_bandwidth": "1 % more HBM bandwidth",
     "nvlink_bandwidth": "1 % more NVLink bandwidth",
     "nic_bandwidth": "1 % more NIC bandwidth",

@@ -29,7 +29,7 @@ from disagg_sim.workload.lengths import Lengths
 MODE_TEXT = {ServingMode.DISAGGREGATED: "disaggregated", ServingMode.COLOCATED: "co-located"}
 #: Bounds of a pass or step, in words.
 BOUND_TEXT = {
-    "compute": "arithmetic",
+    "compute": "compute",
     "memory": "memory bandwidth",
     "communication": "links between GPUs",
     "latency": "latencies",
@@ -261,7 +261,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
 
 
 def binds_text(pool: PlannedPool) -> str:
-    """Write what binds a pool: ``arithmetic binds a pass``, or how long its halves wait for each other."""
+    """Write what binds a pool: ``compute binds a pass``, or how long its halves wait for each other."""
     if len(pool.halves) > 1:
         waits = " and ".join(f"{role_text(part.role)} ranks wait {part.idle:.0%}" for part in pool.halves)
         return f"{waits} of a full step"

@@ -282,7 +282,7 @@ def test_halves_of_a_decode_instance_are_spared_and_judged_together(browser, tmp
     assert [row[0] for row in rows] == ["encode", "prefill", "attention", "FFN"]
     assert [row[1].split(" ×")[0] for row in rows] == ["2 + 1", "2", "2 + 2", "2 + 2"]
     assert [row[6] for row in rows] == ["–", *["60 GB"] * 3]
-    bound = ["arithmetic", "memory bandwidth", "waits 25 % of a full step", "waits 50 % of a full step"]
+    bound = ["compute", "memory bandwidth", "waits 25 % of a full step", "waits 50 % of a full step"]
     assert [row[7] for row in rows] == bound
     layouts = ["never measured", "served", "launchable", "launchable"]
     assert [row[8].split("layout ")[1] for row in rows] == layouts

@@ -6,7 +6,7 @@ const ROLE = { colocated: "co-located", ffn: "FFN" };
 const judgedAs = (role) => (role === "attention" || role === "ffn" ? "decode" : role);
 const ofPool = (values, place) => values[Math.min(place, values.length - 1)];
 const BOUND = {
-  compute: "arithmetic",
+  compute: "compute",
   memory: "memory bandwidth",
   communication: "links between GPUs",
   latency: "latencies",
