@@ -1,12 +1,14 @@
 """Labels of numbers: shares are shares of time, the weakest fit speaks for an operator, pools count by their GPUs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from design_tables import tables_of
 
 import disagg_sim as ds
+from disagg_sim.certainty.extrapolation import doubtful
 from disagg_sim.certainty.rows import design_of, designs_of
 from disagg_sim.certainty.trust import (
     MEANING,
@@ -86,7 +88,10 @@ def test_exchange_over_nics_that_nobody_timed_is_assumed():
 def test_one_inherited_fit_makes_its_operator_inherited():
     (fit, *_) = ds.setup("llama_3_1_8b", "h100_sxm", "fp8").rates.used[0].fits
     assert trust_of([fit]) == Trust.FITTED
-    assert trust_of([fit, replace(fit, inherited_from="a100_sxm_80gb")]) == Trust.INHERITED
+    both = (fit, replace(fit, inherited_from="a100_sxm_80gb"))
+    assert trust_of(both) == Trust.INHERITED
+    operator = {"sizes": {}, "rows": 1, "cut_of": None}  # inside all ranges
+    assert [doubtful(SimpleNamespace(fits=fits, **operator)) for fits in ((fit,), both)] == [False, True]
 
 
 def test_a_host_without_an_engine_is_assumed_and_of_an_unserved_class_inherited():
@@ -113,6 +118,9 @@ def test_shares_of_a_point_of_a_grid_are_those_of_its_design():
     grid = ds.prefill_grid(at, ds.Sharding(), LENGTHS, batch=[1, 4])
     found = shares_of_designs(design_of(grid, 0, 1))
     assert np.isclose(found[Trust.FITTED].throughput[0], trust_shares(grid, 0, 1)[Trust.FITTED])
+    mtp = ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
+    drafting = ds.decode_grid(mtp, ds.Sharding(dp_attn=8, ep=8, draft_tokens=1), LENGTHS, batch=[8])
+    assert design_of(drafting, 0, 0).at.speculation == mtp.speculation  # one draft token is one, too
 
 
 def test_words_are_short_and_say_every_label():

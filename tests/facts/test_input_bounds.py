@@ -232,6 +232,22 @@ def test_each_fault_is_named(tmp_path, change, found):
     assert str(refusal.value) == message(path, found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "fault"),
+    [
+        ("power", "h200_sxm", "laws: none is of kind 'gemm', which stands for kinds without one"),
+        ("uncertainty", "measured", "kinds: missing key 'gemm'"),
+    ],
+)
+def test_power_and_spreads_of_matrix_multiplies_are_needed(tmp_path, kind, name, fault):
+    lines = spec_files(kind)[name].read_text(encoding="utf-8").splitlines(keepends=True)
+    path = tmp_path / f"{name}.yaml"
+    path.write_text("".join(line for line in lines if "kind: gemm," not in line and "  gemm:" not in line))
+    with pytest.raises(SpecError) as refusal:
+        check_file(path)
+    assert str(refusal.value) == message(path, [fault])
+
+
 def test_all_faults_of_a_file_come_at_once(tmp_path):
     path = edited(tmp_path, "hardware", "h200_sxm", "hbm_bandwidth: 4.8 TB/s", "hbm_bandwith: 4.8 TB/s")
     text = path.read_text(encoding="utf-8").replace(": 141 GB", ": 141 TB").replace("sm_count: 132", "sm_count: 1.5")

@@ -54,6 +54,10 @@ def test_a_hand_over_by_hand(llama):
     assert over.post == pytest.approx(0.164, abs=1e-3)
     assert over.wire == pytest.approx(2 * 0.0134, rel=2e-3)
     assert over.time == pytest.approx(over.latency + over.post + over.wire)
+    fourth = over.time / 4  # of four pieces, three leave in three quarters of a prefill
+    assert over.exposed(over.time / 5, 4) == pytest.approx(over.time - 3 / 4 * over.time / 5)
+    assert over.exposed(10 * over.time, 4) == fourth
+    assert over.exposed(10 * over.time, 1) == over.time
     crossed = kv_hand_over(llama, tp(4), tp(8), 32_768, path="rail", layout=KvLayout(cross_layer=True))
     assert crossed.descriptors == 2048
 

@@ -1,5 +1,7 @@
 """Plans whose hit rate follows from what the planned GPUs remember, and what decode holds of a prompt."""
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
@@ -7,6 +9,7 @@ import disagg_sim as ds
 from disagg_sim.cli.main import app
 from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.plan import _alike, plan_turns
 from disagg_sim.planning.prove import prove
@@ -46,6 +49,17 @@ def test_prompts_are_remembered_where_they_are_prefilled():
     assert found.caches == prefill.instances
     bytes_of_token = 80 * 2 * 8 * 128  # of keys and values in fp8
     assert dict(found.rooms)["hbm"] == pytest.approx(prefill.mapping.gpus * 8e9 / bytes_of_token, rel=1e-3)
+
+
+def test_a_shared_tier_holds_what_all_caches_bring_and_another_what_one_does():
+    """1.31072 GB of each GPU hold 20,000 tokens of 65,536 B; three caches of two GPUs share the pool."""
+    at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    own = KvTier(bandwidth=1e9, latency_s=0.0, capacity=1.31072e9)
+    system = replace(at.system, kv_tiers={"dram": own, "pool": replace(own, shared=True)})
+    found = GpuCaches(gpus=2, caches=3, tiers=("dram", "pool")).met(
+        (at.model, at.precision), system, 4096.0, sessions_per_s=1.0
+    )
+    assert dict(found.rooms) == {"dram": 40_000.0, "pool": 120_000.0}
 
 
 def test_words_of_the_command_are_read():

@@ -10,6 +10,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.pool_parts import encode_spent, split_parts
+from disagg_sim.certainty.trust import Trust
 from disagg_sim.cli.evaluate import pools_of_plan
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
@@ -17,6 +18,7 @@ from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import drawn, planned_prices, watts_of_pools
 from disagg_sim.planning.flips import _again, flips
 from disagg_sim.planning.limits import Demand, Limit
+from disagg_sim.planning.pool_evidence import evidence_of
 from disagg_sim.planning.prove import deployed, prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.page.write import plan_content
@@ -146,6 +148,10 @@ def test_halves_of_an_instance_are_told_apart():
     step = split_parts(pool.setup, split_of(pool.mapping, pool.mapping.ffn), LENGTHS, each)
     assert [held for held, _ in step.memory] == pytest.approx([attention.memory, ffn.memory])
     assert float(step.step.attention_idle) == pytest.approx(attention.idle)
+    shares = step.parts.groupby("trust")["share"].sum().drop(Trust.ASSUMED, errors="ignore")
+    rests = evidence_of(found, pool).tpot  # links and the host are assumed; at the mean sequences in flight
+    assert {label: rests[label] for label in map(Trust, shares.index)} == pytest.approx(shares.to_dict(), rel=2e-3)
+    assert sum(rests.values()) == pytest.approx(1.0)
     made = {each["role"]: each for each in plan_json(found)["best"]["pools"]}
     assert [made[name]["gpus"] for name in ("attention", "ffn")] == [attention.gpus, ffn.gpus]
     assert made["ffn"]["memory_bytes"] == ffn.memory

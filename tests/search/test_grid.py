@@ -34,6 +34,16 @@ def tensor_parallel(*degrees: int) -> list[Sharding]:
     return [Sharding(tp_attn=n, tp_ffn=n) for n in degrees]
 
 
+def test_a_step_takes_as_long_however_many_drafts_are_accepted():
+    one = Sharding(tp_attn=4, tp_ffn=4, draft_tokens=2)
+    few, many = (
+        decode_grid(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said), one, lengths(4096, 512), batch=[8, 64])
+        for said in ("draft_model llama_3_1_8b 0.6 0.5", "draft_model llama_3_1_8b 0.9 0.5")
+    )
+    assert few.step == pytest.approx(many.step, rel=1e-12)
+    assert np.all(many.latency < few.latency)
+
+
 def test_batches_are_four_a_doubling():
     assert batch_sizes(64).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
     assert batch_sizes(1).tolist() == [1]
@@ -51,6 +61,9 @@ def test_batch_axis_ends_at_the_memory_limit(phase):
     done = score(GB200, table, lengths(4096, 512), batch=[int(axis[-1]), beyond])
     assert done.feasible[:, 0].any()
     assert not done.feasible[:, 1].any()
+    table = done.to_frame()
+    assert np.array_equal(table["ttl_s"], np.ravel(done.latency))
+    assert table[["gpus", "batch"]].to_numpy().tolist() == [[n, b] for n in done.gpus for b in done.batch]
 
 
 def test_points_that_do_not_fit_keep_their_place():

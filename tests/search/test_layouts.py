@@ -56,6 +56,13 @@ def test_experts_of_qwen3_235b_are_cut_in_whole_blocks_of_128():
     assert set(layouts.why_not_launchable(setup("qwen3_235b_a22b", "h100_sxm", "bf16"), cuts)) == {""}
 
 
+def test_shared_experts_are_cut_like_attention_and_routed_ones_are_not():
+    """EP 16 leaves routed experts whole; of the shared one each of 16 GPUs of attention TP has 64 of 1,024 columns."""
+    at, spread = setup("qwen3_5_397b_a17b", "gb200_nvl72", "fp8_block"), Sharding(tp_attn=16, tp_ffn=1, ep=16)
+    (refused,) = layouts.why_not_launchable(at, Sharding.stack([spread]))
+    assert refused == "shared experts of width 1024 cut inside blocks of 128 of fp8_block"
+
+
 def test_what_each_engine_can_start():
     """vLLM: EP over all GPUs or none. TensorRT-LLM: attention DP over all GPUs or none. SGLang: any divisors."""
     mixed = Sharding(tp_attn=2, dp_attn=4, ep=8)

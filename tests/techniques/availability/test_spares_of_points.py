@@ -65,12 +65,19 @@ def test_spares_of_points_per_joule_wait():
 
 
 def test_a_co_located_point_by_hand():
-    """Ten instances of 8 GPUs that serve 98 % of the time each: two spares for 99 %, so 96 GPUs in place of 80."""
+    """Ten instances of 8 GPUs that serve 98 % of the time each: two spares for 99 %, so 96 GPUs in place of 80.
+
+    Beside a point of one instance: for 97 % it needs no spare, ten need one (0.98^11 + 11*0.02*0.98^10 = 0.980).
+    """
     failing = replace(LLAMA, gpu_mtbf=8 * 3600.0 * 0.98 / 0.02, node_mtbf=None, link_mtbf=None, restart=3600.0)
     row = with_spares(points((0, 0, 8, 10)), SpareRules(target=0.99, failing=failing, gpu_cap=80), SYSTEMS).iloc[0]
     assert (row["copies"], row["prefill_spares"], row["decode_spares"]) == (1, 0, 2)
     assert row[f"{THROUGHPUT}_with_spares"] == pytest.approx(10.0 * 80 / 96)
     assert row["availability"] == pytest.approx(1 - 0.00152, abs=1e-4)
+    both = with_spares(
+        points((0, 0, 8, 10), (0, 0, 8, 1)), SpareRules(target=0.97, failing=failing, gpu_cap=8), SYSTEMS
+    )
+    assert both["decode_spares"].tolist() == [1, 0]
 
 
 def test_a_site_shares_its_spares():
