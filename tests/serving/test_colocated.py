@@ -107,7 +107,7 @@ def test_requests_that_end_together_share_passes():
 
 
 def test_one_request_a_batch_piggybacked_by_hand():
-    """8 chunks of 512 tokens for every 511 steps."""
+    """8 chunks of 512 tokens for every 511 steps, and as many where 4096 tokens before them are cached."""
     at = setup(LLAMA, SYSTEM, RECIPE)
     t_mix = mixed_step(
         at, Sharding(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
@@ -119,6 +119,10 @@ def test_one_request_a_batch_piggybacked_by_hand():
     assert row.ttl_mean_s == pytest.approx((8 * t_mix + 503 * ttl_at(1)) / 511)
     assert row.ftl_s == pytest.approx(8 * t_mix)
     assert row.tokens_per_s_per_gpu == pytest.approx(512 / (4 * (8 * t_mix + 503 * ttl_at(1))))
+    options = Colocation(batch=1, rank_chunk_tokens=512, ttl_measure="p99")
+    row = piggyback(at, TP4, lengths(8192, 512, cached=0.5), options=options).query("mixed_chunk_tokens == 512").iloc[0]
+    assert row.mixed_step_share == pytest.approx(8 / 511)
+    assert row.ftl_s == pytest.approx(8 * row.ttl_largest_gap_s)
 
 
 def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
