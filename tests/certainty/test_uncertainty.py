@@ -13,7 +13,7 @@ from disagg_sim.certainty import error_bars
 from disagg_sim.certainty.contributions import timed_contributions
 from disagg_sim.certainty.designs import scores_of, times_of
 from disagg_sim.certainty.error_bars import kind_of
-from disagg_sim.certainty.rows import designs_of
+from disagg_sim.certainty.rows import design_of, designs_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import GemmFit
 from disagg_sim.facts.load import load_uncertainty
@@ -143,6 +143,13 @@ def test_a_fit_of_another_system_is_off_by_its_own_error_and_by_the_transfer():
     at = {"kind": "gemm", "sizes": {}, "rows": 1, "cut_of": None, "architecture": "Blackwell"}
     alone, moved = (error_bars.sigma_of(SimpleNamespace(fits=(each,), **at), spec) for each in (own, theirs))
     assert moved**2 - alone**2 == pytest.approx(spec.kinds["gemm"].transfer_across ** 2)
+
+
+def test_errors_of_mappings_that_differ_in_one_degree_are_drawn_apart():
+    at, apart = ds.setup("deepseek_r1", "h200_sxm", "fp8_block"), {"tp_attn": 8, "tp_ffn": 1, "ep": 8}
+    grid = ds.decode_grid(at, [ds.Sharding(**apart, dcp=n) for n in (1, 2, 4)], ds.lengths(4096, 512), batch=[16])
+    names = [error_bars._mapping_names(design_of(grid, row, 0), "decode") for row in range(3)]
+    assert len({name for (name,) in names}) == 3
 
 
 RATES = ("flops", "hbm_bandwidth", "nvlink_bandwidth", "nic_bandwidth")
@@ -351,6 +358,7 @@ def test_experts_of_a_text_move_passes_of_expert_ranks_and_no_skew_of_your_own(m
     assert fill == pytest.approx(ends, rel=0.02)
     assert step[0] < 1.0 < step[1]
     assert step[1] - step[0] < fill[1] - fill[0], "decode waits for weights more than for tokens"
+    assert np.ptp(found({"dp_attn": 2, "tp_ffn": 1, "ep": 2, "pp": 4}).text[0]) > 0  # two ranks are skewed, too
     for none in (found(cut), found(wide, "measured_skew1.1")):
         assert (none.text == 1.0).all()
         assert np.ptp(none.ftl) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,13 @@ def test_one_request_after_the_other_meets_none() -> None:
     law, arrivals = instance(1e-7)
     found = token_times(law, law.mixing(arrivals.rate, 0), 1e-6, (0.01, 0.0), np.array([100.0]), arrivals)
     assert (found.mean, found.at(0.99)) == pytest.approx((0.01, 0.01), rel=1e-3)
+
+
+def test_prompts_with_more_before_them_count_as_more_tokens() -> None:
+    """1 us longer a token of past, of 110 ms with 900 tokens of a prompt and 100 of decodes on each of two ranks."""
+    longer = np.array([[0.0] * 2, [1e-6] * 2])
+    law = replace(instance(1.0)[0], ranks=2, budget=2000, verified=np.full(2, 200.0), longer=longer)
+    assert law.worth(1.0, np.array([1000.0]), 2000.0) == pytest.approx(1000.0 * (1.0 + 2000 * 1e-6 / 0.11), rel=1e-9)
 
 
 def test_no_token_takes_longer_than_a_full_step() -> None:

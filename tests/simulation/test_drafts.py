@@ -120,15 +120,16 @@ def case(request):
 def test_steps_are_those_of_the_physics(case):
     """Of decodes alone, of chunks beside them, and of prompts, whose pass has the layers of the drafter."""
     at, cut, isl, _, _, table = case
+    close = 0.01 if at.speculation.method == "draft_model" else 0.004  # tables are coarser for two models' steps
     for batch in (4, 16, 60):
         alone = decode_step(at, cut, batch=float(batch), context=900.0).time
-        assert table.step_time(batch, 900.0) == pytest.approx(float(alone), rel=0.01)
+        assert table.step_time(batch, 900.0) == pytest.approx(float(alone), rel=0.001)
         for tokens in (64, 512, 2048):
             chunk = Chunk(float(tokens), float(isl), past=0.0)
             past = max((isl - tokens / cut.dp_attn) / 2, 0.0)
             pieces = max(tokens // isl, cut.dp_attn)
             mixed = mixed_step(at, cut, batch=float(batch), context=900.0, chunk=chunk).time
-            assert table.step_time(batch, 900.0, tokens, past, pieces) == pytest.approx(float(mixed), rel=0.02)
+            assert table.step_time(batch, 900.0, tokens, past, pieces) == pytest.approx(float(mixed), rel=close)
     whole = prefill_pass(at, cut, batch=float(cut.dp_attn), isl=isl).ftl
     assert table.pass_time(isl, prompts=cut.dp_attn)[0] == pytest.approx(float(whole), rel=0.01)
 
