@@ -91,13 +91,16 @@ def _starts(row: ServingRow) -> bool:
 def _as_launched(row: ServingRow, line: Any, further: Any) -> ServingRow:
     split = text(line, "kind") == "recipe"
     cache = text(line, "f_decode_kv_dtype" if split else "f_kv_cache_dtype")
+    # ``auto`` follows the checkpoint (TensorRT-LLM pull request 16240), and that of gpt-oss says nothing of its cache
+    own = cache == "auto" and row.model.startswith("gpt_oss")
+    kept = "fp8" if cache.startswith("fp8") else "bf16" * own
     weights = row.recipe.removesuffix("_bf16kv").removesuffix("_fp8kv")
     side, ranks = ("decode_", 0) if split else ("", count(further, "dp"))
     row = replace(
         row,
         workers=_workers(row.workers, line, side, text(line, "f_decode_eplb_slots"), ranks),
         prefill=_workers(row.prefill, line, "prefill_", text(further, "prefill_eplb_slots")),
-        recipe=recipe_of(weights, "fp8", row.model) if cache.startswith("fp8") else row.recipe,
+        recipe=recipe_of(weights, kept, row.model) if kept else row.recipe,
         version=row.version or version_in(text(line, "image_script")),
     )
     if split and row.engine == "sglang" and further is not None and not text(further, "decode_moe_a2a"):

@@ -371,6 +371,14 @@ LAUNCHES = [
         *(R1, LAUNCHED | {"f_decode_tp": 16}, {}),
         {"workers.mapping": Sharding(dp_attn=8, ep=8), "prefill.mapping": Sharding(dp_attn=4, ep=4)},
     ),
+    # a format left to the checkpoint: that of gpt-oss names none, which is 16 bit, those of NVFP4 do
+    *(
+        (R1 | {"model": model}, LAUNCHED | {"f_decode_kv_dtype": said}, {}, {"recipe": recipe})
+        for model, said, recipe in [
+            *(("openai/gpt-oss-120b", "auto", "mxfp4"), ("openai/gpt-oss-120b", "", "mxfp4_fp8kv")),
+            ("DeepSeek-R1-0528", "auto", "nvfp4_fp8kv"),
+        ]
+    ),
     # a script of one node, one set of flags valid on its day: how its scheduler takes requests, and how many were sent
     *(
         (R1, SCRIPT | {"match": match}, {}, {"poll_steps": 30, "gather_steps": 20, "cold": True, "waves": 50})
