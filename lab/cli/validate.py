@@ -61,10 +61,6 @@ def memory(
         list[Path], typer.Argument(metavar="FILE...", help="Memory of servers at start-up (CSV; docs/fidelity.md).")
     ],
     engine: Annotated[str, typer.Option(help="Engine profile.")] = "vllm",
-    configs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Directory of ORG--NAME.json, configurations of models that are not shipped."),
-    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of rows.csv and summary.csv.")] = None,
 ) -> None:
     """Predict the memory of every server that a start-up log tells of, and print the errors by term.
@@ -73,7 +69,7 @@ def memory(
     the longest context alone are one case. Every server that is not evaluated is named with the reason.
     """
     profile = load_engine(engine)
-    found = pd.concat([judge_memory(path, profile, configs=configs).assign(file=path.name) for path in files])
+    found = pd.concat([judge_memory(path, profile).assign(file=path.name) for path in files])
     summary = memory_errors(found.assign(case=found["file"] + found["case"].astype(str)))
     lines = [(*row[:4], *(f"{number:.2%}" for number in row[4:])) for row in summary.itertuples(index=False)]
     print_table(lines, header=list(summary.columns), numeric=range(2, len(summary.columns)))

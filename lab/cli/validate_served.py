@@ -14,7 +14,6 @@ from disagg_sim.cli.tables import print_frame
 from disagg_sim.cli.workers import cores
 from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
-from lab.calibration.kernels.residuals import by_group
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.boards import NEAR, boards, judged_boards, met
 from lab.calibration.served.drafts import drafts_summed, judged_drafts
@@ -24,7 +23,6 @@ from lab.calibration.served.groups import (
     RERUN_NOISE,
     counted,
     coverage,
-    errors_of,
     groups,
     judged,
     side_by_side,
@@ -34,16 +32,7 @@ from lab.calibration.served.groups import (
 )
 from lab.calibration.served.left_out import Unseen, left_out
 from lab.calibration.served.optimum import FASTEST, LEAST_WORKERS, heights_by, judged_optima, ratios_by, split_groups
-from lab.calibration.served.ranking import (
-    SLOW,
-    heights,
-    modes,
-    predicted_by,
-    ranked,
-    read_predictions,
-    served_points,
-    summed,
-)
+from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
@@ -167,41 +156,14 @@ def _simulate(table: pd.DataFrame, rows: list[ServingRow], jobs: int, out: Path 
 
 def validate_ranking(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV files of serving measurements.")],
-    predictions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What another tool predicts (CSV): row_id, tpot_ms, and ttft_ms or tput_total_tok_s_gpu or both.",
-        ),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of ranking.csv, modes.csv and heights.csv.")] = None,
 ) -> None:
     """Judge the configurations that the forecast would pick by the throughput that was measured.
 
     Groups are one model, system, engine and pair of lengths. At the interactivity of each measured run that two or more
-    configurations reach, the forecast picks one; with --predictions another tool does, on the rows that it predicts.
+    configurations reach, the forecast picks one.
     """
-    rows = read_with_warnings(files)
-    table = evaluate(rows)
-    told = None if predictions is None else read_predictions(predictions)
-    if told is None:
-        _judge(table, "", out)
-        return
-    theirs, ours = predicted_by(table, told)
-    unknown = len(set(told.index) - set(table["row"]))
-    typer.echo(f"{predictions}: {len(told)} rows, {unknown} of them in none of the files")
-    for lines, name in ((theirs, "predictions"), (ours, "own")):
-        _judge(lines, name, out if name == "predictions" else None)
-        typer.echo("")
-
-
-def _judge(table: pd.DataFrame, name: str, out: Path | None) -> None:
-    """Print, and write, the verdicts over some lines; ``name`` says whose numbers they are, "" = the forecast's own."""
-    if name:
-        below = table[table["evaluated"] & ~table["saturated"]]
-        typer.echo(f"Numbers of {name}:")
-        print_frame(pd.DataFrame(by_group(below, ["quantity"], errors_of)))
-    runs = served_points(table)
+    runs = served_points(evaluate(read_with_warnings(files)))
     cells = ranked(runs)
     if cells.empty:
         typer.echo("no two configurations of one model, system, engine and pair of lengths reach one interactivity")

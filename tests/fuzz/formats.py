@@ -30,7 +30,6 @@ from lab.calibration.kernels.tables import read_exclusions, read_tables
 from lab.calibration.power.fit import read_power_table
 from lab.calibration.served.forward_pass import judge_passes
 from lab.calibration.served.memory import judge_memory
-from lab.calibration.served.ranking import read_predictions
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.requests import judge_requests
 
@@ -119,7 +118,6 @@ def _formats() -> list[Format]:
         "exclude.csv": read_exclusions,
         "power.csv": lambda path: read_power_table(path, "h100_sxm"),
         "served.csv": read_rows,
-        "tool.csv": read_predictions,
         "passes.csv": judge_passes,
         "servers.csv": lambda path: judge_memory(path, load_engine("vllm")),
     }

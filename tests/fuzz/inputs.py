@@ -109,7 +109,7 @@ SERVED = (
     "r2,h100,H100,llama70b,fp8,vllm,none,aggregated,1024,1024,16,2,1200,150,20,21,160,,,,,,,,,,,,2,1,False\n"
 )
 #: What another tool predicts for them.
-PREDICTED = "row_id,tpot_ms,ttft_ms,tput_total_tok_s_gpu\nr1,11.9,850,1600\nr2,19,140,\n"
+
 #: Forward passes of an engine, without and with a past.
 PASSES = (
     "engine,backend_version,model_path,system,weight_quantization,kv_cache_dtype,tp,dp,moe_tp,"
@@ -146,7 +146,7 @@ def _dump(document: Any) -> bytes:
 #: What every plan is asked for.
 PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms@p99")
 TABLES = {"gemm": GEMM, "exclude": EXCLUDE, "power": POWER, "served": SERVED, "passes": PASSES, "run": REQUESTS}
-TABLES |= {"servers": SERVERS, "tool": PREDICTED, "trace": TRACES["csv"]}
+TABLES |= {"servers": SERVERS, "trace": TRACES["csv"]}
 TABLES |= {name: text for name, text in TRACES.items() if name not in ("csv", "mooncake")}
 #: Good files that commands read, by their names.
 FILES = {"s.yaml": _dump(SWEEP), "study.yaml": _dump(STUDY), "sc.yaml": _dump(SCENARIO), "sy.yaml": _dump(SYNTHETIC)}
@@ -310,7 +310,7 @@ LINES = (
     ["calibrate", "power", "power.csv", "--system", "h100_sxm", "--out", "p.yaml"],
     ["validate", "kernels", "gemm.csv", "--exclude", "exclude.csv", "--out", "out"],
     ["validate", "serving", "served.csv", "--out", "out"],
-    ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"],
+    ["validate", "ranking", "served.csv", "--out", "out"],
     ["validate", "optimum", "served.csv", "--out", "out"],
     ["validate", "passes", "passes.csv"],
     ["validate", "requests", "run.csv", "--system", "h100_sxm"],

@@ -54,7 +54,7 @@ _CASE = ("model", "tp", "pp", "dp", "dtype", "quantisation", "kv_cache_dtype", "
 _ONE_BYTE = ("fp8", "int8")
 
 
-def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None) -> pd.DataFrame:
+def judge_memory(path: Path, engine: EngineSpec) -> pd.DataFrame:
     """Predict the memory of every server of a file: a line for each row (from 1) and term of ``TERMS``, in B or token.
 
     ``part`` is "fitted" where the engine's numbers saw the model, ``case`` equal for rows that hold the same,
@@ -64,9 +64,7 @@ def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None)
     table = _read(path)
     cases = table.groupby([table[column] for column in _CASE], sort=False).ngroup() + 1
     lines = [
-        line
-        for number, row in enumerate(table.itertuples(index=False), 1)
-        for line in _lines(row, number, engine, configs)
+        line for number, row in enumerate(table.itertuples(index=False), 1) for line in _lines(row, number, engine)
     ]
     found = pd.DataFrame(lines)
     found.insert(1, "case", cases.to_numpy()[found["row"] - 1])
@@ -84,7 +82,7 @@ def memory_errors(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["part", "term", "cases", "models", "median", "p90", "worst", "bias"])
 
 
-def _lines(row: Any, number: int, engine: EngineSpec, configs: Path | None) -> Iterator[dict[str, Any]]:
+def _lines(row: Any, number: int, engine: EngineSpec) -> Iterator[dict[str, Any]]:
     """A line of each term of a server."""
     head: dict[str, Any] = {
         "row": number,
@@ -96,7 +94,7 @@ def _lines(row: Any, number: int, engine: EngineSpec, configs: Path | None) -> I
     predicted, reason, recipe = dict.fromkeys(TERMS, np.nan), "", ""
     known = engine.memory.fitted_on if engine.memory else ()
     try:
-        model = _model(str(row.model), configs)
+        model = _model(str(row.model))
         recipe = _recipe(row)
         head["spec"] = model.name
         predicted |= _predicted(row, model, recipe, engine)
@@ -171,15 +169,11 @@ def _recipe(row: Any) -> str:
     return "fp8" if cache else "fp8_bf16kv"
 
 
-def _model(name: str, configs: Path | None) -> ModelSpec:
-    """The model of a checkpoint: a shipped one, or its configuration."""
+def _model(name: str) -> ModelSpec:
+    """The shipped model of a checkpoint."""
     if spec := _shipped().get(canonical_name(derived_from(name))):
         return load_model(spec)
-    file = None if configs is None else configs / f"{name.replace('/', '--', 1)}.json"
-    if file is None or not file.exists():
-        where = "" if configs is None else f", and {shown(configs)} has no {quoted(file.name if file else '')}"
-        raise InputError(f"no model {quoted(name)}: no shipped one has this checkpoint{where}")
-    return load_model(file)
+    raise InputError(f"no model {quoted(name)}: no shipped one has this checkpoint")
 
 
 @cache

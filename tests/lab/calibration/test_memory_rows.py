@@ -20,9 +20,9 @@ SERVER = {
 }
 
 
-def judged(path: Path, *changes: dict, **options: object) -> pd.DataFrame:
+def judged(path: Path, *changes: dict) -> pd.DataFrame:
     pd.DataFrame([SERVER | change for change in changes]).to_csv(path, index=False)
-    return judge_memory(path, load_engine("vllm"), **options)
+    return judge_memory(path, load_engine("vllm"))
 
 
 def of(found: pd.DataFrame, term: str) -> pd.DataFrame:
@@ -73,15 +73,6 @@ def test_a_server_that_is_not_evaluated_is_a_line_with_its_reason(tmp_path, chan
     assert found["term"].tolist() == list(TERMS)
     assert found["reason"].str.contains(reason, regex=False).all()
     assert found["predicted"].isna().all()
-
-
-def test_a_model_that_is_not_shipped_takes_its_configuration(tmp_path):
-    config = shared_file("hf_configs/codellama--CodeLlama-34b-Instruct-hf.json").read_bytes()
-    (tmp_path / "mine--own.json").write_bytes(config)
-    found = judged(tmp_path / "t.csv", {"model": "mine/own"}, {"model": "mine/other"}, configs=tmp_path)
-    weights = of(found, "weights")
-    assert weights.loc[1, "predicted"] == pytest.approx(2 * 33_743_970_304, rel=1e-3)
-    assert weights.loc[2, "reason"].endswith("has no 'mine--other.json'")
 
 
 def test_what_the_source_solved_for_says_how_well(tmp_path):

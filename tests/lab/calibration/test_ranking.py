@@ -1,21 +1,11 @@
-"""Picks at equal interactivity, by hand: curves, the pick and its regret, heights, modes, another tool's numbers."""
+"""Picks at equal interactivity, by hand: curves, the pick and its regret, heights, modes."""
 
 import numpy as np
 import pandas as pd
 import pytest
 from made_loads import made_lines
 
-from lab.calibration.kernels.tables import TableError
-from lab.calibration.served.ranking import (
-    curve_at,
-    heights,
-    modes,
-    predicted_by,
-    ranked,
-    read_predictions,
-    served_points,
-    summed,
-)
+from lab.calibration.served.ranking import curve_at, heights, modes, ranked, served_points, summed
 from lab.calibration.served.rows import UNKNOWN_START
 
 GROUP = {"family": "dense", "model": "m", "system": "s", "engine": "e", "isl": 900.0, "osl": 100.0}
@@ -110,30 +100,3 @@ def test_without_a_closed_loop_there_is_nothing_to_rank():
     assert ranked(served_points(lines)).empty
     assert heights(served_points(lines)).empty
     assert modes(served_points(lines.head(0))).empty
-
-
-def test_another_tools_numbers_take_the_place_of_ours(tmp_path):
-    path = tmp_path / "tool.csv"
-    path.write_text("row_id,tpot_ms,ttft_ms\nr1,12,800\nr9,1,1\n")
-    theirs, ours = predicted_by(served_lines(), read_predictions(path))
-    assert theirs.set_index("quantity")["predicted"].to_dict() == {"tpot": pytest.approx(0.012), "ttft": 0.8}
-    assert theirs["relative_error"].tolist() == pytest.approx([0.2, -0.2])
-    assert len(ours) == 3
-    (point,) = served_points(theirs).to_dict("records")
-    assert point["throughput_forecast"] == pytest.approx(8000 / (0.8 + 99 * 0.012) / 4)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("row_id,tpot_ms,ttft_ms\nr1,12,1\nr1,12,1\n", "row 'r1' occurs twice"),
-        ("row_id,tpot_ms,ttft_ms\nr1,fast,1\n", "row 'r1': tpot_ms is 'fast'; allowed: above 0"),
-    ],
-)
-def test_faulty_predictions_are_one_line(tmp_path, text, line):
-    path = tmp_path / "tool.csv"
-    path.write_text(text)
-    with pytest.raises(TableError) as refusal:
-        read_predictions(path)
-    assert line in str(refusal.value)
-    assert "\n" not in str(refusal.value)
