@@ -24,13 +24,13 @@ from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.question import TECHNIQUES
 from disagg_sim.search.axes import undrafted
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
-from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
 from disagg_sim.workload.named import constant_named, lengths_named, parted, ranks_parted
 

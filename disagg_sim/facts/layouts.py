@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, spec_of
+from disagg_sim.facts.speculation import METHODS
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
-from disagg_sim.techniques.speculation.facts import METHODS
 
 #: How a degree may divide the GPUs of a stage: into groups of any size, or into one group or single GPUs.
 GROUPS = ("any", "one_or_all")

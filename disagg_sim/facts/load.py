@@ -17,6 +17,7 @@ from pydantic import BeforeValidator
 from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, SchedulerSpec, engine_of, scheduler_of
+from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
 from disagg_sim.facts.hub.files import is_config
@@ -28,6 +29,7 @@ from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.precision_recipe import PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
 from disagg_sim.facts.schema import sourced_spec, spec_of
+from disagg_sim.facts.speculation import Speculation, speculation_in_words
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
@@ -42,8 +44,6 @@ from disagg_sim.facts.yaml_files import (
     spec_error,
     spec_files,
 )
-from disagg_sim.techniques.availability.facts import FailureSpec
-from disagg_sim.techniques.speculation.facts import Speculation, speculation_in_words
 
 S = TypeVar("S")
 #: Makes a spec from a path, the content of the file and a name.

@@ -13,8 +13,8 @@ from typing import Any
 
 from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_engine, load_launcher
+from disagg_sim.facts.speculation import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.launch.workers import NODE_GPUS, Weights, Workers
-from disagg_sim.techniques.speculation.facts import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.units import GB, GIB
 
 #: Ports: SGLang's bootstrap server, NIXL in vLLM, then serving, head and router; one offset for each slot of a node.

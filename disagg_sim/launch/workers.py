@@ -15,6 +15,7 @@ from disagg_sim.errors import InputError, check_kinds, check_word, quoted, whole
 from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.load import load_checkpoints, load_model
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import MTP
 from disagg_sim.facts.yaml_files import DIRECTORIES, shipped_root
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
@@ -22,7 +23,6 @@ from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served, stage_tokens
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
-from disagg_sim.techniques.speculation.facts import MTP
 from disagg_sim.workload.lengths import Lengths
 
 #: What a worker does; pairs split each request between two instances, encode pools make embeddings of images.

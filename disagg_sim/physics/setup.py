@@ -25,13 +25,12 @@ from disagg_sim.facts.load import (
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.facts.speculation import JOINED, Speculation
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 from disagg_sim.techniques.registry import Chosen, chosen_in, stretch_of
-from disagg_sim.techniques.speculation.facts import JOINED, Speculation
-from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 
 #: In place of the name of an engine: bare kernels.
 KERNELS = "kernels"
@@ -254,7 +253,7 @@ def setup(
     profile_spec = profile if isinstance(profile, ProfileSpec) else load_profile(profile)
     curve = speculation if isinstance(speculation, Speculation | None) else load_speculation(speculation)
     if curve is not None:
-        check_drafts_for(curve, model_spec)
+        curve.check_model(model_spec)
     recipe = resolve_precision(precision, _served(model_spec, curve), system_spec)
     overheads = engine if isinstance(engine, EngineSpec) else None
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))

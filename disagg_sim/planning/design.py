@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
 from disagg_sim.planning.kv_links import behind, handing
@@ -19,7 +20,6 @@ from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, 
 from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.options import MOST
-from disagg_sim.techniques.availability.facts import FailureSpec
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
 from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.split.plan import SplitChoice

@@ -27,7 +27,6 @@ from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import ANY, PlanOptions, Size, any_systems, systems_of, usable_systems
 from disagg_sim.planning.sizing import may_cost
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
-from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
 from disagg_sim.techniques.prefix.search import GpuCaches
 from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
@@ -206,7 +205,7 @@ def demand_of(
         lengths=law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance),
         ttft=limit_of(ttft, "ttft"),
         tpot=limit_of(tpot, "tpot"),
-        hold_steps=parse_prefill_delay(options.hold_prompts),
+        hold_steps=options.delays,
         headroom=options.headroom,
         most_load=MOST_LOAD if options.users is None else 1.0,  # users wait for slower answers: no queue grows for long
     )

@@ -32,13 +32,13 @@ from disagg_sim.facts.load import load_efficiency, load_model, load_precision, l
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import skewed_profile
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.techniques.availability.law import check_target
 from disagg_sim.techniques.prefill_delay.law import parse_prefill_delay
-from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.trace import Trace
 
 #: In place of names of systems: all that are shipped and have fits.
@@ -89,6 +89,11 @@ class PlanOptions:
     def per(self) -> Per:
         """Unit of cost of a GPU: own prices or the market's, or what the objective counts."""
         return self.prices or "usd" if self.objective == "usd" else OBJECTIVES[self.objective]
+
+    @property
+    def delays(self) -> tuple[int, ...] | None:
+        """Decode steps by which prompts may be delayed at most; None = tuned. [1]"""
+        return parse_prefill_delay(self.hold_prompts)
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
@@ -230,7 +235,7 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
         raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
     profile = skewed_profile(options.profile, options.expert_skew)
     at = setup(spec, system, recipe, profile, options.engine, drafter, options.techniques)
-    if parse_prefill_delay(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
+    if options.delays and at.overheads is not None and not at.overheads.holds_prompts:
         raise InputError(
             f"hold_prompts {options.hold_prompts}: launch writes no prefill delay for {at.engine}; "
             "allowed with it: none, tuned"

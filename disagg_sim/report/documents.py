@@ -33,12 +33,11 @@ from disagg_sim.report.schemas import (
     plain,
 )
 from disagg_sim.report.words import records
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.digests import Change
 from disagg_sim.sweep.kv_links import HandedOver
 from disagg_sim.techniques.availability.law import Spares
-from disagg_sim.techniques.availability.law_columns import WITH_SPARES
 from disagg_sim.techniques.prefill_delay.plan_effect import PrefillDelayEffect
 from disagg_sim.techniques.prefix.plan import TierUse
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from disagg_sim.certainty.trust import LITTLE, shares_text
 from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import ServingMode
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import Plan
@@ -22,7 +23,6 @@ from disagg_sim.planning.ranking import NEAR, passed_over, was_run
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
 from disagg_sim.report.words import beside_text, seconds_band, seconds_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
-from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 

@@ -52,7 +52,6 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefix.play_tiers import below
 from disagg_sim.techniques.registry import asked_techniques
-from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
@@ -373,7 +372,7 @@ def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
     every = [(part, each) for deployment in scenario.deployments for part in PARTS for each in deployment.part(part)]
     for at in {id(at): at for _, each in every if (at := each.setup or usual).speculation is not None}.values():
         assert at.speculation is not None
-        yield from faults_of_call("speculation", check_drafts_for, at.speculation, at.model)
+        yield from faults_of_call("speculation", at.speculation.check_model, at.model)
         drafts = [int(each.mapping.draft_tokens) for _, each in every if (each.setup or usual) is at]
         yield from faults_of_call("draft_tokens", at.speculation.trying, tuple(drafts))
         if not any(drafts):

@@ -21,18 +21,20 @@ import pandas as pd
 
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, accepted_length
 from disagg_sim.question import TECHNIQUES
 from disagg_sim.search import pareto
 from disagg_sim.search.phase_grid import CHOSEN_FORMS
 from disagg_sim.techniques.registry import Chosen, words_of
-from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.workload.lengths import Lengths
 
 #: In the column ``speculation``: no speculative decoding.
 NO_SPECULATION = "none"
 INTERACTIVITY = "tokens_per_s_per_user"
 THROUGHPUT = "tokens_per_s_per_gpu"
+#: Behind the name of a column of throughput: the same with spares in what it is divided by.
+WITH_SPARES = "_with_spares"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,12 @@ from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.question import TECHNIQUES
 from disagg_sim.serving.colocation import ColocatedCase as SharedCase
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.points import THROUGHPUT
+from disagg_sim.serving.points import THROUGHPUT, WITH_SPARES
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.serving_options import NOTHING, ServingOptions
 from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
-from disagg_sim.techniques.availability.law_columns import WITH_SPARES
 from disagg_sim.techniques.registry import NONE
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths

@@ -63,7 +63,6 @@ from disagg_sim.sweep.traffic import Entry, Seconds, TierKeys, Traffic, with_con
 from disagg_sim.techniques.facts_keys import with_techniques
 from disagg_sim.techniques.prefill_delay.law import delays_to_try
 from disagg_sim.techniques.registry import asked_techniques, clashes, combined
-from disagg_sim.techniques.speculation.facts_asked import check_drafts_for
 from disagg_sim.units import GB
 
 _Pixels = Annotated[int, Range(1, 10**5)]
@@ -473,7 +472,7 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
     for curve in curves:
         yield from faults_of_call("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:
-            yield from faults_of_call("speculation", check_drafts_for, curve, load.load_model(model))
+            yield from faults_of_call("speculation", curve.check_model, load.load_model(model))
 
 
 def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:

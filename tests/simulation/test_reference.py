@@ -22,6 +22,7 @@ from disagg_sim.facts.ffn import DenseFfn
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_engine, load_model, load_scheduler
+from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -37,7 +38,6 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
-from disagg_sim.techniques.speculation.facts import stated_speculation
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 

@@ -80,7 +80,7 @@ def decode_step(
     Each draft token of DeepSeek-R1 adds a query to 61 layers and a pass of one more layer. With ideal kernels and 64
     sequences per GPU it doubles the arithmetic, but reads few more weights: 1.3 times as long for 1.8 tokens:
 
-    >>> from disagg_sim.techniques.speculation.facts import stated_speculation
+    >>> from disagg_sim.facts.speculation import stated_speculation
     >>> mtp = stated_speculation("mtp", (0.8, 0.6))
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal", speculation=mtp)
     >>> shardings = [Sharding(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]

@@ -23,7 +23,7 @@ from disagg_sim.report.words import MODE_TEXT, decode_parts_text, degrees_text, 
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, WITH_SPARES, with_unsaid
 from disagg_sim.serving.pool_frontier import GPUS
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.cases import throughput_column
@@ -31,7 +31,6 @@ from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
 from disagg_sim.sweep.written import POOLS_FILE
-from disagg_sim.techniques.availability.law_columns import WITH_SPARES
 
 #: Columns of points that a page shows as they are. SI units.
 AS_THEY_ARE = (

@@ -23,8 +23,8 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, as_float, quoted
+from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.techniques.availability.facts import FailureSpec
 
 #: Most spare instances of a pool that are tried. [1]
 MOST_SPARES = 1000

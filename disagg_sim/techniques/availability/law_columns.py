@@ -24,18 +24,16 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.choices import FAILURES
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, check_kinds
+from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.physics.power import power_of
 from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE, Per, check_per, costs_of_gpus, throughput_of
-from disagg_sim.serving.points import THROUGHPUT, Column
-from disagg_sim.techniques.availability.facts import FailureSpec
+from disagg_sim.serving.points import THROUGHPUT, WITH_SPARES, Column
 from disagg_sim.techniques.availability.law import MOST_SPARES, NEVER, Blast, blast_of, check_target
 
 #: Most GPUs that serve in a site whose spares are counted: shares of time are kept for each pair of counts. [1]
 MOST_GPUS = 4096
-#: Behind the name of a column of throughput: the same with spares in what it is divided by.
-WITH_SPARES = "_with_spares"
 
 
 def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import load_speculation
-from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs
-from disagg_sim.techniques.speculation.facts import Speculation
 
 
 def measured_speculation(model: str) -> Speculation:
@@ -22,21 +21,6 @@ def measured_speculation(model: str) -> Speculation:
         )
     names = ", ".join(curve.name for curve in every)
     raise InputError(f"no acceptance was measured on {model}, and none is assumed; measured: {names}; {state}")
-
-
-def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
-    """Refuse a curve of another model, and a draft model of another vocabulary."""
-    if speculation.model not in ("", model.name):
-        raise InputError(
-            f"acceptance {speculation.name!r} was measured on {speculation.model}, not on {model.name}; to take it all "
-            f"the same, state it: {speculation.words!r}"
-        )
-    drafter = speculation.drafter
-    if drafter is not None and drafter.vocab != model.vocab:
-        raise InputError(
-            f"draft model {drafter.name} has {drafter.vocab} tokens in its vocabulary, {model.name} {model.vocab}; "
-            "allowed: the same, as it drafts tokens of the model"
-        )
 
 
 def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculation | None:

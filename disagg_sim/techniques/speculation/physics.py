@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from disagg_sim.facts.speculation import JOINED, Speculation
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Operator, gemm
-from disagg_sim.techniques.speculation.facts import JOINED, Speculation
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.facts.yaml_files import list_specs, read_mapping
 from disagg_sim.planning.answer import Plan, answer
 from disagg_sim.planning.design import Design
@@ -31,7 +32,6 @@ from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import layouts_of, why_unserved
-from disagg_sim.techniques.speculation.facts import Speculation
 from disagg_sim.techniques.speculation.facts_asked import asked_speculation
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.named import lengths_named

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from disagg_sim.facts.speculation import EAGLE3, DraftLayer, Speculation
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
-from disagg_sim.techniques.speculation.facts import EAGLE3, DraftLayer, Speculation
 from disagg_sim.techniques.speculation.facts_asked import measured_speculation
 from lab.calibration.served.evaluate import engine_of, evaluate
 from lab.calibration.served.read import SPECULATIVE

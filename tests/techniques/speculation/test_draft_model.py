@@ -10,6 +10,7 @@ from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model
+from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.cache_tiers import loaded_bytes
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
@@ -18,7 +19,6 @@ from disagg_sim.physics.passes.engine_time import host_time
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.techniques.speculation.facts import stated_speculation
 
 SHARES = "0.8 0.6 0.45"
 FOUR = Sharding(tp_attn=4, tp_ffn=4)

@@ -13,6 +13,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_speculation
+from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -21,7 +22,6 @@ from disagg_sim.physics.residents import colocated_load, decode_residents, prefi
 from disagg_sim.physics.setup import accepted_length
 from disagg_sim.physics.work import Operator, Tokens, decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.techniques.speculation.facts import stated_speculation
 from disagg_sim.techniques.speculation.facts_asked import measured_speculation
 from disagg_sim.techniques.speculation.physics import joining_bytes
 from disagg_sim.workload.lengths import lengths

@@ -114,6 +114,19 @@ class Speculation(Shown):
                 )
         return replace(self, drafts=tuple(sorted(set(drafts))))
 
+    def check_model(self, model: ModelSpec) -> None:
+        """Refuse another model than that of the curve, and a draft model of another vocabulary."""
+        if self.model not in ("", model.name):
+            raise InputError(
+                f"acceptance {self.name!r} was measured on {self.model}, not on {model.name}; to take it all the same, "
+                f"state it: {self.words!r}"
+            )
+        if self.drafter is not None and self.drafter.vocab != model.vocab:
+            raise InputError(
+                f"draft model {self.drafter.name} has {self.drafter.vocab} tokens in its vocabulary, {model.name} "
+                f"{model.vocab}; allowed: the same, as it drafts tokens of the model"
+            )
+
     def layers_on(self, model: ModelSpec) -> tuple[LayerKind, ...]:
         """Find the draft layers on a model.
 
