@@ -183,7 +183,11 @@ def test_without_its_own_terms_it_is_the_plain_roofline():
         tokens=np.array([1.0, 99.0]), experts=64, top_k=4, hidden=4096, width=512.0, ep=4.0, imbalance=1.2
     )
     work = expert_work(rows, weight_bytes=2)
-    assert np.array_equal(moe_cost(rows, work, rate).time, operator_cost(work, Rate(1e15, 2e12, 10 * US, 2.5)).time)
+    plain = operator_cost(work, Rate(1e15, 2e12, 10 * US, 2.5)).time
+    assert np.array_equal(moe_cost(rows, work, rate).time, plain)
+    handled = moe_cost(rows, work, replace(rate, handling=np.array([np.inf, 1e12]))).time  # in one of two regimes
+    moved = rows.picks[1] * (4096 * (4 + 4) + 512 * (4 + 8)) / 1e12
+    assert handled == pytest.approx(plain + np.array([0.0, moved]), rel=1e-9)
 
 
 def test_rows_of_the_fullest_rank():

@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _axes, flips
 from disagg_sim.planning.kv_links import transfer_between
-from disagg_sim.planning.limits import Limit, limit_of
+from disagg_sim.planning.limits import SHARES, Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions, Size
@@ -198,6 +198,17 @@ def test_limits_hold_as_far_as_the_bands_beside_them_say(twenty):
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[1] >= best.rate
     assert sizes[-1] == 0.0
+
+
+def test_a_median_meets_the_decode_steps_of_the_mean_rate(twenty):
+    """Prompts queue as in a surge for any share; a hand-over waits for steps that are longer in it but in a median."""
+
+    def kept(percentile, surge):
+        work = replace(twenty.work, ttft=replace(twenty.work.ttft, share=SHARES[percentile]), surge=surge)
+        return surge * replace(twenty.best, work=work).keeping(twenty.best.ttft[percentile], math.inf)
+
+    assert kept("p90", 1.5) == pytest.approx(kept("p90", 1.0), rel=2e-3)
+    assert kept("p50", 1.5) > 1.01 * kept("p50", 1.0)
 
 
 @pytest.mark.parametrize(("slower", "late_s"), [(1.0, 0.0), (1.2, 0.0), (1.0, 0.3), (1.15, -0.02), (1.0, 9.0)])
