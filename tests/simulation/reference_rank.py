@@ -399,7 +399,7 @@ class Rank:
     def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
         """Admit the first waiting prompt, if nothing speaks against it."""
         chunkwise = self.spec.admission != AdmissionRule.PROMPT
-        if self.full() or (self.preempted and chunkwise) or turn.there_s > self.seen_s:
+        if self.full() or (self.preempted and chunkwise):
             return False
         first = self.coming[0] if self.coming else None  # what could come now goes before prompts
         if first is not None and not first.sender_at_work and not (self.by_priority and turn.priority > first.priority):
@@ -420,11 +420,11 @@ class Rank:
         return self.extend(turn, piece) if turn in self.prefilling else self.may_begin(turn, piece, now)
 
     def candidates(self) -> Iterator[Turn]:
-        """Prompts in order; one that has given way while the step is formed is passed over."""
+        """Prompts in order; those that have given way, or came, since the step was formed are passed over."""
         for turn in list(self.prefilling):
             if turn in self.prefilling:
                 yield turn
-        yield from list(self.waiting)
+        yield from [turn for turn in self.waiting if turn.there_s <= self.seen_s]
 
     def chunks(self, now: float, limit: int | None) -> None:
         """Pieces of prompts beside the decodes, up to the token budget, or to the step limit."""

@@ -26,6 +26,7 @@ from disagg_sim.simulation.kernel.layout import (
     AdmissionRule,
     Mode,
     RankChoice,
+    Scheduling,
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -182,6 +183,18 @@ def test_a_step_formed_ahead_leaves_out_what_comes_while_the_one_before_runs(ahe
         fleet.submit(0, 0, (0, 10, 20), arrival)
     fleet.run_until(math.inf)
     np.testing.assert_allclose(fleet.segments.first_token_s, tokens)
+
+
+def test_prompts_of_higher_priority_that_come_while_a_step_runs_do_not_hold_up_the_one_that_was_there():
+    """Steps of 1 s; the prompt of 3.4 s begins at 5 s, though one of higher priority comes a second from 4.5 s on."""
+    table = StepTable.affine(step=1.0, max_sequences=64)
+    rules = {"max_sequences": 64, "scheduling": Scheduling.PRIORITY, "steps_ahead": 1}
+    fleet = Fleet([InstanceSpec(table=table, blocks=1000, **rules)], priority=np.array([2, 0, *[1] * 10]))
+    for request, arrival in enumerate((0.0, 3.4, *(4.5 + k for k in range(10)))):
+        fleet.run_until(arrival)
+        fleet.submit(0, request, (0, 10, 20), arrival)
+    fleet.run_until(math.inf)
+    np.testing.assert_allclose(fleet.segments.first_token_s[:3], [1.0, 6.0, 7.0])
 
 
 def test_where_nothing_decodes_prompts_that_come_during_a_pass_begin_at_its_end():

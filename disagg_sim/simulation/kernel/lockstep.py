@@ -41,6 +41,7 @@ from disagg_sim.simulation.kernel.steps import (
     end_pieces,
     make_room,
     may_admit,
+    next_seen,
     pieces_step,
     pieces_time,
     steps_to_chunk,
@@ -146,7 +147,7 @@ def even_budget(st: FleetState, i: int) -> int:
 @inner
 def can_take(st: FleetState, row: int) -> bool:
     """Whether a rank could take a prompt into the next step."""
-    s = st.inst[row].first[PROMPTS]
+    s = next_seen(st, row, st.inst[row].first[PROMPTS])
     if s < 0 or not may_admit(st, row, s):
         return False
     need: int = blocks_to_begin(st, row, s, left_of(st, s), to_find(st, row, s))

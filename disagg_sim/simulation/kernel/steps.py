@@ -15,11 +15,13 @@ from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, p
 from disagg_sim.simulation.kernel.queue import (
     append,
     at_most,
+    before_of,
     blocks_of,
     complete_prompt,
     enqueue,
     join,
     left_of,
+    link,
     take_blocks,
     unlink,
 )
@@ -87,6 +89,10 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
     inst, seg = st.inst[i], st.seg[s]
     if not may_admit(st, i, s) or not take_blocks(st, i, s, piece):
         return False
+    last = inst.last_admitted if inst.admitted > 0 else -1
+    if (inst.first[PROMPTS] if last < 0 else st.seg[last].next) != s:  # newcomers stand before it
+        unlink(st, i, s, before_of(st, i, s, PROMPTS), PROMPTS)
+        link(st, i, s, last, PROMPTS)
     inst.admitted += 1
     inst.last_admitted = s
     if math.isnan(seg.start_s):
@@ -94,6 +100,15 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
         if st.world[0].shared != 0:
             note_begun(st, s)
     return True
+
+
+@inlined
+def next_seen(st: FleetState, i: int, s: int) -> int:
+    """The first of a waiting prompt and those behind it that was there as the step was formed; itself if none was."""
+    at = s
+    while at >= 0 and st.seg[at].there_s > st.inst[i].seen_s:
+        at = st.seg[at].next
+    return s if at < 0 else at
 
 
 @inlined
@@ -113,6 +128,7 @@ def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
     pieces = 0
     while s >= 0 and budget > 0 and pieces < inst.max_prompts:
         if pieces >= inst.admitted:
+            s = next_seen(st, i, s)
             if not admit_prompt(st, i, s, now, budget):
                 break
         elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, min(st.seg[s].left, budget)):
@@ -137,6 +153,8 @@ def take_prompts(st: FleetState, i: int, now: float) -> int:
     pieces = 0
     s = inst.first[PROMPTS]
     while s >= 0 and pieces < most:
+        if pieces >= inst.admitted:
+            s = next_seen(st, i, s)
         left = st.seg[s].left if pieces < inst.admitted else left_of(st, s)
         if mode == PREFILL_FIRST and pieces > 0 and left > budget:
             break
