@@ -15,6 +15,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import SHARDING
+from disagg_sim.planning.candidates import mappings_of
 from disagg_sim.planning.choices import _scored, _worth
 from disagg_sim.planning.counts import least
 from disagg_sim.planning.limits import Demand, Limit
@@ -73,6 +74,14 @@ EVERY = {"plain": 3, "varied": 3, "two_systems": 3, "pasts": 3, "long": 3, "expe
 def degrees(choice: AnyChoice) -> str:
     found = {name: int(getattr(choice.mapping, name)) for name in (*SHARDING, "chunk_tokens", "draft_tokens")}
     return " ".join(f"{name}{value}" for name, value in found.items() if value > 1)
+
+
+def test_ranks_that_share_a_prompt_share_no_cache():
+    """Of an instance: prompts are shared by those that prefill, caches by those that decode."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+    prefill, decode = mappings_of((at, at), PlanOptions(max_dcp=2, max_pcp=2, within=None))
+    assert set(zip(prefill.dcp.tolist(), prefill.pcp.tolist(), strict=True)) == {(1, 1), (2, 1), (1, 2)}
+    assert set(zip(decode.dcp.tolist(), decode.pcp.tolist(), strict=True)) == {(1, 1), (2, 1)}
 
 
 #: Loads, and instances among which they are shared: what follows is told of each.
