@@ -525,6 +525,7 @@ def colocated_of(
         mixed=mixed,
         single=single,
         longer=longer,
+        ahead=at.steps_ahead(mapping),
     )
     return ColocatedChoice(
         at=at,

@@ -95,6 +95,7 @@ class MixedSteps:
     mixed: Floats  # (sizes, batches) time of a step with so many on every rank [s]
     single: Floats  # (sizes, batches) the same with so many on one rank alone [s]
     longer: Floats  # (sizes, batches) what a step takes longer for each token more behind those of its prompts [s]
+    ahead: int = 0  # steps that are formed before the one under way has ended [1]
 
     @property
     def first(self) -> MixedSteps:
@@ -336,7 +337,10 @@ class MixedSteps:
             kinds, left = follow(kinds, come * times / time, come, np.maximum(busy - come, LEAST))
             time = (kinds * times).sum(axis=0)
             found.append(time)
-            share = time / (time + step / -np.expm1(-more * idle) * left)
+            alone = step / -np.expm1(-more * idle) * left  # time without prefill for each step with it
+            if self.ahead:
+                alone = step * alone_ahead(left, np.exp(-more * idle), np.exp(-come))
+            share = time / (time + alone)
             if np.any(hold_steps):
                 held_back = mixed_share(pieces * time * law.mean / held, ranks, further)
                 share = np.where(further > 0.0, held_back, share)
@@ -386,6 +390,25 @@ class MixedSteps:
             np.maximum.at(best, wait[fast], middle[fast])
         self._known[slowest] = best
         return best
+
+
+def alone_ahead(left: Floats, none: Floats, later: Floats) -> Floats:
+    r"""Count the steps of decodes alone for each with prefill, where a step is formed as the one before begins. [1]
+
+    Takes the chances that a step with prefill is the last of its run, where none is formed ahead, and that no prompt
+    comes in a step of decodes alone, :math:`p_0`, or in one with prefill, p. What comes in the last step of a run
+    starts after one step of decodes alone. So there are as many, and those that it takes until a prompt comes, if none
+    has. The second step with prefill has what came in the step of decodes alone before, a later one what came in one
+    with prefill. Of H steps of a run, one after a start by chance,
+
+    .. math:: \frac{1 + p/(1 - p_0)}{1 + H - p_0/p}
+
+    which is what it is without for prompts of one piece, :math:`H = 1/p`:
+
+    >>> alone_ahead(np.array([0.2]), np.array([0.9]), np.array([0.2])) * (1.0 - 0.9)
+    array([0.2])
+    """
+    return np.asarray((1.0 + later / (1.0 - none)) / np.maximum(1.0 + 1.0 / left - none / later, 1.0))
 
 
 #: Share of the way left after a step above which a series is not continued. [1]

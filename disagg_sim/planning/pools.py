@@ -465,7 +465,7 @@ class ColocatedChoice:
         node, load, weights = loaded(self.loads, self.weights, own_rate, even)
         if self.parts is not None:
             node, load, weights = loaded(None, self.parts.weights, own_rate, even)
-        lengths, running = self.steps.prompts, found.of_some if self.at.steps_ahead(self.mapping) else None
+        lengths, running = self.steps.prompts, found.of_some if self.steps.ahead else None
         if self.ranks == 1:
             room, step = self.steps.with_prompts(some)
             mixed, alone = (float(np.interp(some, self.batch, each)) for each in (mixing.time, self.step))
@@ -547,8 +547,8 @@ class ColocatedChoice:
         if math.isinf(waiting):
             return waiting
         sizes = np.clip(self.steps.tokens - np.interp(sequences, self.batch, self.steps.verified), 0.0, room)
-        slowest, ahead = float(step(sizes).max()), self.at.steps_ahead(self.mapping)
-        return self.host + ahead * slowest + most_delay(waiting, float(timed.max()), room, slowest)
+        slowest = float(step(sizes).max())
+        return self.host + self.steps.ahead * slowest + most_delay(waiting, float(timed.max()), room, slowest)
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""

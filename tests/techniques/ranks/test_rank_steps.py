@@ -12,7 +12,7 @@ from disagg_sim.techniques.ranks.plan import prompt_times
 RANKS, ROOM, DECODES = 8, 1000.0, 0.02
 
 
-def made(*prompts: float, pasts: tuple[float, ...] = (), pair: float = 0.0) -> MixedSteps:
+def made(*prompts: float, pasts: tuple[float, ...] = (), pair: float = 0.0, ahead: int = 0) -> MixedSteps:
     """20 ms of decodes alone; 0.1 to 1 s for 1 to 1,000 tokens of the fullest rank, whatever the others have.
 
     Steps of the mean prompt take so long; each query-key pair more adds ``pair`` seconds.
@@ -32,6 +32,7 @@ def made(*prompts: float, pasts: tuple[float, ...] = (), pair: float = 0.0) -> M
         mixed=table,
         single=table,
         longer=pair * tokens[:, None],
+        ahead=ahead,
     )
 
 
@@ -41,25 +42,29 @@ def lengths(*prompts: float, pasts: tuple[float, ...] = ()) -> PromptLengths:
     return PromptLengths(np.array(prompts), past, np.full(len(prompts), 1.0 / len(prompts)))
 
 
-def played(rate: float, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times from arrival to the end of the last step of each prompt, and of steps; prompts go to the ranks in turn."""
+def played(rate: float, prompts: np.ndarray, ahead: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
+    """Times from arrival to the end of the last step of each prompt, of steps, and of all; ranks get prompts in turn.
+
+    A step takes what has come when it begins; one that is formed ``ahead``, when the step before it begins.
+    """
     count, taken = len(prompts), []
     arrival = np.cumsum(np.random.default_rng(2).exponential(1.0 / rate, count))
     queues: list[list[int]] = [[] for _ in range(RANKS)]
-    left, done, now, come = prompts.copy(), np.zeros(count), 0.0, 0
+    left, done, begun, now, come = prompts.copy(), np.zeros(count), 0.0, 0.0, 0
     while come < count or any(queues):
-        while come < count and arrival[come] <= now:
+        while come < count and arrival[come] <= (begun if ahead else now):
             queues[come % RANKS].append(come)
             come += 1
         pieces = [_piece(queue, left) for queue in queues]
         taken.append(_time(max(pieces)))
-        now += taken[-1]
+        begun, now = now, now + taken[-1]
         for queue in queues:
             while queue and left[queue[0]] < 1e-6:
                 done[queue.pop(0)] = now
         if not any(queues) and come < count:
-            now += DECODES * np.ceil(max(arrival[come] - now, 0.0) / DECODES)
-    return done - arrival, np.array(taken)
+            idle = np.ceil(max(arrival[come] - now, 0.0) / DECODES)
+            begun, now = (now + DECODES * (idle - 1.0) if idle else begun), now + DECODES * idle
+    return done - arrival, np.array(taken), float(now)
 
 
 def _time(tokens: float) -> float:
@@ -76,19 +81,24 @@ def _piece(queue: list[int], left: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "rate"),
+    ("prompt", "rate", "ahead"),
     [
-        (1020.0, 0.3),  # a last piece of 20 tokens beside full pieces of other ranks
-        (1020.0, 1.0),
-        (990.0, 1.0),  # prompts that come in a step share the next
-        (3300.0, 0.2),
+        (1020.0, 0.3, 0),  # a last piece of 20 tokens beside full pieces of other ranks
+        (1020.0, 1.0, 0),
+        (990.0, 1.0, 0),  # prompts that come in a step share the next
+        (3300.0, 0.2, 0),
+        (1500.0, 0.3, 1),
+        (990.0, 1.0, 1),
+        (3300.0, 0.2, 1),
     ],
 )
-def test_times_are_those_of_a_simulation(prompt, rate) -> None:
-    steps = made(prompt)
-    [times], chances = prompt_times(steps, steps.mixing(rate, 0), 1.0, rate, lengths(prompt))
+def test_times_are_those_of_a_simulation(prompt, rate, ahead) -> None:
+    steps = made(prompt, ahead=ahead)
+    mixing = steps.mixing(rate, 0)
+    [times], chances = prompt_times(steps, mixing, 1.0, rate, lengths(prompt), 1.0 if ahead else None)
     assert chances.sum() == pytest.approx(1.0)
-    run, _ = played(rate, np.full(20_000, prompt))
+    run, taken, whole = played(rate, np.full(20_000, prompt), ahead)
+    assert mixing.share == pytest.approx([taken[taken > DECODES].sum() / whole], rel=0.05)
     assert times @ chances == pytest.approx(run.mean(), rel=0.08)
     order = np.argsort(times)
     for share in (0.5, 0.9):
@@ -97,10 +107,13 @@ def test_times_are_those_of_a_simulation(prompt, rate) -> None:
 
 
 def test_a_prompt_that_meets_nobody_waits_for_a_decode_step() -> None:
-    """A full piece, and one of 20 tokens."""
+    """A full piece, and one of 20 tokens; for one more where each step is formed as the one before begins."""
     steps = made(1020.0)
     [times], chances = prompt_times(steps, steps.mixing(1e-9, 0), 1.0, 1e-9, lengths(1020.0))
     assert times @ chances == pytest.approx(DECODES / 2 + 1.0 + _time(20.0))
+    steps = made(1020.0, ahead=1)
+    [times], chances = prompt_times(steps, steps.mixing(1e-9, 0), 1.0, 1e-9, lengths(1020.0), 1.0)
+    assert times @ chances == pytest.approx(1.5 * DECODES + 1.0 + _time(20.0))
 
 
 def test_a_prompt_computes_pairs_with_its_past_by_hand() -> None:
@@ -148,7 +161,7 @@ def test_unlike_prompts_are_those_of_a_simulation(rate) -> None:
     some = 50.0, 200.0, 800.0, 4200.0
     steps = made(*some)
     mixing = steps.mixing(rate, 0)
-    run, taken = played(rate, np.random.default_rng(3).choice(some, 40_000))
+    run, taken, _ = played(rate, np.random.default_rng(3).choice(some, 40_000))
     mixed = taken[taken > DECODES]
     assert mixing.time == pytest.approx([mixed.mean()], rel=0.1)
     times, chances = prompt_times(steps, mixing, 1.0, rate, lengths(*some))
