@@ -80,7 +80,7 @@ OF_A_TECHNIQUE |= {name: name for name in ("facts", "physics", "search")} | {"re
 MOST_IMPORTERS = {
     "availability": 14,
     "context": 1,
-    "encode": 16,
+    "encode": 15,
     "experts": 5,
     "prefill_delay": 8,
     "prefix": 17,

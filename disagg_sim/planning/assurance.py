@@ -68,7 +68,6 @@ from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.techniques.encode.plan import EncodeChoice
 
 #: Samples of the factors. [1]
 SAMPLES = 400
@@ -174,7 +173,7 @@ def assurance(plan: Plan) -> Assurance:
         ttft=_band(own.prefill),
         beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
         tpot=_band(own.step),
-        encoding=_band(np.zeros(0) if _encode_of(best) is None else own.encoding),
+        encoding=_band(np.zeros(0) if best.encode is None else own.encoding),
         ttft_s=_band(sum(causes.values(), np.zeros(1)) if causes else np.zeros(0)),
         ttft_causes=tuple(Cause(name, float(planned[name].flat[0]), _band(each)) for name, each in causes.items()),
         text=(first, step),
@@ -271,7 +270,7 @@ class OwnTimes(NamedTuple):
 
         steps, moved, whole = self._handed(design.first, design.pools[-1])
         apart, most = steps + moved - self.prefill * whole, math.inf
-        if (encode := _encode_of(design)) is not None:
+        if (encode := design.encode) is not None:
             choice, gpus = encode
             apart = apart + choice.alone_s * (self.encoding - self.prefill)
             most = gpus / (choice.each_s * design.rate)
@@ -285,7 +284,7 @@ class OwnTimes(NamedTuple):
         if not self.prefill.size:
             return {}
         design, share, shared = _apart(design), design.work.ttft.share, design.mode == ServingMode.COLOCATED
-        rate, encode = design.rate_for(share), _encode_of(design)
+        rate, encode = design.rate_for(share), design.encode
         pool = design.first_at(rate, share)
         choice = pool.choice
         assert isinstance(choice, PrefillChoice | ColocatedChoice)
@@ -331,12 +330,6 @@ class OwnTimes(NamedTuple):
 def _apart(design: Design) -> Design:
     """Copy its choices, which keep what they know of a rate: no one else asks the rates of samples."""
     return replace(design, pools=tuple(replace(pool, choice=replace(pool.choice)) for pool in design.pools))
-
-
-def _encode_of(design: Design) -> tuple[EncodeChoice, int] | None:
-    """The choice of the encode pool, and its GPUs [1]; None without one."""
-    pool = design.pools[0]
-    return (pool.choice, pool.instances) if isinstance(pool.choice, EncodeChoice) else None
 
 
 def _host(design: Design) -> float:

@@ -21,7 +21,7 @@ from disagg_sim.simulation.deployment import Replicas
 from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.options import MOST
 from disagg_sim.techniques.availability.law import Blast, Need, Spares, blast_of, check_target, spares_for
-from disagg_sim.techniques.encode.plan import EncodeChoice
+from disagg_sim.techniques.encode.plan import EncodeChoice, Encoding
 from disagg_sim.techniques.split.plan import SplitChoice
 
 #: Latencies at the percentiles that are printed. [s]
@@ -165,15 +165,20 @@ class Design:
 
     def first_at(self, rate: float, share: float) -> PlannedPool:
         """The same at another rate, at which decode runs other steps, for TTFT of a share of the requests."""
-        *before, pool, last = (None, *self.pools)
+        *_, pool, last = (None, *self.pools)
         if pool is None or not isinstance(pool.choice, PrefillChoice):
             return last
         assert isinstance(last.choice, DecodeChoice)
-        sender, encode = pool.choice, before[-1]
+        sender, encode = pool.choice, self.encode
         if encode is not None:
-            assert isinstance(encode.choice, EncodeChoice)
-            sender = behind(sender, encode.choice, encode.instances)
+            sender = behind(sender, *encode)
         return replace(pool, choice=handing(sender, last.choice, rate, last.instances, share))
+
+    @property
+    def encode(self) -> Encoding | None:
+        """The pool that encodes images before prefill; None without one."""
+        pool = self.pools[0]
+        return Encoding(pool.choice, pool.instances) if isinstance(pool.choice, EncodeChoice) else None
 
     @property
     def tokens_per_s(self) -> float:

@@ -26,7 +26,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import RUNNERS_UP, Plan
-from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.planning.ranking import SIMPLER, answer_of, standing, was_run
@@ -35,7 +35,6 @@ from disagg_sim.planning.sizing import cost_of, designs_at, near_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.techniques.availability.play import FailureEvent, Failures
-from disagg_sim.techniques.encode.plan import EncodeChoice
 from disagg_sim.techniques.encode.play import Encoders
 from disagg_sim.workload.trace import Trace
 
@@ -199,23 +198,17 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
 def deployed(design: Design) -> ServedDeployment:
     """Describe a design as simulations take it."""
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
-    encoders = [pool for pool in design.pools if isinstance(pool.choice, EncodeChoice)]
-    pools = [pool for pool in design.pools if pool not in encoders]
+    encode, pools = design.encode, [pool for pool in design.pools if pool.role != "encode"]
     parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in pools}
     return ServedDeployment(
         name="planned",
         gpus=sum(pool.gpus for pool in pools),
-        encode=_encoders(encoders[0]) if encoders else None,
+        encode=Encoders(step=encode.choice.step, instances=encode.gpus + design.pools[0].spares) if encode else None,
         prefill=parts.get("prefill", ()),
         decode=parts.get("decode", ()),
         colocated=parts.get("colocated", ()),
         setup=None if apart else design.pools[-1].setup,
     )
-
-
-def _encoders(pool: PlannedPool) -> Encoders:
-    assert isinstance(pool.choice, EncodeChoice)
-    return Encoders(step=pool.choice.step, instances=pool.instances + pool.spares)
 
 
 class _Runs:
