@@ -81,6 +81,8 @@ def test_energy_of_a_pass_is_the_sum_over_its_operators_and_the_rest_at_idle_pow
         busy, drawn = (sum(each[place] for each in parts.values()) for place in (0, 1))
         assert joules == pytest.approx(drawn + idle * (seconds - busy), rel=1e-9)
         assert all((idle * 0.999 <= each[1] / each[0]).all() for each in parts.values())
+    told = energy_parts(colocated(at)).query("operator == 'waiting'")
+    assert told["watts"].to_numpy() == pytest.approx(idle, rel=1e-6)
 
 
 def test_gpus_of_pools_of_unlike_instances_count_by_their_own_degrees():
