@@ -22,6 +22,8 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_physics import StepPhysics
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import kv_blocks
+from disagg_sim.simulation.site import ExpectedTraffic, prefill_rate
+from disagg_sim.simulation.wishes import Limits
 
 BOUND = 0.01
 CASES = {
@@ -154,6 +156,15 @@ def test_a_table_is_built_in_half_a_second():
     at, start = setup(*named), time.process_time()
     StepTable.build(at, mapping)
     assert time.process_time() - start < 0.5
+
+
+def test_an_instance_prefills_at_the_mean_past_of_its_chunks():
+    """A step takes longer in line with its past: 16 chunks of 4096 take as long as 16 times the mean one."""
+    model, system, precision, mapping = CASES["llama_tp2_pp2"]
+    table = StepTable.build(setup(model, system, precision), mapping)
+    chunks = [table.pass_time(4096, past, 1, packed=True)[1] for past in range(0, 65_536, 4096)]
+    found = prefill_rate(table, Limits(token_budget=4096), ExpectedTraffic(prompt=65_536.0, output=100.0, tpot=1.0))
+    assert 1.0 / found == pytest.approx(sum(chunks), rel=0.01)
 
 
 def test_an_affine_table_is_its_formula():
