@@ -62,7 +62,7 @@ def test_batch_axis_ends_at_the_memory_limit(phase):
     assert done.feasible[:, 0].any()
     assert not done.feasible[:, 1].any()
     table = done.to_frame()
-    assert np.array_equal(table["ttl_s"], np.ravel(done.latency))
+    assert np.array_equal(table["ttl_s" if phase == "decode" else "ftl_s"], np.ravel(done.latency))
     assert table[["gpus", "batch"]].to_numpy().tolist() == [[n, b] for n in done.gpus for b in done.batch]
 
 
