@@ -202,8 +202,8 @@ def test_degrees_are_whole_numbers_from_one(degree):
 IMPOSSIBLE = [
     ("llama_3_1_70b", Sharding(tp_attn=3, tp_ffn=3), "tp_attn does not divide 64 query heads"),
     ("deepseek_r1", Sharding(dp_attn=128, tp_ffn=128), "expert TP after attention DP leaves the NVLink domain of 72"),
-    ("llama_3_1_70b", Sharding(dp_attn=4, ep=4), "a dense model has neither dp_attn nor ep above 1"),
-    ("llama_3_1_70b", Sharding(dp_attn=4, tp_ffn=4), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Sharding(dp_attn=2, ep=2), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Sharding(dp_attn=2, tp_ffn=2), "a dense model has neither dp_attn nor ep above 1"),
     ("llama_3_1_70b", Sharding(pp=100), "pp above 80 layers"),
     ("deepseek_r1", Sharding(dp_attn=3, ep=3), "ep does not divide 256 experts"),
     ("deepseek_r1", Sharding(dp_attn=48, ep=48, redundant_slots=8), "ep does not divide 256 experts and 8 redundant"),
