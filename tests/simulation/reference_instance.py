@@ -95,11 +95,12 @@ class Instance:
             time = step_time(self.spec.table, [(rank.decoding, rank.pieces) for rank in self.ranks])
             self.step_end = self.emits_at = now + time + self.swapping()
         else:
-            if any(rank.preempted or rank.newcomers() for rank in self.ranks):  # that made room; that are looked at now
+            late = any(rank.newcomers() for rank in self.ranks)
+            if late or any(rank.preempted for rank in self.ranks):  # that made room; that are looked at now
                 self.woken = now
             self.see(math.inf)
             waiting = any(rank.prompts() or rank.coming for rank in self.ranks)
-            self.stalled = waiting and not full
+            self.stalled = waiting and not full and not late
             if waiting and full:
                 self.woken = min(self.woken, self.left[0])
 

@@ -311,7 +311,8 @@ def form(st: FleetState, i: int, now: float) -> None:
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return
     begin(st, i, now, IDLE, math.inf)
-    again, waiting = inst.ahead == 1 and newcomers(st, i), False
+    late, waiting = inst.ahead == 1 and newcomers(st, i), False
+    again = late
     see_all(st, i)
     for row in rows:
         again |= st.inst[row].preempted == 1
@@ -320,7 +321,7 @@ def form(st: FleetState, i: int, now: float) -> None:
         inst.next_s = now
     if waiting and entry > now:
         inst.next_s = min(inst.next_s, entry)
-    elif inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
+    elif inst.active == 1 and waiting and not late and inst.stalled < st.world[0].reserves:
         inst.stalled = 1
         st.world[0].pending_events += 1
 
