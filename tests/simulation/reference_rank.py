@@ -368,8 +368,10 @@ class Rank:
 
     def join(self, now: float, news: list[Turn]) -> None:
         """Caches that have landed join; then what comes with its context takes blocks, and joins or is reserved."""
-        while self.landed and not self.full() and self.landed[0].there_s <= self.seen_s:
-            turn = self.landed.pop(0)
+        for turn in [turn for turn in self.landed if turn.there_s <= self.seen_s]:
+            if self.full():
+                break
+            self.landed.remove(turn)
             self.name(turn, turn.cached)
             turn.start_s = now if turn.start_s is None else turn.start_s
             if turn.left > 0:

@@ -26,6 +26,7 @@ from disagg_sim.simulation.kernel.queue import (
     count_departure,
     enqueue,
     join,
+    next_seen,
     release,
     report,
     unlink,
@@ -89,12 +90,12 @@ def reserved(st: FleetState, i: int, s: int) -> None:
 def admit_landed(st: FleetState, i: int, now: float) -> None:
     """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]
-    s = inst.first[LANDED]
+    s = next_seen(st, i, inst.first[LANDED])
     while s >= 0 and inst.running_requests + inst.admitted < inst.max_sequences:
         seg = st.seg[s]
         if seg.there_s > inst.seen_s:
             return
-        unlink(st, i, s, -1, LANDED)
+        unlink(st, i, s, before_of(st, i, s, LANDED), LANDED)
         if st.world[0].shared != 0:
             enlist(st, i, s, seg.cached)
         if math.isnan(seg.start_s):
@@ -107,7 +108,7 @@ def admit_landed(st: FleetState, i: int, now: float) -> None:
             count(st, i, s, -1)
             put_back(st, i, s, blocks_of(seg.cached))
             join(st, i, s)
-        s = inst.first[LANDED]
+        s = next_seen(st, i, inst.first[LANDED])
 
 
 @inner

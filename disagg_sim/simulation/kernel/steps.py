@@ -22,6 +22,7 @@ from disagg_sim.simulation.kernel.queue import (
     join,
     left_of,
     link,
+    next_seen,
     take_blocks,
     unlink,
 )
@@ -100,15 +101,6 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
         if st.world[0].shared != 0:
             note_begun(st, s)
     return True
-
-
-@inlined
-def next_seen(st: FleetState, i: int, s: int) -> int:
-    """The first of a waiting prompt and those behind it that was there as the step was formed; itself if none was."""
-    at = s
-    while at >= 0 and st.seg[at].there_s > st.inst[i].seen_s:
-        at = st.seg[at].next
-    return s if at < 0 else at
 
 
 @inlined
