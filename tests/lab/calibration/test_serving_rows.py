@@ -458,13 +458,17 @@ def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
     ("version", "tp", "kernel"), [("0.12", 4, "deepgemm_contiguous"), ("0.12", 8, ""), ("0.18", 4, ""), ("", 4, "")]
 )
 def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, kernel):
-    """vLLM 0.12 takes DeepGEMM for experts in fp8 blocks unless TP is 8; nothing else of its profile differs."""
+    """vLLM 0.12 takes DeepGEMM for experts in fp8 blocks unless TP is 8, and forms no steps ahead unless it is told to;
+    nothing else of its profile differs.
+    """
     row = made_run(model="qwen3_235b_a22b", version=version)
     engine = engine_of(replace(row, workers=WorkerGroup(mapping=instance(tp, ep=1, dp=0))), {})
     assert engine.expert_kernel == kernel
-    assert replace(engine, expert_kernel="") == load_engine("vllm")
+    assert engine.steps_ahead == (version != "0.12")
+    assert replace(engine, expert_kernel="", steps_ahead=1) == load_engine("vllm")
     dense = replace(row, model="llama_3_1_8b", workers=WorkerGroup(mapping=instance(tp, ep=1, dp=0)))
-    assert engine_of(dense, {}) == load_engine("vllm")
+    assert [engine_of(replace(dense, overlap=said), {}).steps_ahead for said in ("on", "off")] == [1, 0]
+    assert engine_of(replace(dense, overlap="on"), {}) == load_engine("vllm")
 
 
 def test_tables_of_a_run(tmp_path):
