@@ -69,7 +69,7 @@ class FirstTokenCauses(NamedTuple):
 
     engine: float = 0.0  # what the engine spends on a request [s]
     poll: float = 0.0  # mean wait for the next look at requests [s]
-    step: float = 0.0  # half of the decode step under way [s]
+    step: float = 0.0  # half of the decode step under way, and those formed ahead [s]
 
 
 #: Loads in which requests come one by one, through the engine's front.
@@ -101,7 +101,7 @@ def kernel_doubt(
     times = Times(step(run.at).step, *fill(run.at)[1:])
     steps, fills = contributions_in("decode", run.at, step), contributions_in("prefill", run.at, fill)
     outside = words_of([*steps, *fills], times)
-    poll, under_way = looked_late(run, times.step), times.step / 2
+    poll, under_way = looked_late(run, times.step), (0.5 + run.engine.steps_ahead) * times.step
     causes = [FirstTokenCauses(run.engine.request_host, *each) for each in zip(poll, under_way, strict=True)]
     doubts = _deviation(steps, times, "step", spec), _deviation(fills, times, "fill", spec)
     return zip(*doubts, outside, causes, strict=True)
