@@ -408,7 +408,8 @@ def alone_ahead(left: Floats, none: Floats, later: Floats) -> Floats:
     >>> alone_ahead(np.array([0.2]), np.array([0.9]), np.array([0.2])) * (1.0 - 0.9)
     array([0.2])
     """
-    return np.asarray((1.0 + later / (1.0 - none)) / np.maximum(1.0 + 1.0 / left - none / later, 1.0))
+    last, quiet = np.maximum(left, LEAST), np.maximum(later, LEAST)
+    return np.asarray((1.0 + quiet / np.maximum(1.0 - none, LEAST)) / np.maximum(1.0 + 1.0 / last - none / quiet, 1.0))
 
 
 #: Share of the way left after a step above which a series is not continued. [1]
