@@ -27,8 +27,9 @@ from disagg_sim.physics.setup import Setup
 
 #: Shipped files of the kinds that were run: those whose forecasts were compared with served runs, and prefill pools.
 CHECKED, CHECKED_PREFILL = "measured", "prefill"
-#: Error of its forecasts above which the runs of a kind confirm none: more than two times too fast (chosen). [1]
-FAR_OFF = 1.0
+#: Error of its forecasts above which the runs of a kind confirm none, three times the usual band (chosen) [1], and
+#: points of which three quarters can be told.
+FAR_OFF, TOLD = 0.5, 4
 #: Format of weights with a scale for each block, which a cut must leave whole.
 BLOCK_FORMAT = "fp8_block"
 
@@ -109,16 +110,20 @@ def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDAr
     said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
     family, systems, known = family_of(at.model), class_of(at.system), _known_kinds(prefill=prefill)
     kinds = [known.get((family, systems, str(layout))) for layout in said]
-    most = np.array([kind.most_gpus if kind and (kind.error or 0.0) <= FAR_OFF else 0 for kind in kinds])[place]
+    most = np.array([kind.most_gpus if kind and not _far_off(kind) else 0 for kind in kinds])[place]
     words = [_reason(text, kind) for text, kind in zip(said, kinds, strict=True)]
     within = np.atleast_1d(np.asarray(mapping.gpus)) <= most
     return np.asarray(np.where(within, "", np.array(words, dtype=object)[place]), dtype=object)
 
 
+def _far_off(kind: CheckedKind) -> bool:
+    return kind.error is not None and kind.error > FAR_OFF and kind.points >= TOLD
+
+
 def _reason(layout: str, kind: CheckedKind | None) -> str:
     if kind is None:
         return f"{layout} never served"
-    if kind.error is not None and kind.error > FAR_OFF:
+    if _far_off(kind):
         return f"{layout} served, a quarter of its {kind.points} points more than {kind.error:.0%} off their forecast"
     return f"{layout} served up to {kind.most_gpus} GPUs"
 
