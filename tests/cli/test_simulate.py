@@ -304,8 +304,8 @@ class Mine(Vllm):
         return replace(Vllm.build(self, site), routing=Router())
 """
 FAILS = {
-    "raises": ("1 // 0", "policy 'own_raises' at 1.288 s: ZeroDivisionError: integer division or modulo by zero"),
-    "errs": ("return Leg(0.5)", "policy 'own_errs' at 1.288 s: request 5 on instance 0.5 is impossible"),
+    "raises": ("1 // 0", "policy 'own_raises' at 1.274 s: ZeroDivisionError: integer division or modulo by zero"),
+    "errs": ("return Leg(0.5)", "policy 'own_errs' at 1.274 s: request 5 on instance 0.5 is impossible"),
 }
 
 

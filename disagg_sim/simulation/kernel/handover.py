@@ -26,7 +26,6 @@ from disagg_sim.simulation.kernel.queue import (
     count_departure,
     enqueue,
     join,
-    next_seen,
     release,
     report,
     unlink,
@@ -84,6 +83,15 @@ def reserved(st: FleetState, i: int, s: int) -> None:
     if seg.reserve == 1:  # one whose sender still works counts there
         count(st, i, s, -1)
     report(st, s)
+
+
+@inlined
+def next_seen(st: FleetState, i: int, s: int) -> int:
+    """The first of a waiting segment and those behind it that was there as the step was formed; itself if none was."""
+    at = s
+    while at >= 0 and st.seg[at].there_s > st.inst[i].seen_s:
+        at = st.seg[at].next
+    return s if at < 0 else at
 
 
 @inlined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
+from disagg_sim.simulation.kernel.handover import next_seen
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
     COMING,
@@ -29,7 +30,6 @@ from disagg_sim.simulation.kernel.queue import (
     complete_prompt,
     finish_complete,
     left_of,
-    next_seen,
     past_of,
     to_find,
     unlink,

@@ -88,15 +88,6 @@ def before_of(st: FleetState, i: int, s: int, queue: int) -> int:
 
 
 @inlined
-def next_seen(st: FleetState, i: int, s: int) -> int:
-    """The first of a waiting segment and those behind it that was there as the step was formed; itself if none was."""
-    at = s
-    while at >= 0 and st.seg[at].there_s > st.inst[i].seen_s:
-        at = st.seg[at].next
-    return s if at < 0 else at
-
-
-@inlined
 def unlink(st: FleetState, i: int, s: int, before: int, queue: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""
     seg = st.seg[s]

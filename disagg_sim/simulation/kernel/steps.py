@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.handover import admit_landed, reserved
+from disagg_sim.simulation.kernel.handover import admit_landed, next_seen, reserved
 from disagg_sim.simulation.kernel.layout import AWAY, COMING, PROMPTS, AdmissionRule, FleetState, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, preempt
 from disagg_sim.simulation.kernel.queue import (
@@ -22,7 +22,6 @@ from disagg_sim.simulation.kernel.queue import (
     join,
     left_of,
     link,
-    next_seen,
     take_blocks,
     unlink,
 )
