@@ -27,7 +27,7 @@ def with_simulated(table: pd.DataFrame, rows: Sequence[ServingRow], answers: Ite
     known = {answer.key: answer for answer in answers}
     found = {}
     for row in rows:
-        answer = known.get(key_of(row))
+        answer = known.get(key_of(row)) if row.engine else None
         if answer is not None:
             for quantity in row.quantities:
                 found[row.file, row.row, quantity.name] = (value_of(quantity, answer), answer.reason)
