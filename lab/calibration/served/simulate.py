@@ -47,6 +47,9 @@ MOST_REQUESTS, LEAST_WAVES = 40_000, 3
 #: equal lengths such an engine keeps requests together for good, and TPOT of the gap runs (fitted part) would be 15 %
 #: too low, as nothing waits for single prompts. Runs under SGLang do stay together. [1]
 UNSTATED_SPREAD = 0.1
+#: Seats of an attention rank over its part of the requests, where its engine has more: as many as it ever takes while
+#: others have fewer, in step tables of twice the size. With its part alone a prompt whose rank is full waits. [1]
+UNEVEN = 2
 #: Prompts take all their blocks at once: what the memory of a row holds is counted beforehand.
 SCHEDULER = "vllm_v0_2024"
 #: Period of samples that nobody reads. [s]
@@ -189,7 +192,8 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
         ranks = int(side.mapping.dp_attn)
         load = row.concurrency / (side.count * ranks)
         told = (row.slots or slots_for_load(load)) if row.prefill else np.inf  # by split workers
-        batch = min(int(min(told, engine.max_running)) * ranks, slots) if decodes else None
+        seats = int(min(told, engine.max_running, slots, UNEVEN * math.ceil(slots / ranks)))
+        batch = seats * ranks if decodes else None
         budget = engine.chunk_tokens * ranks
         return (Replicas(mapping=side.mapping, instances=side.count, batch=batch, token_budget=budget),)
 
