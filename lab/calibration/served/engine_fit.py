@@ -137,13 +137,13 @@ def fit_engine(
 ) -> EngineFit:
     """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
 
-    Takes ``name`` (engine (``hw_specs/engines/``)), ``again`` (start at the shipped numbers, and take the last loss
-    alone: for fits of nearly the same rows), ``only`` (these of ``FITTED`` alone, likewise, to TTFT of all loads) and
-    ``told`` (what forecasts rows). Returns the profile (times in s), which of its numbers were fitted, the data behind
-    them and their median error [1].
+    Takes ``name`` (engine (``hw_specs/engines/``)), ``again`` (start at the shipped numbers, take the last loss alone
+    and few steps: for fits of nearly the same rows), ``only`` (these of ``FITTED`` alone, from there with that loss, to
+    TTFT of all loads) and ``told`` (what forecasts rows). Returns the profile (times in s), which of its numbers were
+    fitted, the data behind them and their median error [1].
     """
     _checked(rows, name)
-    again = again or bool(only)
+    steps, again = STEPS_AGAIN if again else STEPS, again or bool(only)
     start, used = load_engine(name), fit_rows(rows, name, loops=bool(only))
     if not used:
         raise InputError(f"no served rows of engine {name!r} in the fitted part")
@@ -164,7 +164,7 @@ def fit_engine(
     def errors(x: Floats) -> Floats:
         return errors_of(spec(x))
 
-    losses, steps = (("cauchy",), STEPS_AGAIN) if again else (("soft_l1", "cauchy"), STEPS)
+    losses = ("cauchy",) if again else ("soft_l1", "cauchy")
 
     def fit_from(x: Floats) -> tuple[float, Floats]:
         """Loss at the end and parameters: the second loss has several minima, the first leads to a good one."""
