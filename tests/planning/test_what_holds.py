@@ -197,9 +197,14 @@ def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
 AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
 
 
-def handed(transfer, share):
+def ahead(steps):
+    """An engine that forms so many steps ahead."""
+    return replace(AT, overheads=replace(AT.overheads, steps_ahead=steps))
+
+
+def handed(transfer, share, steps):
     """Hand-over where 10 requests/s of 2 s each decode, so that 20 run on average (Poisson); each adds a nanosecond."""
-    taker = replace(decode_of(work_of(Limit(1.0)), more=1e-9), at=AT)
+    taker = replace(decode_of(work_of(Limit(1.0)), more=1e-9), at=ahead(steps))
     sender = replace(prefill_of(work_of(Limit(1.0)), hand_over=0.0), at=AT)
     wire = Wire(bandwidth=1e30, latency_s=transfer, descriptor_s=0.0, inside=False)
     (made,), (taken,) = linked([sender], [taker], Cache(1.0, 0.0), wire)
@@ -208,7 +213,9 @@ def handed(transfer, share):
 
 @pytest.mark.parametrize(("share", "running"), [(0.5, 20), (0.9, 26), (0.99, 31)])
 def test_a_step_of_a_hand_over_is_that_of_the_sequences_that_run_at_the_percentile(share, running):
-    assert (handed(0.0, share) / 2.5 - 0.02) / 1e-9 == pytest.approx(running)
+    """Two steps and a half; one more where the engine forms each step as the one before begins."""
+    for steps in (0, 1):
+        assert (handed(0.0, share, steps) / (2.5 + steps) - 0.02) / 1e-9 == pytest.approx(running)
 
 
 def test_a_hand_over_takes_no_longer_at_a_lower_percentile():
@@ -216,27 +223,29 @@ def test_a_hand_over_takes_no_longer_at_a_lower_percentile():
 
     More than 24 run for 16 % of the time.
     """
-    times = [handed(0.02 + 24.5e-9, share) for share in (0.15, 0.17, 0.5, 0.99)]
-    assert times == pytest.approx([0.05, 0.06, 0.06, 0.06], rel=1e-5)
+    for steps in (0, 1):
+        times = [handed(0.02 + 24.5e-9, share, steps) - 0.02 * steps for share in (0.15, 0.17, 0.5, 0.99)]
+        assert times == pytest.approx([0.05, 0.06, 0.06, 0.06], rel=1e-5)
 
 
-@pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])
-def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower):
-    """Of 0.2 GB over links of 0.5 GB/s of each GPU, and two steps of 30 ms.
+@pytest.mark.parametrize(("sends", "takes", "slower", "steps"), [(1, 2, 1, 0), (2, 1, 1, 1), (2, 4, 2, 1), (4, 4, 4, 0)])
+def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower, steps):
+    """Of 0.2 GB over links of 0.5 GB/s of each GPU, and two steps of 30 ms, or three where one is formed ahead.
 
     Half a step passes until room is reserved, half a one until the cache is seen: all of one where it comes within it.
     """
     work = work_of(Limit(1.0))
     sender = replace(prefill_of(work, hand_over=0.0), at=AT, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
-    taker = replace(decode_of(work, step=0.03, more=0.0), at=AT, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
+    at, joined = ahead(steps), 0.06 + 0.03 * steps
+    taker = replace(decode_of(work, step=0.03, more=0.0), at=at, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
     wire = Wire(bandwidth=0.5e9, latency_s=0.003, descriptor_s=0.0, inside=False)
     (made,), (taken,) = linked([sender], [taker], Cache(0.2e9, 0.0), wire)
     slow, moved = handing(made, taken, 1.0, 1, 0.9), 0.003 + 0.4 / slower
-    assert slow.hand_over == pytest.approx(moved + 0.06)
+    assert slow.hand_over == pytest.approx(moved + joined)
     (near,), _ = linked([sender], [taker], Cache(0.2e9, 0.0), wire._replace(bandwidth=1e12))
-    assert handing(near, replace(taken, link_rate=1e9), 1.0, 1, 0.9).hand_over == pytest.approx(0.075)
-    assert slow.ttft(1.0, 1, 0.9) == pytest.approx(made.ttft(1.0, 1, 0.9) + moved + 0.06)
-    assert slow.mean_ttft(1.0, 1) == pytest.approx(made.mean_ttft(1.0, 1) + moved + 0.06)
+    assert handing(near, replace(taken, link_rate=1e9), 1.0, 1, 0.9).hand_over == pytest.approx(0.015 + joined)
+    assert slow.ttft(1.0, 1, 0.9) == pytest.approx(made.ttft(1.0, 1, 0.9) + moved + joined)
+    assert slow.mean_ttft(1.0, 1) == pytest.approx(made.mean_ttft(1.0, 1) + moved + joined)
     assert made.link_rate == pytest.approx(2.5 * sends)
     assert taken.link_rate == pytest.approx(2.5 * takes)
     assert not replace(made, batch=np.ones(1), busy=np.array([1e-6])).holds(2.6 * sends, 1)
