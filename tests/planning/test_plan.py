@@ -74,9 +74,9 @@ def test_pools_do_what_arithmetic_says(twenty):
 
 
 def test_a_mode_that_serves_nothing_within_the_limits_leaves_the_other_one():
-    """With 2.667 ms a token no instance of both phases serves any rate; two pools do."""
+    """With 2.65 ms a token no instance of both phases serves any rate; two pools do."""
     options = PlanOptions(max_nic=1e9)
-    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 64), tpot="2.667 ms", gpus=8, options=options)
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 64), tpot="2.65 ms", gpus=8, options=options)
     assert found.best.mode == ServingMode.DISAGGREGATED
     assert found.other is None
 
@@ -455,7 +455,7 @@ def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little(flips_along):
 
 def test_a_plan_without_a_frontier_of_its_layouts_says_nothing_of_how_sure_it_is():
     lengths = ds.lengths(8192, 256)
-    sure = assurance(ds.plan("llama_3_1_70b", "h100_sxm", lengths, ttft="500 ms", tpot="25 ms", rate=0.376))
+    sure = assurance(ds.plan("llama_3_1_70b", "h100_sxm", lengths, ttft="480 ms", tpot="25 ms", rate=0.3))
     assert math.isnan(sure.probability)
     assert math.isnan(sure.holds)
 

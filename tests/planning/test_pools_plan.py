@@ -42,10 +42,11 @@ def asked(
     options=PlanOptions(),  # noqa: B008
     system=SYSTEM,
     ffn_system=None,
+    lengths=LENGTHS,
     **limits,
 ):
     options = replace(options, pools=pools, images=images, ffn_system=ffn_system, users=size.users)
-    return ds.plan(MODEL, system, LENGTHS, rate=size.rate, gpus=size.gpus, options=options, **limits)
+    return ds.plan(MODEL, system, lengths, rate=size.rate, gpus=size.gpus, options=options, **limits)
 
 
 def parts(found):
@@ -190,14 +191,14 @@ def test_what_binds_counts_the_encoders_and_the_caches_on_their_way():
 
 
 def test_limits_that_would_do_are_those_of_so_many_gpus():
-    """Prefill that keeps 95 ms takes several GPUs, so three keep a looser limit only."""
-    three, limits = ("encode", "prefill", "decode"), {}
+    """Prefill of 16,384 tokens that keeps 160 ms takes several GPUs, so three keep a looser limit only."""
+    asking, limits = {"pools": ("encode", "prefill", "decode"), "lengths": ds.lengths(16384, 256)}, {}
     for gpus in (3, 8):
-        said = asked(three, size=Size(gpus=gpus), ttft=0.09).infeasible
+        said = asked(**asking, size=Size(gpus=gpus), ttft=0.15).infeasible
         limits[gpus] = float(re.search(r"a TTFT limit of ([\d.]+) ms", said)[1]) / 1e3
-        assert asked(three, size=Size(gpus=gpus), ttft=limits[gpus]).best is not None
+        assert asked(**asking, size=Size(gpus=gpus), ttft=limits[gpus]).best is not None
     assert limits[8] < limits[3]
-    assert asked(three, size=Size(gpus=3), ttft=limits[8]).best is None
+    assert asked(**asking, size=Size(gpus=3), ttft=limits[8]).best is None
 
 
 def test_what_is_said_of_two_systems_is_said_once():

@@ -228,7 +228,9 @@ def test_a_hand_over_takes_no_longer_at_a_lower_percentile():
         assert times == pytest.approx([0.05, 0.06, 0.06, 0.06], rel=1e-5)
 
 
-@pytest.mark.parametrize(("sends", "takes", "slower", "steps"), [(1, 2, 1, 0), (2, 1, 1, 1), (2, 4, 2, 1), (4, 4, 4, 0)])
+@pytest.mark.parametrize(
+    ("sends", "takes", "slower", "steps"), [(1, 2, 1, 0), (2, 1, 1, 1), (2, 4, 2, 1), (4, 4, 4, 0)]
+)
 def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower, steps):
     """Of 0.2 GB over links of 0.5 GB/s of each GPU, and two steps of 30 ms, or three where one is formed ahead.
 
