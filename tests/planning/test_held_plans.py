@@ -106,15 +106,19 @@ def test_a_wait_costs_time_to_the_first_token_and_gains_time_per_token(tuned):
 
 
 def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
-    """R1 in DP4 on H200: TPOT of 47.8 ms at p50, 46.1 simulated; TTFT of 1.91 s at p90, 1.94 simulated."""
+    """R1 in DP4 on H200: TPOT of 47.4 ms at p50, 45.8 simulated; TTFT of 1.93 s at p90, 2.09 simulated.
+
+    The law leaves out that prompts of the last decode step before a start, of which it was formed ahead, miss it. TTFT
+    at p90 is the mean of three draws of arrivals: of one it lies up to 3 % away from it.
+    """
     none, (pool,) = asked("none"), tuned.other.pools
     assert tuned.other.rate > 1.05 * none.other.rate
     assert tuned.best.rate == none.best.rate
     assert pool.replicas.hold_steps
-    run = prove(tuned, tuned.other, adapt=False).planned
-    assert run.holds
-    assert tuned.other.tpot["p50"] == pytest.approx(run.tpot["p50"], rel=0.05)
-    assert tuned.other.ttft["p90"] == pytest.approx(run.ttft["p90"], rel=0.1)
+    runs = [prove(tuned, tuned.other, adapt=False, seed=seed).planned for seed in range(3)]
+    assert all(run.holds for run in runs)
+    assert tuned.other.tpot["p50"] == pytest.approx(runs[0].tpot["p50"], rel=0.05)
+    assert tuned.other.ttft["p90"] == pytest.approx(np.mean([run.ttft["p90"] for run in runs]), rel=0.1)
     assert plan_json(tuned)["runners_up"][0]["pools"][0].get("hold_steps") is None  # disaggregated
     told = next(iter(pool_rows(tuned.other)))[1]
     assert told.endswith(f"prefill delay up to {pool.replicas.hold_steps} steps")
