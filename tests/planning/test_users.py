@@ -48,13 +48,23 @@ def closed(design, isl, osl, users):
     "osl", [pytest.param(2, marks=pytest.mark.rare), *(pytest.param(osl, marks=pytest.mark.long) for osl in (16, 256))]
 )
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl):
-    """The plan ``users`` on record and ``test_a_slower_design_is_asked_less_often`` hold the rates without a loop."""
+    """The plan ``users`` on record and ``test_a_slower_design_is_asked_less_often`` hold the rates without a loop.
+
+    A plan counts queues of random arrivals. A loop for which prefill is planned at 95 % of its capacity or more fills
+    it: for 16 tokens 1,102 requests/s are planned, and 1,146 of 1,147 are served.
+    """
     found = planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500)
     for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED):
         design = of_mode(found, mode)
         rate, ttft, tpot = closed(design, 2048, osl, 500)
         assert rate * (ttft.mean() + (osl - 1) * tpot.mean()) == pytest.approx(500, rel=0.03)  # the loop is in balance
-        assert rate == pytest.approx(design.rate, rel=0.04 if mode == ServingMode.COLOCATED else 0.025)
+        if mode == ServingMode.COLOCATED:
+            assert rate == pytest.approx(design.rate, rel=0.04)
+        else:
+            first = design.first
+            most = first.instances * float((first.choice.batch / first.choice.busy).max())
+            full = 0.95 * most < design.rate < most
+            assert rate == (pytest.approx(most, rel=0.002) if full else pytest.approx(design.rate, rel=0.025))
         assert ttft.quantile(0.9) <= 2.0
         assert tpot.quantile(0.9) <= 0.05
 
