@@ -82,7 +82,7 @@ def frontier() -> Any:
 #: What an operator waits for, in words and colour.
 RESOURCES = {
     "hbm": ("HBM bandwidth", COLOURS[0]),
-    "compute": ("arithmetic", COLOURS[1]),
+    "compute": ("compute", COLOURS[1]),
     "nvlink": ("NVLink", COLOURS[2]),
     "latency": ("latency of kernels", COLOURS[4]),
     "host": ("host", "#999999"),

@@ -147,7 +147,7 @@ class SystemSpec(Shown):
 
     @property
     def vector_flops(self) -> float:
-        """FP32 peak, which goes with multiprocessors and clock; none told: 1/16 of BF16, as on Hopper. [FLOP/s]"""
+        """FP32 peak, which goes with multiprocessors and clock; none told: 1/16 of BF16, as on the A100. [FLOP/s]"""
         return self.peak_flops.get("fp32", self.peak_flops["bf16"] / 16.0)
 
     @property

@@ -324,7 +324,7 @@ class MixedSteps:
             more = 1.0 / (1.0 - share * (1.0 - slower))  # than on average come to an instance without prefill
             come, busy = slower * more * rate * time, slower * more * under_way
             fullest = None
-            some = np.maximum(under_way / share, 1.0)
+            some = np.maximum(under_way / np.maximum(share, LEAST), 1.0)
             if several:
                 fullest = fullest_rank(under_way, ranks)
                 held = np.minimum(np.maximum(law.mean * under_way / ranks, law.mean), room)
@@ -339,7 +339,7 @@ class MixedSteps:
             found.append(time)
             alone = step / -np.expm1(-more * idle) * left  # time without prefill for each step with it
             if self.ahead:
-                alone = step * alone_ahead(left, np.exp(-more * idle), np.exp(-come))
+                alone = step * alone_ahead(left, np.exp(-more * idle), np.maximum(np.exp(-come), left))
             share = time / (time + alone)
             if np.any(hold_steps):
                 held_back = mixed_share(pieces * time * law.mean / held, ranks, further)
@@ -396,10 +396,10 @@ def alone_ahead(left: Floats, none: Floats, later: Floats) -> Floats:
     r"""Count the steps of decodes alone for each with prefill, where a step is formed as the one before begins. [1]
 
     Takes the chances that a step with prefill is the last of its run, where none is formed ahead, and that no prompt
-    comes in a step of decodes alone, :math:`p_0`, or in one with prefill, p. What comes in the last step of a run
-    starts after one step of decodes alone. So there are as many, and those that it takes until a prompt comes, if none
-    has. The second step with prefill has what came in the step of decodes alone before, a later one what came in one
-    with prefill. Of H steps of a run, one after a start by chance,
+    comes in a step of decodes alone, :math:`p_0`, or in one with prefill, p, at least that of the last of a run. What
+    comes in the last step of a run starts after one step of decodes alone. So there are as many, and those that it
+    takes until a prompt comes, if none has. The second step with prefill has what came in the step of decodes alone
+    before, a later one what came in one with prefill. Of H steps of a run, one after a start by chance,
 
     .. math:: \frac{1 + p/(1 - p_0)}{1 + H - p_0/p}
 

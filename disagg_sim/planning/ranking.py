@@ -1,12 +1,12 @@
 """Put designs in the order in which an engineer would deploy them. The one place that ranks.
 
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
-the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper (of as many GPUs
-those of the lower price, as given or of the market), then the faster, then the smaller. Layouts that were run, and then
-the simpler mode, come first up to a tenth above the cost of the cheapest design of all. Of the two modes co-located
-serving is the simpler: one pool, and no caches to move. That does not count where its ranks have attention each for
-itself (attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no measurement
-at hand has judged.
+the same, one whose layouts runs confirm comes first, then one on fewer hosts an instance, then the cheaper (of as many
+GPUs those of the lower price, as given or of the market), then the faster, then the smaller. Layouts that runs confirm,
+and then the simpler mode, come first up to a tenth above the cost of the cheapest design of all. Of the two modes co-
+located serving is the simpler: one pool, and no caches to move. That does not count where its ranks have attention each
+for itself (attention DP): they wait for each other, which closed forms understate (``Design.flattered``) and no
+measurement at hand has judged.
 """
 
 from __future__ import annotations

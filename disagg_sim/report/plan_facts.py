@@ -98,7 +98,7 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
                 wide = "; the bands are from runs of this engine" * (pool.error > WIDE)
                 far = f" on any engine, three quarters within {pool.error:.0%} of their forecast{wide}"
             if pool.most_sequences is not None and pool.sequences > pool.most_sequences:
-                far += f"; up to {pool.most_sequences:,.0f} sequences a GPU are known, {pool.sequences:,.0f} here"
+                far += f"; up to {pool.most_sequences:,.3g} sequences a GPU are known, {pool.sequences:,.0f} here"
             more = pool.layout.removeprefix(SERVED)
             layout = f"{pool.points:,} operating points of its kind were served{far}{more}"
         yield role_text(pool.role), layout, shares_text(pool.rests_on)

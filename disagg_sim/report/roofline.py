@@ -47,7 +47,7 @@ STYLE: Any = {
     "lines.markersize": 5.0,
 }
 
-#: Arithmetic that no operator uses.
+#: Arithmetic that no matrix product uses.
 UNUSED_ARITHMETIC = frozenset({"fp64", "fp32", "tf32", "int8"})
 ROOF = "#555555"
 #: Bars that a panel has room for at least, beside its roofline. [1]

@@ -36,8 +36,8 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
     Returns
     -------
     ndarray of str, shape (points,)
-        ``served`` where runs of both kinds of layout are known; ``launchable: ...`` where an engine of today can start
-        both, with what nobody is known to have run; ``not launchable: ...`` with the rule that forbids it.
+        ``served`` where runs confirm both kinds of layout; ``launchable: ...`` where an engine of today can start both,
+        with why none does; ``not launchable: ...`` with the rule that forbids it.
 
     Examples
     --------

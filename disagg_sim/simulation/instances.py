@@ -64,7 +64,8 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Sharding, role:
         keeps_preempted=scheduler.keeps_preempted,
         finds_computed=scheduler.prefix_found == "computed",
         rank_choice=RankChoice[scheduler.rank_choice.upper()],
-        steps_ahead=site.setup_of(mapping).steps_ahead(mapping),
+        # where nothing decodes, nothing is formed ahead
+        steps_ahead=0 if role is Role.PREFILL else site.setup_of(mapping).steps_ahead(mapping),
     )
 
 

@@ -130,11 +130,8 @@ def kind(**values) -> CheckedKind:
         ([], "launchable: DP, EP never served"),
         ([kind()], "served"),
         ([kind(most_gpus=4)], "launchable: DP, EP served up to 4 GPUs"),
-        ([kind(error=0.7)], "served"),
-        (
-            [kind(error=0.7, points=4)],
-            "launchable: DP, EP served, a quarter of its 4 points more than 70% off their forecast",
-        ),
+        ([kind(error=0.5)], "served"),
+        ([kind(error=0.7)], "launchable: DP, EP served, forecasts of a quarter of its runs more than 70% off"),
         ([kind(points=1)], "served"),
         ([kind(judged_by="nothing", error=None)], "served"),
         ([kind(systems="Hopper, domain of 8")], "launchable: DP, EP never served"),

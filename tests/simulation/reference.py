@@ -477,7 +477,7 @@ class Reference:
         self.free(youngest.sender)
         turn = self.withdraw(youngest)  # its receiver computes all of it
         turn.left += turn.cached + (turn.left == 0)
-        turn.cached, turn.context_elsewhere = 0, False
+        turn.cached, turn.context_elsewhere, turn.there_s = 0, False, self.now
         turn.preemptions += 1
         rank = self.rank_of(turn)
         rank.line_up(turn, rank.waiting)

@@ -59,7 +59,7 @@ class Instance:
 
     def past(self, rank: Rank) -> int:
         """Tokens before the next piece of a rank's next prompt."""
-        turn = rank.prompts()[0]
+        turn = next(rank.candidates())
         return turn.cached or (len(rank.found(turn)[0]) * BLOCK if rank.shares else 0)
 
     def form(self, now: float, news: list[Turn]) -> None:
@@ -136,7 +136,7 @@ class Instance:
         At least ``least_prefill`` over all ranks after a past so long that it exceeds the limit by itself.
         """
         spec, count = self.spec, len(self.ranks)
-        waiting = [rank for rank in self.ranks if rank.prompts()]
+        waiting = [rank for rank in self.ranks if next(rank.candidates(), None) is not None]
         most = max((rank.token_budget - len(rank.decoding) * rank.verified for rank in waiting), default=0)
         if most <= 0:
             return 0

@@ -380,14 +380,12 @@ class Rank:
                 while len(turn.blocks) > blocks_of(turn.cached):  # it takes them again with its first step
                     self.free.insert(0, turn.blocks.pop())
                 self.decode(turn)
-        while self.coming and not self.full():
-            if self.coming[0].swapped and self.preempted:  # nothing comes back when something has to go
+        while (turn := self.next_coming()) is not None and not self.full():
+            if turn.swapped and self.preempted:  # nothing comes back when something has to go
                 break
-            if self.coming[0].there_s > self.seen_s and not self.coming[0].context_elsewhere:
+            if not self.admit(turn, 0):
                 break
-            if not self.admit(self.coming[0], 0):
-                break
-            turn = self.coming.pop(0)
+            self.coming.remove(turn)
             if turn.swapped:
                 self.swap(turn)
                 turn.swapped = False
@@ -398,12 +396,17 @@ class Rank:
                 self.name(turn, turn.cached)
                 self.decode(turn)
 
+    def next_coming(self) -> Turn | None:
+        """The first with its context that may join or reserve: those that came since the step was formed wait."""
+        able = (turn for turn in self.coming if turn.context_elsewhere or turn.there_s <= self.seen_s)
+        return next(able, None)
+
     def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
         """Admit the first waiting prompt, if nothing speaks against it."""
         chunkwise = self.spec.admission != AdmissionRule.PROMPT
         if self.full() or (self.preempted and chunkwise):
             return False
-        first = self.coming[0] if self.coming else None  # what could come now goes before prompts
+        first = self.next_coming()  # what could come now goes before prompts
         if first is not None and not first.sender_at_work and not (self.by_priority and turn.priority > first.priority):
             return False
         if not self.admit(turn, piece):

@@ -197,6 +197,18 @@ def test_prompts_of_higher_priority_that_come_while_a_step_runs_do_not_hold_up_t
     np.testing.assert_allclose(fleet.segments.first_token_s[:3], [1.0, 6.0, 7.0])
 
 
+def test_caches_that_keep_coming_do_not_hold_up_a_prompt_that_was_there():
+    """Steps of 1 s; the prompt of 3.4 s begins at 5 s, though segments that only decode come from 3.6 s on."""
+    table = StepTable.affine(step=1.0, max_sequences=64)
+    fleet = Fleet([InstanceSpec(table=table, blocks=1000, max_sequences=64, steps_ahead=1)])
+    work = [(0.0, (0, 10, 30)), (3.4, (0, 10, 2)), *((3.6 + k, (10, 0, 2)) for k in range(12))]
+    for arrival, lengths in work:
+        fleet.run_until(arrival)
+        fleet.submit(0, 0, lengths, arrival, last_token_s=math.nan if lengths[1] else arrival - 0.01)
+    fleet.run_until(math.inf)
+    assert fleet.segments.start_s[1] == pytest.approx(5.0)
+
+
 def test_where_nothing_decodes_prompts_that_come_during_a_pass_begin_at_its_end():
     """Passes of 1 s of one prompt: those of 0.2 and 0.4 s wait for its end alone, as the queue was empty at 0 s."""
     table = StepTable.affine(step=1.0, max_sequences=16)

@@ -203,9 +203,9 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     elif action == SENDER_DONE:
         sender_done(st, row, s)
     elif action == RECOMPUTE:
-        recompute(st, row, s)
+        recompute(st, row, s, now)
     if done:
-        wake(st, i, now)
+        wake(st, i, now, False)
     check_drained(st, i)
     changed(st, i)
     return done

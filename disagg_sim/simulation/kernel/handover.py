@@ -95,6 +95,15 @@ def next_seen(st: FleetState, i: int, s: int) -> int:
 
 
 @inlined
+def first_coming(st: FleetState, i: int) -> int:
+    """The first that waits with its context and may join or reserve: what came since the step was formed is passed."""
+    s = st.inst[i].first[COMING]
+    while s >= 0 and st.seg[s].reserve == 0 and st.seg[s].there_s > st.inst[i].seen_s:
+        s = st.seg[s].next
+    return int(s)
+
+
+@inlined
 def admit_landed(st: FleetState, i: int, now: float) -> None:
     """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]
@@ -160,13 +169,14 @@ def sender_done(st: FleetState, i: int, s: int) -> None:
 
 
 @inner
-def recompute(st: FleetState, i: int, s: int) -> None:
+def recompute(st: FleetState, i: int, s: int, now: float) -> None:
     """Give up the cache for which a segment waits: all of it is computed here, as after a preemption."""
     inst, seg = st.inst[i], st.seg[s]
     _leave(st, i, s)
     _give_back(st, i, s)
     seg.left += seg.cached + (seg.left == 0)  # with the token that is not in the cache yet
     seg.reserve = seg.cached = 0
+    seg.there_s = now
     seg.preemptions += 1
     inst.preemptions += 1
     count(st, i, s, 1)

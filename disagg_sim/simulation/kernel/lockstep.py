@@ -130,8 +130,8 @@ def even_budget(st: FleetState, i: int) -> int:
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         rank = st.inst[row]
         n = rank.running_requests
-        s = rank.first[PROMPTS]
-        if s >= 0:
+        s = next_seen(st, row, rank.first[PROMPTS])
+        if s >= 0 and st.seg[s].there_s <= rank.seen_s:
             most = max(most, rank.token_budget - n * (1 + head.drafts))
             past = max(past, past_of(st, s))
         if n > 0:
@@ -390,5 +390,5 @@ def settle(st: FleetState, i: int, now: float) -> bool:
     next_away(st, i)
     inst.next_s = min(inst.run_end_s, inst.leave_s)
     if inst.run_kind == DECODING and waiting:  # for blocks that are free now
-        wake(st, i, now)
+        wake(st, i, now, False)
     return bool(inst.run_kind == IDLE)

@@ -251,16 +251,22 @@ def due_s(st: FleetState, i: int) -> float:
 
 
 @inlined
-def wake(st: FleetState, i: int, now: float) -> None:
-    """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
+def wake(st: FleetState, i: int, now: float, newcomer: bool) -> None:
+    """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress.
+
+    A newcomer is noticed at the end of the step after it, where that is formed already.
+    """
     inst = st.inst[i]
     st.world[0].now_s = now
     if inst.run_kind == IDLE:
         inst.next_s = min(inst.next_s, now)
     elif inst.run_kind == DECODING and inst.run_steps > 1:
         steps = steps_to(st, i, now)
-        if steps == 0 or end_after(st, i, steps) < now:
+        begun = end_after(st, i, steps) if steps > 0 else inst.run_start_s
+        if steps == 0 or begun < now:
             steps += 1
+        if newcomer and inst.ahead == 1 and begun < now:  # the step in progress is the one that was formed
+            steps = min(steps + 1, inst.run_steps)
         end = end_after(st, i, steps)
         inst.run_steps = steps
         inst.run_end_s = end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.handover import admit_landed, next_seen, reserved
+from disagg_sim.simulation.kernel.handover import admit_landed, first_coming, next_seen, reserved
 from disagg_sim.simulation.kernel.layout import AWAY, COMING, PROMPTS, AdmissionRule, FleetState, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, preempt
 from disagg_sim.simulation.kernel.queue import (
@@ -43,12 +43,10 @@ FAR = 2**62
 def admit_transferred(st: FleetState, i: int, now: float) -> None:
     """Admit, in queue order, segments that only decode or have their context on another instance."""
     inst = st.inst[i]
-    s = inst.first[COMING]
+    s = first_coming(st, i)
     while s >= 0:
         swapped = st.seg[s].reserve == 0 and st.seg[s].preemptions > 0
         if swapped and inst.preempted == 1:  # nothing comes back in a step for which something went
-            return
-        if st.seg[s].reserve == 0 and st.seg[s].there_s > inst.seen_s:
             return
         if inst.running_requests + inst.admitted >= inst.max_sequences:
             return
@@ -56,7 +54,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
             return
         if swapped:
             count_swap(st, i, s)
-        unlink(st, i, s, -1, COMING)
+        unlink(st, i, s, before_of(st, i, s, COMING), COMING)
         if st.seg[s].reserve > 0:
             reserved(st, i, s)
         else:
@@ -67,7 +65,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
             if st.world[0].shared != 0:
                 enlist(st, i, s, st.seg[s].cached)
             join(st, i, s)
-        s = inst.first[COMING]
+        s = first_coming(st, i)
 
 
 @inlined
@@ -78,7 +76,7 @@ def may_admit(st: FleetState, i: int, s: int) -> bool:
         return False
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False
-    first = inst.first[COMING]
+    first = first_coming(st, i)
     before = first >= 0 and st.seg[first].reserve < 2 and st.seg[s].priority <= st.seg[first].priority
     return not before
 
@@ -346,7 +344,7 @@ def _ask(st: FleetState, s: int, computed: int, now: float) -> None:
     seg.status = QUEUED
     enqueue(st, row, s, COMING)
     if st.inst[row].first[COMING] == s:
-        wake(st, seg.instance, now)
+        wake(st, seg.instance, now, False)
     changed(st, seg.instance)
 
 

@@ -139,7 +139,7 @@ def submitted(
     if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
         alone = _close(st, i) or alone
     if alone:
-        wake(st, i, now)
+        wake(st, i, now, one.reserve == 0)
     changed(st, i)
     return 0
 
@@ -232,7 +232,7 @@ def hand_over_to(st: FleetState, held: int, s: int, now: float) -> None:
     sender, i = seg[held].instance, seg[s].instance
     seg[held].status = DONE
     release(st, row_of(st, held), held)
-    wake(st, sender, now)
+    wake(st, sender, now, False)
     check_drained(st, sender)
     changed(st, sender)
     row = row_of(st, s)
@@ -241,7 +241,7 @@ def hand_over_to(st: FleetState, held: int, s: int, now: float) -> None:
     count(st, row, s, 1)
     enqueue(st, row, s, LANDED)
     if alone:
-        wake(st, i, now)
+        wake(st, i, now, True)
     changed(st, i)
 
 

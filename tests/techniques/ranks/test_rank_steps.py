@@ -106,6 +106,14 @@ def test_times_are_those_of_a_simulation(prompt, rate, ahead) -> None:
         assert times[order][place] == pytest.approx(np.quantile(run, share), rel=0.12)
 
 
+@pytest.mark.parametrize("rate", [0.5, 2.0, 5.0])
+def test_unlike_prompts_of_one_piece_mix_with_decodes_as_where_no_step_is_formed_ahead(rate) -> None:
+    """What misses a step begins with the next but one: as many steps have prefill, and as many have none."""
+    here, there = (made(50.0, 200.0, 800.0, ahead=ahead).mixing(rate, 0) for ahead in (0, 1))
+    assert there.share == pytest.approx(here.share)
+    assert there.steps == pytest.approx(here.steps)
+
+
 def test_a_prompt_that_meets_nobody_waits_for_a_decode_step() -> None:
     """A full piece, and one of 20 tokens; for one more where each step is formed as the one before begins."""
     steps = made(1020.0)

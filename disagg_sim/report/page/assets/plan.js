@@ -154,7 +154,7 @@ function planPools(plan) {
               el(
                 "small",
                 {},
-                `layout ${judged.layout.replace(/;|$/, `${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}$&`)}`,
+                `layout ${judged.layout.replace(/;|$/, `${confirmed(judged)}$&`)}`,
               ),
             )
           : "–",
@@ -219,6 +219,12 @@ function planSpares(best) {
     ),
   ];
 }
+
+/** Measured operating points of a kind of layout that runs confirm, and how far they are from their forecast. */
+const confirmed = ({ layout, points, error }) =>
+  layout.startsWith("served") && points
+    ? `: ${count(points)} operating points, ${known(error) ? `three quarters within ${Math.round(100 * error)} %` : "compared with no forecast"}`
+    : "";
 
 const trustWords = (shares) =>
   Object.entries(shares)
