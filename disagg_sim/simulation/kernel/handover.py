@@ -95,7 +95,7 @@ def next_seen(st: FleetState, i: int, s: int) -> int:
 
 
 @inlined
-def first_coming(st: FleetState, i: int) -> int:
+def first_with_context(st: FleetState, i: int) -> int:
     """The first that waits with its context and may join or reserve: what came since the step was formed is passed."""
     s = st.inst[i].first[COMING]
     while s >= 0 and st.seg[s].reserve == 0 and st.seg[s].there_s > st.inst[i].seen_s:

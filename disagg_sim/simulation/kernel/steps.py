@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inlined, inner
-from disagg_sim.simulation.kernel.handover import admit_landed, first_coming, next_seen, reserved
+from disagg_sim.simulation.kernel.handover import admit_landed, first_with_context, next_seen, reserved
 from disagg_sim.simulation.kernel.layout import AWAY, COMING, PROMPTS, AdmissionRule, FleetState, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.preemption import count_swap, extend_blocks, preempt
 from disagg_sim.simulation.kernel.queue import (
@@ -43,7 +43,7 @@ FAR = 2**62
 def admit_transferred(st: FleetState, i: int, now: float) -> None:
     """Admit, in queue order, segments that only decode or have their context on another instance."""
     inst = st.inst[i]
-    s = first_coming(st, i)
+    s = first_with_context(st, i)
     while s >= 0:
         swapped = st.seg[s].reserve == 0 and st.seg[s].preemptions > 0
         if swapped and inst.preempted == 1:  # nothing comes back in a step for which something went
@@ -65,7 +65,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
             if st.world[0].shared != 0:
                 enlist(st, i, s, st.seg[s].cached)
             join(st, i, s)
-        s = first_coming(st, i)
+        s = first_with_context(st, i)
 
 
 @inlined
@@ -76,7 +76,7 @@ def may_admit(st: FleetState, i: int, s: int) -> bool:
         return False
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False
-    first = first_coming(st, i)
+    first = first_with_context(st, i)
     before = first >= 0 and st.seg[first].reserve < 2 and st.seg[s].priority <= st.seg[first].priority
     return not before
 
