@@ -220,11 +220,10 @@ function planSpares(best) {
   ];
 }
 
-/** Measured operating points of a kind of layout that runs confirm, and how far they are from their forecast. */
-const confirmed = ({ layout, points, error }) =>
-  layout.startsWith("served") && points
-    ? `: ${count(points)} operating points, ${known(error) ? `three quarters within ${Math.round(100 * error)} %` : "compared with no forecast"}`
-    : "";
+const confirmed = ({ layout, points, error }) => {
+  const far = known(error) ? `three quarters within ${Math.round(100 * error)} %` : "compared with no forecast";
+  return layout.startsWith("served") && points ? `: ${count(points)} operating points, ${far}` : "";
+};
 
 const trustWords = (shares) =>
   Object.entries(shares)
