@@ -247,6 +247,8 @@ class Lengths(ByValue, Shown):
     def at_checkpoints(self, at: Setup) -> Lengths:
         """Return the same requests with cached prefixes that the layers of a model let prompts take up again.
 
+        Examples
+        --------
         >>> from disagg_sim.physics.setup import setup
         >>> models, reused = ("llama_3_1_70b", "qwen3_next_80b_a3b"), lengths(65_536, 1024, cached=0.9)
         >>> [reused.at_checkpoints(setup(name, "h200_sxm", "fp8")).mean_past for name in models]
