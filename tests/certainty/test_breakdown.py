@@ -15,7 +15,6 @@ import disagg_sim as ds
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
-from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.yaml_files import spec_roots
@@ -204,17 +203,7 @@ def test_fits_of_another_system_are_named_with_its_file():
     assert {Path(file).stem for file in taken["file"]} == set(taken["inherited_from"])
 
 
-def test_rows_that_their_specs_do_not_give_are_refused():
-    points = tables_of("dense")[0].head(2)
-    with pytest.raises(InputError, match="no points"):
-        ds.breakdown(points.head(0))
-    with pytest.raises(InputError, match="row 0 of the table: its settings give ttl_s"):
-        ds.breakdown(points.assign(ttl_s=points["ttl_s"] * 1.01, ttl_mean_s=points["ttl_mean_s"] * 1.01))
-
-
 LENGTHS = ds.lengths(4096, 512)
-
-HAND = ("explain", "--model", "deepseek_r1", "--system", "gb200_nvl72", "--precision", "nvfp4_fp8kv")
 
 
 def split_of(at, ffn_gpus, microbatches=3):
@@ -270,24 +259,3 @@ def test_the_parts_of_encoding_add_up_and_need_their_images():
     assert found.parts["share"].sum() == pytest.approx(step.time / step.latency)
     with pytest.raises(InputError, match="are not those of the step"):
         encode_parts(step, 560, 560)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--phase", "attention_ffn", "--dp", "16", "--batch", "3072"), "needs --ffn-gpus"),
-        (("--phase", "attention_ffn", "--dp", "16", "--ffn-gpus", "8", "--batch", "100"), "give n times 48"),
-        (("--phase", "attention_ffn", "--dp", "16", "--ffn-gpus", "8", "--pp", "2"), "no other degrees"),
-        (("--phase", "attention_ffn", "--ffn-gpus", "8", "--json"), "--json: only prefill, decode"),
-        (("--phase", "encode"), "needs --images"),
-        (("--phase", "encode", "--images", "2x1120x1120"), "deepseek_r1 has no encoder"),
-        (("--phase", "decode", "--images", "1x560x560"), "--images: only --phase encode takes it"),
-        (("--phase", "decode", "--ffn-gpus", "8"), "--ffn-gpus: only --phase attention_ffn takes it"),
-        (("--phase", "atention_ffn"), "did you mean 'attention_ffn'"),
-    ],
-)
-def test_faults_are_one_line(more, said, capsys):
-    assert run([*HAND, *more]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error

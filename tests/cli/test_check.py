@@ -197,12 +197,9 @@ def test_two_percent_on_one_coefficient_fail_and_the_moved_points_are_named(resu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "nowhere", "--baseline", "{results}"], "nowhere: no such file or directory"),
         (["check", "{results}", "--baseline", "{empty}"], "holds no frontier.csv"),
-        (["check", "{results}"], "--baseline"),
         (["check", "{results}", "--baseline", "{results}", "--rtol", "nan"], "rtol nan is out of range"),
         (["check", "{results}", "--baseline", "{results}", "--json", "{empty}"], "is a directory; name a file in it"),
-        (["compare", "{results}"], "B"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said, results, tmp_path, capsys):

@@ -55,26 +55,3 @@ def test_every_degree_of_a_planned_pool_is_read(tmp_path):
     (found,) = pools_of_plan(tmp_path).values()
     assert {name: int(getattr(found.mapping, name)) for name in names} == degrees
     assert (found.instances, found.batch, found.token_budget, found.hold_steps) == (11, *limits.values())
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("", "say the deployment once"),
-        ("--pool colocated --plan nowhere", "say the deployment once"),
-        ("--plan nowhere", "--plan nowhere: No such file"),
-        ("--pool decoed:tp=2", "'decoed' is no pool, did you mean 'decode'?; allowed: colocated, prefill, decode"),
-        ("--pool colocated:tps=2", "--pool colocated: unknown key 'tps', did you mean 'tp'?"),
-        ("--pool colocated:tp=two", "--pool colocated: tp 'two' is no whole number"),
-        ("--pool colocated:tp=0", "--pool colocated: "),
-        ("--pool colocated:ep=3,tp=2", "--pool colocated: ep 3 does not divide the 2 GPUs of a stage"),
-        ("--pool decode --pool decode --pool prefill", "allowed: each role once"),
-        ("--pool colocated --system h100_sxm,h200_sxm", "a deployment is on one system"),
-    ],
-)
-def test_what_is_wrong_is_one_line(more, said, capsys):
-    assert run([*QUESTION.split(), *more.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert error.count("\n") == 1

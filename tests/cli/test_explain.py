@@ -153,9 +153,6 @@ def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
     return told[0], json.loads(told[1])
 
 
-ALONE = ["--model", "llama_3_1_8b", "--system", "h200_sxm", "--precision", "fp8", "--isl", "8192", "--osl", "256"]
-
-
 def test_spares_of_a_row_are_those_of_its_pools(results, capsys):
     """Two pools of a matched point fail independently: their shares of the time multiply."""
     table = pd.read_csv(results / "frontier.csv")
@@ -169,34 +166,6 @@ def test_spares_of_a_row_are_those_of_its_pools(results, capsys):
         blast = blast_of(failing, replace(system, nvlink_domain=2), table[f"{pool}_gpus"][row], links=links)
         alone *= Need(instances=int(table[f"{pool}_instances"][row]), cost=1.0, blast=blast).up(0)
     assert told["spares"]["without"] == pytest.approx(alone)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (None, "name either a table of results, or a design by --model and --system"),
-        (["--phase", "decoed"], "did you mean 'decode'"),
-        (["--tp", "4", "--ep", "3"], "--ep 3 does not divide the 4 GPUs of a stage"),
-        (["--tp", "3"], "tp_attn does not divide 32 query heads"),
-        (["--phase", "prefill", "--tiers", "dram"], "give --cached, too"),
-        (["--phase", "prefill", "--cached", "0.9", "--tiers", "drum"], "did you mean 'dram'?"),
-        (["--phase", "prefill", "--cached", "0.9", "--tiers", "hbm=0.5,dram=0.4"], "shares add up to 0.9; allowed: 1"),
-        (["--phase", "prefill", "--cached", "0.9", "--tiers", "hbm=-1,dram=2"], "'hbm=-1' is out of range"),
-        (["--phase", "prefill", "--cached", "0.9", "--tiers", "hbm=nan"], "'hbm=nan'; allowed: TIER or TIER=SHARE"),
-        (["--row", "0"], "--row chooses a row of a table of results, and a design by hand has none"),
-        (["--case", "x"], "--case chooses a row"),
-        (["--best"], "--best chooses a row"),
-        (["--at-interactivity", "20"], "--at-interactivity chooses a row"),
-        (["--cached", "0.9"], "--phase is decode; allowed: prefill, colocated, piggyback"),
-        (["--phase", "prefill", "--traffic", "8192/256/cached0.5", "--cached", "0.9"], "what is cached already"),
-        (["--availability", "1"], "availability 1.0 is out of range"),
-        (["--availability", "0.9", "--failures", "rsc_3"], "did you mean 'rsc_"),
-    ],
-)
-def test_faults_of_a_design_by_hand_are_one_line(arguments, said, capsys):
-    assert run(["explain", *([] if arguments is None else [*ALONE[:6], *arguments])]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
 
 
 def test_a_table_says_what_its_designs_are(results, capsys):
@@ -226,17 +195,3 @@ def test_a_design_by_hand_tells_both_sides_of_its_wait(capsys):
     assert [found["ftl"], found["ftl_without"]] == pytest.approx(slots)
     assert found["ttl"] < 0.6 * found["ttl_without"]
     assert found["ftl"] > found["ftl_without"]
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--phase", "piggyback"], "--hold-prompts is of --phase colocated; piggyback has chunks in decode steps"),
-        (["--phase", "decode"], "--hold-prompts is of --phase colocated; decode is of one phase"),
-        (["--phase", "colocated", "--dp", "1", "--tp", "8"], "--hold-prompts 7: no gain for this design"),
-    ],
-)
-def test_waits_that_a_design_has_not_are_one_clear_line(more, said, capsys):
-    assert run([*R1, *more, "--hold-prompts", "7"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert said in line

@@ -130,22 +130,6 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["list", "modle"], "unknown kind 'modle', did you mean 'model'?; known: " + ", ".join((*KINDS, "policy"))),
-        (["show", "model", "none.yaml"], "none.yaml: no such file"),
-        (
-            ["show", "policy", "vlm"],
-            "unknown policy 'vlm', did you mean 'vllm'?; known: " + ", ".join(sorted(policies())),
-        ),
-    ],
-)
-def test_a_wrong_name_is_one_line_with_exit_code_2(capsys, arguments, message):
-    assert run(["specs", *arguments]) == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
-
-
 ROWS = "arrival_s,input_tokens,output_tokens\n0,10,2\n90,30,4\n60,20,3\n95,0,1\n"
 
 

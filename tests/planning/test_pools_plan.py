@@ -225,31 +225,6 @@ def test_ranks_that_no_memory_holds_say_so():
     assert "no attention and feed-forward ranks fit in memory" in found.infeasible
 
 
-@pytest.mark.parametrize(
-    ("extra", "said"),
-    [
-        (("--pools", "prefil,attention,ffn"), "did you mean 'prefill'"),
-        (("--pools", "prefill"), "prefill serve no request"),
-        (("--images", "2x1120x1120"), "images: need encode among the pools, as encode,prefill,decode"),
-        (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
-        (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
-        (
-            ("--pools", "prefill,attention,ffn", "--hold-prompts", "8"),
-            "hold_prompts: only co-located instances hold prompts back",
-        ),
-        (("--pools", "prefill,attention,ffn", "--confidence", "0.9"), "attention and ffn pools have no error bars"),
-        (("--pools", "prefill,attention,ffn", "--tpot", "30 ms@p98"), "p90 where none is said"),
-        (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "use 'off'"),
-        (("--ffn-system", "h200_sxm"), "needs attention and ffn among the pools, such as prefill,attention,ffn"),
-    ],
-)
-def test_faults_of_the_command_are_one_line(extra, said, capsys):
-    assert run([*COMMAND, "--gpus", "32", *extra]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
-
-
 def test_pools_draw_and_cost_what_their_parts_do():
     """Encoders work on each request, prefill and decode are those of a plan; prompts pay for two pools."""
     priced = PlanOptions(prices={SYSTEM: 4.0})

@@ -219,22 +219,3 @@ def test_the_command_writes_every_claim_and_table(
     assert " ".join(claims.loc[claims["without"].notna(), "id"]) == twice
     assert claims["note"].str.startswith("stand-in: ").sum() >= stand_ins
     assert printed in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["arow"], "did you mean 'arrow'?"),
-        (["behind-the-buzz"], "beyond-the-buzz"),
-        (["beyond-the-buzz", "--figure", "2"], "figure 'fig02' is unknown"),
-        (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd' is unknown, did you mean 'measured'"),
-        (["arrow", "--traces", "nowhere"], "nowhere: no such directory"),
-        (["arrow", "--traces", "."], "AzureLLMInferenceTrace_code.csv"),
-        (["arrow", "--jobs", "2"], "--jobs does not go with arrow"),
-        (["beyond-the-buzz", "--quick"], "--quick does not go with beyond-the-buzz"),
-    ],
-)
-def test_bad_arguments_are_one_clear_line(arguments, named, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run(["reproduce", *arguments, "--out", str(tmp_path / "out")]) == 2
-    assert named in capsys.readouterr().err
