@@ -176,12 +176,6 @@ def test_a_closed_stream_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: a client talks over standard input and output")
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    assert run(["mcp"]) == 2
-    assert capsys.readouterr().err == ("error: a server of tools for agents needs mcp: pip install 'disagg-sim[mcp]'\n")
-
-
 SMALL = (
     "name: small\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
     "limits: {max_gpus: 1, gpu_cap: 4}\nmodes: [colocated]\n"

@@ -172,19 +172,6 @@ def test_a_trace_and_a_traffic_reach_the_planner(reached, tmp_path):
     assert reached[1].args[2] == traffic_case("azure_2023_code")
 
 
-def test_lengths_are_given_once(capsys, reached):
-    assert run(["plan", *words(f"{RATE} --traffic azure_2023_code")]) == 2
-    assert "give the lengths once, by --isl and --osl or --traffic or --trace; got --isl and --osl and --traffic" in (
-        capsys.readouterr().err
-    )
-    assert not reached
-
-
-def test_any_system_stands_alone(capsys):
-    assert run(["plan", *words(RATE.replace("h100_sxm", "h100_sxm,any"))]) == 2
-    assert "'any'" in capsys.readouterr().err
-
-
 #: Options whose answers are on record, whole, and how they are said.
 SAID = ("traffic", "trace", "tiers", "speculate", "acceptance", "confidence", "utilisation", "energy", "images", "seed")
 RECORDED = {**{name: f"--{name}" for name in SAID}, "proof": "--simulate"}

@@ -5,9 +5,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import numba
 import pandas as pd
@@ -20,9 +18,7 @@ from disagg_sim.report.lines import not_completed
 from disagg_sim.scenario import run as scenario_run
 from disagg_sim.simulation.kernel.compiled import COMPILING, CodeHome
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED
-from disagg_sim.simulation.policies.fixed import Disaggregated
-from disagg_sim.simulation.policy import POLICIES, register
-from disagg_sim.simulation.wishes import Flip, Role
+from disagg_sim.simulation.policy import POLICIES
 
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
     f"{i / 4},{200 + 37 * i % 500},{5 + 11 * i % 40}\n" for i in range(60)
@@ -226,11 +222,9 @@ def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, caps
     ("changes", "said"),
     [
         ({"slo": {"ttft_s": 0.0001, "tpot_s": 1.0}}, "the least TTFT on deployment 'two' with no other request is"),
-        ({"policies": ["vlmm"]}, "did you mean 'vllm'"),
         ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which policy"),
         ({"deployments": {"two": {"gpus": 1, "prefill": {}, "decode": {}, "colocated": {}}}}, "1 more than its 1"),
         ({"model": "llama_3_1_405b"}, "GB too few"),
-        ({"trace": {"path": "gone.csv"}}, "gone.csv"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(scenario, tmp_path, capsys, changes, said):
@@ -239,30 +233,6 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(scenario, tmp_path, capsys, 
     assert error.startswith("error: ")
     assert said in error
     assert len(error.splitlines()) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Nowhere:
-    """After five seconds it wishes to flip an instance that does not exist."""
-
-    period_s: float = 5.0
-
-    def flips(self, view):
-        return [Flip(99, Role.PREFILL, "to see what happens")]
-
-
-@pytest.fixture
-def impossible():
-    @register("impossible")
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Impossible:
-        needs: ClassVar[tuple[str, ...]] = ("prefill", "decode")
-
-        def build(self, site):
-            return replace(Disaggregated().build(site), roles=Nowhere())
-
-    yield "impossible"
-    del POLICIES["impossible"]
 
 
 def test_steps_that_leave_no_memory_stop_their_own_runs_alone(scenario, tmp_path, capsys):

@@ -149,22 +149,3 @@ def test_stats_as_json_have_null_for_what_is_not_there(trace, capsys):
     trace.write_text(ROWS.splitlines()[0] + "\n0,10,2\n")
     assert run(["trace", "stats", str(trace), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rate_per_s"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--kind", "mooncak"], "did you mean 'mooncake'"),
-        (["--kind", "azure"], "TIMESTAMP"),
-        (["--time-unit", "sec"], "did you mean 's'"),
-        (["--column", "arrival=arival_s"], "no column 'arival_s', did you mean 'arrival_s'?"),
-        (["--column", "arrival_s"], "--column 'arrival_s' is not ROLE=HEADER"),
-        (["--column", "begin=arrival_s"], "columns: unknown key 'begin'"),
-    ],
-)
-def test_a_fault_is_one_line_and_exit_code_2(trace, capsys, arguments, said):
-    assert run(["trace", "stats", str(trace), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert len(error.splitlines()) == 1

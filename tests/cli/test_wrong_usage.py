@@ -1,14 +1,18 @@
 """Wrong command lines: one line that says what is allowed, exit code 2, and nothing on standard output."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 from fault_tables import faults_of
 
 from disagg_sim.cli.main import run
 
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 #: What stands before the words of a case.
 BEFORE = {
+    "two": f"launch {SCENARIOS}/two_models_on_h100_and_h200.yaml --engine vllm",
+    "eight": f"launch {SCENARIOS}/azure_conv_on_h100.yaml --engine",
     "plan": "plan --model llama_3_1_8b --system h100_sxm --isl 1024 --osl 128",
     "pools": "plan --model qwen3_5_35b_a3b --system gb200_nvl72 --isl 4096 --osl 256 --gpus 32 --pools",
     "evaluate": "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40 --pool",
@@ -27,6 +31,16 @@ sweep demo --dryrun :: --dry
 sweep demo --out '' :: --out has an empty value
 specs check '' :: an argument is empty
 trace stats x.csv --seed -1 :: --seed
+trace stats log.csv --kind mooncak :: did you mean 'mooncake'
+trace stats log.csv --kind azure :: TIMESTAMP
+trace stats log.csv --time-unit sec :: did you mean 's'
+trace stats log.csv --column arrival=arival_s :: no column 'arival_s', did you mean 'arrival_s'?
+trace stats log.csv --column arrival_s :: --column 'arrival_s' is not ROLE=HEADER
+{two} :: 2 deployments: say --deployment; known: split, all_h100
+{two} --deployment spilt :: no deployment 'spilt', did you mean 'split'?
+{eight} vlm :: unknown engine 'vlm', did you mean 'vllm'?
+{eight} vllm --row 3 :: --row chooses a row of a table of results
+sweep smoke --dry-run --price h100_sxm=2 :: --price: act with 'per: usd' or 'columns: token_prices' only
 specs list modle :: unknown kind 'modle', did you mean 'model'?; known: hardware, model, traffic, precision, profile
 specs show model none.yaml :: none.yaml: no such file
 specs show policy vlm :: unknown policy 'vlm', did you mean 'vllm'?; known: arrow, disaggregated, dopd
@@ -42,6 +56,8 @@ compare nowhere :: B
 {plan} --confidence=much :: 'much' is not a number with a unit such as '90 %'
 {plan} --rate 1e-320 :: rate
 {plan} --ttft 1e-320 --rate 1 :: ttft
+{plan} --rate 1 --traffic chat :: give the lengths once, by --isl and --osl or --traffic or --trace
+{plan} --rate 1 --system h100_sxm,any :: 'any'
 {plan} --rate 1 --ttft=500 :: ttft 500 has no unit, and nobody means 500s; say 500ms or 500s
 {plan} --rate 1 --max-nic=400 :: '--max-nic': 400 has no unit, and nobody means 400GB/s; say 400Gbit/s or 400GB/s
 {plan} --rate 1 --cached=90 :: '--cached': 90 is more than 1; say 90% or 0.9
@@ -88,6 +104,7 @@ explain :: name either a table of results, or a design by --model and --system
 @pytest.mark.parametrize(("line", "parts"), faults_of(CASES))
 def test_a_wrong_command_line_is_one_line(line, parts, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,2\n")
     assert run(shlex.split(line.format(**BEFORE))) == 2
     told = capsys.readouterr()
     assert told.err.startswith("error: ")

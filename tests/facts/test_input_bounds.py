@@ -10,7 +10,7 @@ from fault_tables import faults_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.errors import LONGEST_SHOWN, SpecError, UnknownNameError, given_twice, nearest, printable, quoted
+from disagg_sim.errors import LONGEST_SHOWN, SpecError, given_twice, nearest, printable, quoted
 from disagg_sim.facts.load import check_file, list_specs, load_efficiency, load_model, load_system
 from disagg_sim.facts.yaml_files import kind_of, read_mapping, spec_files
 from disagg_sim.facts.yaml_text import DEEPEST, MOST_BYTES, MOST_VALUES, parse_yaml
@@ -342,10 +342,3 @@ def test_dates_and_numbers_in_exponent_form_are_read(tmp_path):
     text = path.read_text(encoding="utf-8").replace("4.325e-2", "4325e-5")  # without a dot, YAML 1.1 reads text
     path.write_text(text, encoding="utf-8")
     check_file(Path(path))
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(UnknownNameError) as refusal:
-        load_system("h100")
-    known = ", ".join(list_specs("hardware"))
-    assert str(refusal.value) == f"unknown system 'h100', did you mean 'h100_sxm'?; known: {known}"

@@ -7,7 +7,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import SpecError, UnknownNameError
+from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import list_specs, load_efficiency, load_model, load_system, resolve_precision
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, spec_files
 from disagg_sim.physics.setup import setup
@@ -70,17 +70,6 @@ def test_a_changed_file_is_read_again(tmp_path):
     path.write_text(text.replace("count: 32", "count: 16"), encoding="utf-8")
     os.utime(path, ns=(1, 1))
     assert len(load_model(path).layers) == 16
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(UnknownNameError) as refusal:
-        list_specs("modle")
-    assert str(refusal.value) == (
-        "unknown kind 'modle', did you mean 'model'?; "
-        "known: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
-        "failures, launcher, checkpoint, model, "
-        "traffic, speculation, sweep, scenario"
-    )
 
 
 def test_anchors_and_merges_are_read(tmp_path):

@@ -68,22 +68,6 @@ def test_without_a_directory_the_files_are_printed(scenario, capsys):
     assert "kind: LeaderWorkerSet" in told
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--engine vllm", "2 deployments: say --deployment; known: two, four"),
-        ("--engine vllm --deployment tow", "no deployment 'tow', did you mean 'two'?; known: two, four"),
-        ("--engine vlm --deployment two", "unknown engine 'vlm', did you mean 'vllm'?"),
-        ("--engine vllm --deployment two --row 3", "--row chooses a row of a table of results"),
-        ("--engine vllm --deployment two --best", "--best chooses a row of a table of results"),
-    ],
-)
-def test_faults_are_one_line(scenario, capsys, options, said):
-    assert started(f"launch {scenario} {options}".split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_a_plan_writes_nothing_where_a_link_is_in_the_place_of_a_file_of_its_launch(tmp_path, capsys):
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "notes.txt").symlink_to("mine")

@@ -10,7 +10,6 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import SHARDING
-from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_profile
 from disagg_sim.report.summary import summary
 from disagg_sim.report.words import mapping_text, ratio_text
@@ -76,19 +75,6 @@ def test_a_system_shows_engineers_units():
     assert {"141 GB", "4.8 TB/s", "450 GB/s one way", "700 W", "8 GPUs"} <= {*cells}
 
 
-def test_a_resolved_recipe_shows_the_format_of_every_group():
-    cells = shown(ds.load_precision("nvfp4_fp8kv").resolve(ds.load_model("llama_3_1_70b")))
-    assert {"nvfp4, 0.5625 B an element", "fp8, 1 B an element"} <= {*cells}
-
-
-def test_a_setup_shows_what_it_stands_for():
-    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
-    cells = shown(at)
-    assert at.model.title in cells[0]
-    assert {"fp8", at.profile.title, "TensorRT-LLM", f"{at.memory_limit / 1e9:.1f} GB a GPU"} <= {*cells}
-    assert {taken.text for taken in at.rates.used} <= {*cells}
-
-
 def test_a_mapping_is_told_in_words():
     cells = shown(ds.Sharding(tp_attn=2, dp_attn=4, ep=8, pp=3, chunk_tokens=4096))
     assert cells[0] == "DP4 TP2 EP8 PP3, chunk 4,096: 24 GPUs"
@@ -144,14 +130,6 @@ def test_a_plan_shows_its_pools_with_units(grids):
     assert shown(plan.deployment.prefill)[0].startswith("prefill: ")
 
 
-def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
-    priced = ds.plan_pools(grids, required_rate=5.0, per={grids[0].setup.system.name: 2.0})
-    cells = shown(priced)
-    assert cells[cells.index("cost") + 1] == f"{priced.cost:,.4g} USD/h, or W where it is per watt"
-    refused = ds.plan_pools(grids, ftl_limit=1e-6, gpu_budget=24)
-    assert refused.message in shown(refused)
-
-
 def test_a_plan_that_nothing_meets_says_so():
     refused = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="1 ms", rate=40)
     assert "INFEASIBLE: " in refused._repr_html_()
@@ -186,11 +164,6 @@ def test_readable_keeps_the_best_point_at_stated_interactivities(grids):
     assert len(table) == 1
     best = front[front["tokens_per_s_per_user"] >= 20]["tokens_per_s_per_gpu"].max()
     assert table["tokens/s/GPU"][0] == pytest.approx(best, rel=5e-3)
-
-
-def test_readable_refuses_what_is_no_table_of_points():
-    with pytest.raises(InputError, match="missing column 'tokens_per_s_per_user'"):
-        ds.readable(pd.DataFrame({"a": [1]}))
 
 
 def point(*cut: int) -> dict[str, int]:

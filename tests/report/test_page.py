@@ -24,7 +24,7 @@ from disagg_sim.report.verdicts import verdict_of
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity, fidelity_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, load_sweep, same_system
+from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from tests.report.pages import SPOILT, plan_directory, small_sweep
 
@@ -295,11 +295,6 @@ def test_cases_that_an_idle_axis_tells_apart_share_a_row(swept):
     assert len(rows) == 2  # of verdicts, and of throughput
 
 
-def test_a_summary_without_error_bars_says_how_to_get_them(swept):
-    result, _ = swept
-    assert "`--uncertainty` adds it" in summary(result)
-
-
 def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept):
     result, _ = swept
     modes = [replace(item, modes=item.modes[1:]) for item in result.cases]
@@ -310,9 +305,3 @@ def test_a_sweep_of_one_kind_of_modes_compares_nothing(swept):
     shared = result.frontier[result.frontier["mode"] != "disaggregated"]
     best = shared.groupby("system", observed=True)[Y].max()
     assert f"| {best['h100_sxm']:,.0f} |" in text
-
-
-def test_the_demo_has_error_bars_and_no_idle_axis():
-    spec = load_sweep("demo")
-    assert spec.uncertainty
-    assert len(plan_sweep(spec).cases) == 2 * 3 * 2
