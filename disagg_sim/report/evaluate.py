@@ -32,7 +32,7 @@ def evaluate_screen(found: Evaluation, planned: Plan | None) -> list[ScreenPart]
     latencies = latency_rows(design.work, (found.ttft, found.tpot), sure)
     blocks = [
         ScreenPart.of(question_line(given), *verdict(found, planned)),
-        ScreenPart(tuple(pool_rows(design)), POOL_HEADER, (5,)),
+        ScreenPart(tuple(pool_rows(design)), POOL_HEADER, (6,)),
         ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
     ]
     if not found.overloaded:

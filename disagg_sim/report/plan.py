@@ -94,7 +94,7 @@ def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
         latencies = latency_rows(plan.work, (best.ttft, best.tpot), told.sure, simulated=best.simulated is not None)
         watts = watts_rows(told.drawn, best.gpus, best.rate, best.tokens_per_s)
         blocks += [
-            ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (5,)),
+            ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (6,)),
             ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
             ScreenPart((*fact_rows(plan.options, best, told.sure), *price_rows(told.prices), *watts)),
         ]

@@ -11,7 +11,7 @@ from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
-from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.setup import KERNELS, Setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool, PoolPart
@@ -183,7 +183,7 @@ def _limit(limit: Limit) -> str:
 
 
 def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
-    """Write a row for each pool: role, instances, layout, GPUs, batch, load, memory, what binds its pass or step."""
+    """Write a row for each pool: instances, layout, GPUs, engine, batch, load, memory, what binds its pass or step."""
     for pool, part in ((each, part) for each in design.pools for part in each.halves):
         prompts = pool.role in ("encode", "prefill")
         batch = f"{pool.batch} {'prompt' if prompts else 'sequence'}{'s' * (pool.batch > 1)}"
@@ -195,6 +195,7 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
             f"{_counted(pool)} x {mapping_words(pool) if part.role == pool.role else _part_words(part)}",
             f"{part.gpus} x {part.setup.system.name}",
             part.setup.precision.name,
+            part.setup.engine or KERNELS,
             batch + (f", {budget} tokens a step" if budget else ""),
             f"{pool.utilisation:.0%}",
             "" if math.isnan(part.memory) else f"{part.memory / GB:.0f} of {part.setup.memory_limit / GB:.0f} GB",
@@ -207,7 +208,7 @@ def _counted(pool: PlannedPool) -> str:
     return f"{pool.instances} + {pool.spares}" if pool.spares else f"{pool.instances}"
 
 
-POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memory", "bound by")
+POOL_HEADER = ("pool", "instances", "GPUs", "precision", "engine", "batch", "load", "memory", "bound by")
 
 
 def latency_rows(
