@@ -67,7 +67,7 @@ def write_csv(path: Path, table: Any, *, digits: int = 0) -> None:
     write_text(path, csv_text(table, digits=digits))
 
 
-def csv_text(table: Any, *, digits: int = 0) -> str:
+def csv_text(table: Any, *, digits: int) -> str:
     """Return the text that ``write_csv`` writes of a DataFrame."""
     return str(table.to_csv(index=False, lineterminator="\n", float_format=f"%.{digits}g" if digits else None))
 

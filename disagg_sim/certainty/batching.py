@@ -26,7 +26,7 @@ class Member(NamedTuple):
     place: int  # of their designs
     rows: slice  # in what is timed together
     alike: slice  # of it, those of the same lengths, whose operators are judged together
-    prompt: Prompt | None = None  # of prefill: how often the pass counts
+    prompt: Prompt | None  # of prefill: how often the pass counts
 
     def times(self, of_all: Times) -> Times:
         """What passes take of the designs; arrays whose last axis is (rows,). [s]"""

@@ -44,11 +44,7 @@ class TokenPrices(NamedTuple):
 
 
 def with_token_prices(
-    points: pd.DataFrame,
-    prices: Mapping[str, float] | None = None,
-    *,
-    utilisation: float = 1.0,
-    origin: Origin = SHIPPED,
+    points: pd.DataFrame, prices: Mapping[str, float] | None, *, utilisation: float = 1.0, origin: Origin = SHIPPED
 ) -> pd.DataFrame:
     """Add to a table of points what a million input, cached and output tokens cost.
 

@@ -83,7 +83,7 @@ class Taken:
     what: str  # they were taken for, in words
     kind: str  # of the operators, of ``physics.work.KINDS``; "" = none by themselves
     form: str = ""  # format of a GEMM, kind of attention; "" = any
-    name: str = ""  # of the operators; "" = any
+    name: str  # of the operators; "" = any
     chosen: Fit  # the one whose engine comes first
     fits: tuple[Fit, ...]  # all that speak together
 
@@ -121,7 +121,7 @@ class Rates:
     combine: Mapping[str, AllToAllRate]
     prepare: LinkCurve | None  # latency only
     prepare_per_token: float  # [s]
-    used: tuple[Taken, ...] = ()  # every fit taken
+    used: tuple[Taken, ...]  # every fit taken
     adjust: Callable[[Operator, Cost], Cost] | None = None  # changes costs of operators; None = as fitted
 
     @property

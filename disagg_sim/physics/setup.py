@@ -198,7 +198,7 @@ def engine_names() -> tuple[str, ...]:
     return (*list_specs("engine"), KERNELS)
 
 
-def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
+def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None) -> str:
     """Name of the engine asked for, or of the system's where the profile counts one; "" = none."""
     return engine or (system.engine if profile.with_engine else "")
 

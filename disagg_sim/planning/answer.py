@@ -45,7 +45,7 @@ class Plan(Shown):
 
     size: Size
     options: PlanOptions
-    cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
+    cases: tuple[Candidates, ...]  # one a system, or a pair of them
     best: Design | None = None  # None where nothing keeps the limits
     runners_up: tuple[Design, ...] = ()
     other: Design | None = None  # the best of the other mode, for as much work; None where there is none
@@ -58,7 +58,7 @@ class Plan(Shown):
     cheapest: Design | None = None  # of the least cost for as much work, whatever else speaks against it
     ask: Callable[..., Plan] | None = field(default=None, repr=False)  # the question again, with other arguments
     fewest: Design | None = None  # of the fewest GPUs, or with the most rate, where joules are the objective
-    source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
+    source: TrafficCase | tuple[int, int] | None  # what requests are drawn from
 
     @property
     def work(self) -> Demand:

@@ -182,7 +182,7 @@ def candidates_of(
     grids: Grids,
     costs: Mapping[str, float],
     max_nic: float | None,
-    further: FurtherPools | None = None,
+    further: FurtherPools | None,
 ) -> Candidates:
     """Keep the choices of scored grids that are worth sizing; ``max_nic`` is a bandwidth [B/s]."""
     at, prefill_at = setups

@@ -45,7 +45,7 @@ class PlannedPool:
     """Equal instances of one role."""
 
     role: str  # "encode", "prefill", "decode" or "colocated"
-    choice: AnyChoice = field(repr=False)
+    choice: AnyChoice
     instances: int  # that the load needs [1]
     rate: float  # of the pool [request/s]
     spares: int = 0  # instances beside these, for a stated availability [1]
@@ -148,7 +148,7 @@ class Design:
     pools: tuple[PlannedPool, ...]  # in the order in which a request passes them
     rate: float  # [request/s]
     cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h], or [W], at the TDP or drawn
-    work: Demand = field(repr=False, compare=False)
+    work: Demand
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
     spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for
     simulated: tuple[Percentiles, Percentiles] | None = field(default=None, compare=False)  # TTFT, TPOT; None = planned

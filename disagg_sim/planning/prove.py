@@ -310,7 +310,7 @@ def _grown(runs: _Runs, first: ProofRun) -> ProofRun:
     return run
 
 
-def _fewer(runs: _Runs, run: ProofRun, pool: int, fails: int = 0) -> ProofRun:
+def _fewer(runs: _Runs, run: ProofRun, pool: int, fails: int) -> ProofRun:
     """Take instances of one pool away as long as the limits hold: in growing steps, then by bisection."""
     holds, step = run.counts[pool], 1
     best = run

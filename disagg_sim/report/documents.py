@@ -62,11 +62,11 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def explain_json(
     found: Breakdown,
-    energy: pd.DataFrame | None = None,
-    tiers: Sequence[TierUse] = (),
-    spares: Spares | None = None,
-    held: PrefillDelayEffect | None = None,
-    handed: HandedOver | None = None,
+    energy: pd.DataFrame | None,
+    tiers: Sequence[TierUse],
+    spares: Spares | None,
+    held: PrefillDelayEffect | None,
+    handed: HandedOver | None,
 ) -> ExplainJson:
     """Make the JSON of designs taken apart."""
     told = [(row, latency) for row in found.points.index for latency in LATENCIES if len(found.latency(row, latency))]

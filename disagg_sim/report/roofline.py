@@ -57,7 +57,7 @@ _STYLE: Any = {**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt"
 NAMED = 7
 
 
-def blank_figure(size: tuple[float, float] | None = None) -> Any:
+def blank_figure(size: tuple[float, float] | None) -> Any:
     """Make an empty picture that needs no display."""
     figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)

@@ -93,7 +93,7 @@ class InstanceGroup(NamedTuple):
     replicas: Replicas
     serves: dict[str, str]  # of ``SERVES``
     draft_tokens: int | None  # of a decode step; None = as the scenario [token]
-    ffn: _Ffn | None = None  # None = none of its own
+    ffn: _Ffn | None  # None = none of its own
 
 
 class _Instances(Strict):

@@ -49,8 +49,8 @@ class PhaseGrid(Shown):
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
     drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
-    busy: Floats | None = None  # of a stage of prefill for a pass; None = batch over rate [s]
-    load: Floats | None = None  # of pasts from tiers below HBM, part of the latency; None = none come from there [s]
+    busy: Floats | None  # of a stage of prefill for a pass; None = batch over rate [s]
+    load: Floats | None  # of pasts from tiers below HBM, part of the latency; None = none come from there [s]
     ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property

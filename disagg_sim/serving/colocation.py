@@ -75,7 +75,7 @@ class ColocatedCase:
     lengths: Lengths
     ftl_limit: float  # inclusive; acts on ``ftl_with_slot_wait_s`` [s]
     ttl_limit: float | None = None  # inclusive; None = none [s]
-    options: Colocation = Colocation()
+    options: Colocation
 
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""

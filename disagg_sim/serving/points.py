@@ -195,8 +195,8 @@ class Delivered:
     mixed_chunk: Any = 0.0  # [token]
     mixed_share: Any = 0.0  # [1]
     hold_steps: Any = 0  # [1]
-    speculation: Speculation | None = None
-    techniques: Chosen = ()
+    speculation: Speculation | None
+    techniques: Chosen
 
 
 def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def pools_front(
     *,
     encode: EncodeStep | None = None,
     ttl_limit: float = np.inf,
-    gpu_cap: int = 576,
+    gpu_cap: int,
     per: Per = "gpu",
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill and encode instances, and keep what no other beats.

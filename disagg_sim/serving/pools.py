@@ -40,17 +40,17 @@ class PoolsPlan(Shown):
 
     status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"
     message: str  # one line
-    members: tuple[tuple[Member, int], ...] = ()  # configurations and their instances
-    request_rate: float = 0.0  # of the slowest pool [request/s]
-    tokens_per_s_per_gpu: float = 0.0  # output tokens over ALL GPUs [token/s]
-    cost: float = NAN  # of all GPUs, in the unit of ``per``; NaN where GPUs are counted
-    gap: float = NAN  # relative distance of objective and bound; NaN where the solver does not say [1]
-    bound: float = NAN  # proven limit of the objective: [request/s], GPUs [1] or cost
-    binds: str = ""  # infeasible: "memory", "ftl", "ttl", "kv_link", "gpu_budget" or "required_rate"
-    nearest: float = NAN  # infeasible: the value of that limit that would do, in its unit
-    mixing_gain: float = NAN  # of mixed pools over one configuration a pool; NaN where not compared [1]
-    ftl_s: float = NAN  # first-token latency, encoding included, no queue; of the slowest configuration [s]
-    ttl_s: float = NAN  # token-to-token latency of the slowest configuration [s]
+    members: tuple[tuple[Member, int], ...]  # configurations and their instances
+    request_rate: float  # of the slowest pool [request/s]
+    tokens_per_s_per_gpu: float  # output tokens over ALL GPUs [token/s]
+    cost: float  # of all GPUs, in the unit of ``per``; NaN where GPUs are counted
+    gap: float  # relative distance of objective and bound; NaN where the solver does not say [1]
+    bound: float  # proven limit of the objective: [request/s], GPUs [1] or cost
+    binds: str  # infeasible: "memory", "ftl", "ttl", "kv_link", "gpu_budget" or "required_rate"
+    nearest: float  # infeasible: the value of that limit that would do, in its unit
+    mixing_gain: float  # of mixed pools over one configuration a pool; NaN where not compared [1]
+    ftl_s: float  # first-token latency, encoding included, no queue; of the slowest configuration [s]
+    ttl_s: float  # token-to-token latency of the slowest configuration [s]
 
     @property
     def gpus(self) -> dict[str, int]:

@@ -61,7 +61,7 @@ class Capacity(Shown):
         )
 
 
-def attains(share: float = 0.9) -> Aim:
+def attains(share: float) -> Aim:
     """Ask that at least a share of all requests are inside the SLO."""
     if not 0 < share <= 1:
         raise InputError(f"share {share} is out of range; allowed: above 0, at most 1")
@@ -120,7 +120,7 @@ def _close(one: float, other: float, tolerance: float) -> bool:
 
 
 def bracket(
-    met: Callable[[float], bool], *, start: float = 1.0, tolerance: float = TOLERANCE, above: float = math.inf
+    met: Callable[[float], bool], *, start: float, tolerance: float = TOLERANCE, above: float = math.inf
 ) -> tuple[float, float]:
     """Bracket the largest scale that is met: double or halve from ``start``, then bisect; 0 and inf where none is."""
     low, high = 0.0, above

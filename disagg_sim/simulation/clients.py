@@ -34,7 +34,7 @@ class Clients:
     With sessions this applies to first turns; a later turn arrives a think time after the one before has ended.
     """
 
-    def __init__(self, requests: int, concurrency: int = 0, sessions: Sessions | None = None) -> None:
+    def __init__(self, requests: int, concurrency: int, sessions: Sessions | None) -> None:
         first: Sequence[int] = range(requests)
         self._after: dict[int, int] = {}  # of a turn, the one after it
         self._think: list[float] = []  # before each turn [s]

@@ -59,7 +59,7 @@ class Cluster:
         clients: Clients,
         transfer: str,
         first_token: str,
-        failures: Failures | None = None,
+        failures: Failures | None,
     ) -> None:
         self.parts, self.state, self.view = parts, state, state.view
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site

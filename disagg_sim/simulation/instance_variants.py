@@ -36,8 +36,8 @@ class PlacedMapping(Sharding):
     degrees are those of attention where there are feed-forward GPUs.
     """
 
-    at: Setup | None = field(default=None, repr=False)  # the same only as itself; None = that of the deployment
-    ffn: FfnPool | None = None  # None = attention and feed-forward part share their GPUs
+    at: Setup | None  # the same only as itself; None = that of the deployment
+    ffn: FfnPool | None  # None = attention and feed-forward part share their GPUs
 
     @property
     def gpus(self) -> Any:

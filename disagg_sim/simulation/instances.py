@@ -180,7 +180,7 @@ class Roster:
                 f"{end / MOST_LOOKS:.3g} s",
             )
 
-    def apply(self, wishes: Sequence[Wish], asked: object = None) -> None:
+    def apply(self, wishes: Sequence[Wish], asked: object) -> None:
         """Check, log and carry out what the method ``asked`` of the policy wishes."""
         self._asked = asked
         if type(wishes) not in (list, tuple):

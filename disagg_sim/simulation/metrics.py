@@ -191,28 +191,28 @@ class Summary(Shown):
     utilisation: float  # GPU time in passes over GPU time held [1]
     wall_s: float  # measured
     requests_per_cpu_s: float  # simulated; measured [request/s]
-    failed: int = 0  # their instance failed, or was stopped [request]
-    unfinished: int = 0  # the run was cut short [request]
-    duration_s: float = NAN  # first arrival to last finish
-    throughput_requests_per_s: float = NAN  # completed, inside the SLO or not [request/s]
-    throughput_tokens_per_s: float = NAN  # their output tokens [token/s]
-    itl_p50_s: float = NAN
-    itl_p90_s: float = NAN
-    mfu: float = NAN  # FLOP done over what the GPUs held could do at their dense peak [1]
-    kv_use_mean: float = NAN  # of the KV blocks of live instances, over time [1]
-    kv_use_max: float = NAN
-    queued_mean: float = NAN  # requests waiting, over time [request]
-    queued_max: float = NAN
-    preemptions: int = 0  # [1]
-    flips: int = 0  # changes of role [1]
-    transfers: int = 0  # of KV caches between instances [1]
-    transfer_mean_s: float = NAN  # of those requests that were transferred
-    exposed_transfer_mean_s: float = NAN  # of that, what delayed the request
-    slo_ttft_s: float = NAN
-    slo_tpot_s: float = NAN
-    seed: int = 0
-    migrated: int = 0  # that began again elsewhere, their instance gone [request]
-    availability: float = NAN  # GPU time held that had not failed [1]
+    failed: int  # their instance failed, or was stopped [request]
+    unfinished: int  # the run was cut short [request]
+    duration_s: float  # first arrival to last finish
+    throughput_requests_per_s: float  # completed, inside the SLO or not [request/s]
+    throughput_tokens_per_s: float  # their output tokens [token/s]
+    itl_p50_s: float
+    itl_p90_s: float
+    mfu: float  # FLOP done over what the GPUs held could do at their dense peak [1]
+    kv_use_mean: float  # of the KV blocks of live instances, over time [1]
+    kv_use_max: float
+    queued_mean: float  # requests waiting, over time [request]
+    queued_max: float
+    preemptions: int  # [1]
+    flips: int  # changes of role [1]
+    transfers: int  # of KV caches between instances [1]
+    transfer_mean_s: float  # of those requests that were transferred
+    exposed_transfer_mean_s: float  # of that, what delayed the request
+    slo_ttft_s: float
+    slo_tpot_s: float
+    seed: int
+    migrated: int  # that began again elsewhere, their instance gone [request]
+    availability: float  # GPU time held that had not failed [1]
 
 
 #: Columns of ``summary.csv``, in its order.

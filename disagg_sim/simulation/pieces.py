@@ -38,7 +38,7 @@ PIECE = 2**17
 OVER = (int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN), int(SegmentStatus.LOST))
 
 
-def request_records(cluster: Cluster, begin: int = 0, end: int | None = None) -> Requests:
+def request_records(cluster: Cluster, begin: int, end: int | None = None) -> Requests:
     """One row a request from ``begin`` on and before ``end``, of the segments and transfers that were kept."""
     end = cluster.requests if end is None else end
     numbers, first_number = np.arange(begin, end), cluster.state.first_number
@@ -241,9 +241,7 @@ class Pieces:
     ``limits`` are those by which totals are judged; ``keeps``: all stays until the end, and no totals are added up.
     """
 
-    def __init__(
-        self, cluster: Cluster, limits: Slo | RequestLimits, sink: Sink | None = None, *, keeps: bool = False
-    ) -> None:
+    def __init__(self, cluster: Cluster, limits: Slo | RequestLimits, sink: Sink | None, *, keeps: bool) -> None:
         self._cluster, self._limits, self._keeps = cluster, limits, keeps
         self._sinks = [sink] if sink is not None else []
         self._kept: list[Requests] = []

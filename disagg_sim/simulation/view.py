@@ -289,8 +289,8 @@ class ClusterState:
         input_tokens: Ints,
         output_tokens: Ints,
         prefix: PrefixMemory | None,
-        stated: StatedPasts | None = None,
-        coming: RequestWindow | None = None,
+        stated: StatedPasts | None,
+        coming: RequestWindow | None,
     ) -> None:
         self.engine, self.fleet, self.roster, self.prefix, self.stated = engine, fleet, roster, prefix, stated
         self.site = roster.site

@@ -42,7 +42,7 @@ class ColumnRoles:
     key: tuple[str, ...]  # identify a point inside its front
     x: str  # both wanted large, above 0
     y: str
-    derived: tuple[str, ...] = ()  # follow from x, y and the key, so a change of theirs is told once: not compared
+    derived: tuple[str, ...]  # follow from x, y and the key, so a change of theirs is told once: not compared
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -91,8 +91,8 @@ class PointChange:
     key: tuple[tuple[str, Any], ...]  # (column, value), what identifies the point
     old: tuple[float, float] | None  # (x, y) before; None = not on the old front
     new: tuple[float, float] | None  # (x, y) now; None = not on the new front
-    moves: tuple[ValueChange, ...] = ()  # values beyond the tolerance, in order of the columns
-    reached: bool = False  # lost or new: the other front has a point as good in x and y, within the tolerance
+    moves: tuple[ValueChange, ...]  # values beyond the tolerance, in order of the columns
+    reached: bool  # lost or new: the other front has a point as good in x and y, within the tolerance
 
     @property
     def words_alone(self) -> bool:
@@ -111,7 +111,7 @@ class FrontChange:
     new: tuple[PointChange, ...]
     moved: tuple[PointChange, ...]
     worse: bool  # some old point is out of reach of the new front, beyond the tolerance
-    words_decide: bool = True  # whether a point of which text only moved makes the front another
+    words_decide: bool  # whether a point of which text only moved makes the front another
 
     @property
     def area_change(self) -> float:

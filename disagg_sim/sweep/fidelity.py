@@ -156,7 +156,7 @@ def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
     write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
 
 
-def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers = 1) -> dict[str, pd.DataFrame]:
+def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers) -> dict[str, pd.DataFrame]:
     """Compute the elasticities of every case that has some (``why_not``)."""
     store = Store(root.absolute())
     tasks = [(item, store) for item in result.cases if not why_not(item)]

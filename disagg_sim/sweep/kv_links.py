@@ -59,7 +59,7 @@ class KvWire:
     """What the hand-over of a cache takes."""
 
     path: str = ""  # of ``kv_transfer.PATHS``; "" = the wire takes no time
-    descriptor_s: float | None = None  # to post one; None = as the profile says [s]
+    descriptor_s: float | None  # to post one; None = as the profile says [s]
     layout: KvLayout = KvLayout()  # noqa: RUF009 (frozen)
     threads: int = 1  # that post together [1]
 

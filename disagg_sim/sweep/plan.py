@@ -157,8 +157,8 @@ class CasePlan:
     digest: str
     specs: dict[str, str]  # digest of each spec that it depends on, by ``kind/name``
     modes: tuple[ModePlan, ...]
-    left_out: tuple[tuple[str, str], ...] = ()  # (mode, why): asked for, and not to be had in this case
-    pools: tuple[Block, ...] = ()  # one, which makes the frontier over further pools where these are asked for
+    left_out: tuple[tuple[str, str], ...]  # (mode, why): asked for, and not to be had in this case
+    pools: tuple[Block, ...]  # one, which makes the frontier over further pools where these are asked for
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -179,7 +179,7 @@ class SweepPlan:
     cases: tuple[CasePlan, ...]
     inputs: Inputs  # content of every spec file that a case depends on
     sources: tuple[SpecFile, ...]  # these files
-    keep: str = EVERYTHING  # of ``KEEP``
+    keep: str  # of ``KEEP``
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -198,7 +198,7 @@ def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     return plan
 
 
-def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[SweepPlan, ...]:
+def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str) -> tuple[SweepPlan, ...]:
     """Plan several sweeps; what their cases have in common is made once."""
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")

@@ -45,9 +45,9 @@ class Removal:
 class Tally:
     """Counts of one block, or of many added up."""
 
-    computed: int = 0  # design points whose time and memory were computed [1]
+    computed: int  # design points whose time and memory were computed [1]
     feasible: int = 0  # of them, those that fit in memory [1]
-    rows: int = 0  # stored rows: prefill candidates, or matched decode points [1]
+    rows: int  # stored rows: prefill candidates, or matched decode points [1]
     removals: tuple[Removal, ...] = ()
 
     def to_json(self) -> str:

@@ -43,7 +43,7 @@ class Turns:
     """Turns of sessions, and the caches that they meet."""
 
     sessions_per_s: float
-    tpot_s: float = 0.0
+    tpot_s: float
     cache: GpuCaches | None = None  # None = nothing is remembered
 
     @property

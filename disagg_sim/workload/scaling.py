@@ -131,7 +131,7 @@ def _rotated(trace: Trace, unit: Ints, shift: float) -> Floats:
     return moved
 
 
-def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int = 0) -> Trace:
+def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int) -> Trace:
     """Draw a class for each request, for a session as a whole."""
     number = _drawn("class", shares, _chances(trace, "classes", seed))
     return replace(trace, classes=Labels(names=tuple(shares), number=number))

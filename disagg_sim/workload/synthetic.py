@@ -28,7 +28,7 @@ from disagg_sim.memory import require_memory
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, arrivals_in_pieces, named_rng
 from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution, whole_blocks
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions, Tokens, read_only
-from disagg_sim.workload.stream import WINDOW, Piece, TraceStream
+from disagg_sim.workload.stream import Piece, TraceStream
 from disagg_sim.workload.trace import MOST_REQUESTS, Trace, too_many
 
 
@@ -169,7 +169,7 @@ def synthetic_stream(
     arrivals_as: ArrivalProcess = Poisson(),  # noqa: B008 - frozen, no state
     seed: int = 0,
     name: str = "synthetic",
-    window: int = WINDOW,
+    window: int,
 ) -> TraceStream:
     """Draw the requests of ``synthetic_trace`` as they are needed, so that they are never held together.
 
@@ -264,7 +264,7 @@ def session_trace(
     traffic: TrafficSpec,
     *,
     rate: float,
-    sessions: int | None = None,
+    sessions: int | None,
     duration: float | None = None,
     arrivals_as: ArrivalProcess = Poisson(),  # noqa: B008 - frozen, no state
     seed: int = 0,

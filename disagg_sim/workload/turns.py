@@ -235,7 +235,7 @@ def trace_lengths(trace: Trace, caches: TurnCaches) -> Lengths:
 
 
 def found_by_tier(
-    trace: Trace, caches: TurnCaches, rate: float, shared_tokens: int = 0
+    trace: Trace, caches: TurnCaches, rate: float, shared_tokens: int
 ) -> tuple[Ints, tuple[tuple[str, float], ...]]:
     """Find what of every turn caches hold, in any tier [token], and which share of it each tier serves [1]."""
     which = routed(trace, caches.caches, sticky=caches.sticky, seed=SEED)

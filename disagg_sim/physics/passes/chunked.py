@@ -131,8 +131,8 @@ def chunked_passes(
     batch: Numeric,
     isl: Numeric,
     chunk_tokens: Numeric,
-    past: Numeric = 0.0,
-    forms: tuple[str, ...] = ("auto",),
+    past: Numeric,
+    forms: tuple[str, ...],
     slowest: ChunkLoad | None = None,
 ) -> list[PrefillPass]:
     """Time the same passes as ``chunked_prefill_pass`` under several forms of MLA: they differ in scores and values."""
@@ -289,9 +289,7 @@ class ChunkCores(NamedTuple):
     sums: Sums  # of every chunk and layer
 
 
-def chunk_cores(
-    at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None = None
-) -> ChunkCores:
+def chunk_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None) -> ChunkCores:
     """Time scores and values of all chunks, in blocks of rows; ``others`` and ``most`` as in ``Chunks``. [s]"""
     if at.rates.adjust is not None or max(map(np.ndim, (*plan, *others))) < 2:
         return _padded_cores(at, form, plan, others)

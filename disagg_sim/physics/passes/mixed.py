@@ -145,7 +145,7 @@ def mixed_step_by_form(
     chunk: Chunk,
     forms: tuple[str, ...] = ("auto",),
     decode_form: str = "auto",
-    rank_batch: Numeric | None = None,
+    rank_batch: Numeric | None,
 ) -> list[MixedStep]:
     """Time the same step as ``mixed_step`` under several forms of MLA of its chunk, and one of its decodes."""
     pp, dp, drafts = mapping.pp, mapping.dp_attn, at.drafts(mapping)

@@ -118,7 +118,7 @@ def _mappings(points: pd.DataFrame, phase: str) -> list[str]:
     return [known[cut] for cut in degrees.itertuples(index=False, name=None)]
 
 
-def parts_of_designs(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
+def parts_of_designs(points: pd.DataFrame, *, jobs: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Take designs apart for a page: the parts of their latencies, and what fills their memory.
 
     Returns parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``trust``,

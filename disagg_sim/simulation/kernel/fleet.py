@@ -286,7 +286,7 @@ class Fleet:
         """Let a segment that waits for blocks recompute its context, since its cache never arrives."""
         self._control(kernel.RECOMPUTE, segment, self._instance.item(segment), now)
 
-    def drop_first_token(self, segment: int, before_s: float = np.nan) -> None:
+    def drop_first_token(self, segment: int, before_s: float) -> None:
         """Drop the token of a finished prefill, which the next instance computes again and emits.
 
         Also drop the gap since ``before_s``, the last token of another instance, if any. [s]

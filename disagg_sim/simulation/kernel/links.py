@@ -276,7 +276,7 @@ class Wires:
     whose bytes move; with a spine those between leaves share its uplinks, too.
     """
 
-    def __init__(self, spine: Spine | None = None) -> None:
+    def __init__(self, spine: Spine | None) -> None:
         self.spine = spine
         self.whole: list[float] = []  # of instances, one way, where nothing has failed [B/s]
         self._gpus = 0  # of the instances so far, which stand side by side in the order of their starts [1]

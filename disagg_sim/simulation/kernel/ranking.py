@@ -188,7 +188,7 @@ class Placing(NamedTuple):
 
     first: Choosing
     whole: bool  # whether a request stays; else it goes on after its first token
-    then: Choosing | None = None  # where it goes on; None: the kernel cannot tell
+    then: Choosing | None  # where it goes on; None: the kernel cannot tell
 
 
 class Ranked(NamedTuple):
@@ -245,7 +245,7 @@ class RoutingQueue:
         *,
         most: int,
         emits_late: bool,
-        supply: RequestWindow | None = None,
+        supply: RequestWindow | None,
     ) -> None:
         #: Alive as long as the kernel knows where they are, by the fields that say it.
         self._columns: dict[str, NDArray[Any]] = {

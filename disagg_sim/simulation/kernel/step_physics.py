@@ -279,7 +279,7 @@ class SplitPhysics(StepPhysics):
     decodes do, and their scores come on top.
     """
 
-    def __init__(self, at: Setup, mapping: Sharding, ffn: FfnPool, mla_form: str = "auto") -> None:
+    def __init__(self, at: Setup, mapping: Sharding, ffn: FfnPool, mla_form: str) -> None:
         super().__init__(at, bare(mapping), mla_form)
         self._split, self._at_ffn = split_of(mapping, ffn), ffn.setup or at
 

@@ -254,11 +254,11 @@ class _Parts:
     pasts: Floats  # [token]
     attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
     stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
-    experts: Floats = field(default_factory=lambda: np.zeros(0))  # of several ranks, (phases, tokens) [s]
+    experts: Floats  # of several ranks, (phases, tokens) [s]
     passed: Floats = field(default_factory=lambda: np.zeros((2, 0)))  # of pipelines of several ranks, (2, tokens) [s]
-    accepted: Floats = field(default_factory=lambda: np.zeros(0))  # marginal acceptance of the drafts [1]
+    accepted: Floats  # marginal acceptance of the drafts [1]
     stages: int = 1
-    ranks: int = 1
+    ranks: int
     chunk: int = 0  # [token]
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
     floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0

@@ -36,7 +36,7 @@ from disagg_sim.techniques.availability.law import MOST_SPARES, NEVER, Blast, bl
 MOST_GPUS = 4096
 
 
-def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:
+def spares_columns(throughput: str) -> tuple[Column, ...]:
     """Columns that a table has beside ``points.COLUMNS`` where an availability was asked for.
 
     The frontier is taken in the last of them.

@@ -31,7 +31,7 @@ class EncodeStep:
     transfer: float  # of the embeddings over the NIC [s]
     embedding_bytes: float  # of a request [B]
     flops: float  # of a request, none cached [FLOP]
-    cached: float = 0.0  # share of images whose embeddings are kept [1]
+    cached: float  # share of images whose embeddings are kept [1]
 
     @property
     def operators(self) -> list[tuple[Operator, int]]:

@@ -23,7 +23,7 @@ def measured_speculation(model: str) -> Speculation:
     raise InputError(f"no acceptance was measured on {model}, and none is assumed; measured: {names}; {state}")
 
 
-def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculation | None:
+def asked_speculation(model: str, asked: str, acceptance: str) -> Speculation | None:
     """Find the speculation that a command asks for: ``off``, ``auto`` (all numbers of drafts), or a number."""
     if asked == "off":
         if acceptance:

@@ -211,7 +211,7 @@ def assemble(
     prefix: PrefixBlocks | None = None,
     sessions: Sessions | None = None,
     labels: Mapping[str, Labels] | None = None,
-    notes: tuple[str, ...] = (),
+    notes: tuple[str, ...],
 ) -> Trace:
     """The trace of a file's rows: sorted, without rows of zero tokens; the notes say what was done.
 

@@ -34,7 +34,7 @@ class FileRows:
     """The first ``requests`` rows of a file, or all; ``stream.RequestSource``."""
 
     path: Path
-    requests: int | None = None
+    requests: int | None
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """See ``stream.RequestSource``; the first request arrives at 0."""
