@@ -84,7 +84,7 @@ MOST_IMPORTERS = {
     "experts": 5,
     "prefill_delay": 8,
     "prefix": 17,
-    "ranks": 7,
+    "ranks": 3,
     "speculation": 5,
     "split": 15,
 }

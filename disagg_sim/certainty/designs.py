@@ -25,10 +25,10 @@ from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.residents import RankLoad
 from disagg_sim.physics.setup import Setup
+from disagg_sim.search.passes import slowest_passes
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.serving.slot_turnover import Refill, refill_passes
 from disagg_sim.serving.step_mixing import MixedShares, longest_gap, mixed_steps, token_times
-from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in ServingMode)
@@ -243,13 +243,9 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
         )
         return step.time, step.time, prompt.load * load
     mapping, batch = designs.prefill_mapping, designs.prefill_batch if prompt.batch is None else prompt.batch
-    if prompt.waits:
-        waits = uneven_passes(at, designs.lengths, mapping, batch, designs.chunk_tokens, (form,))
-        assert waits is not None
-        (slow,) = waits
-        return slow.ftl, slow.busy if prompt.batch is None else slow.ftl, prompt.load * slow.load
-    passes = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
-    (done,) = passes.passes(prompt.isl, prompt.past, tier)
+    timed = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
+    waits = slowest_passes(timed, designs.lengths) if prompt.waits else None
+    (done,) = waits or timed.passes(prompt.isl, prompt.past, tier)
     return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
 
 

@@ -21,7 +21,7 @@ from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.leaving_order import StageTimes
 from disagg_sim.planning.limits import NO_LIMIT, Demand
@@ -32,9 +32,9 @@ from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
+from disagg_sim.search.passes import slowest_passes
 from disagg_sim.search.phase_grid import PhaseGrid, fastest_points
 from disagg_sim.serving.step_mixing import token_time
-from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.distributions import Prompts
 from disagg_sim.workload.lengths import Lengths, uneven
 
@@ -294,20 +294,12 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
             continue
         mapping = grid.mappings[rows[some]].for_grid()
         form = "auto" if deep else form_of_whole("auto", reused=grid.lengths.cached is not None)
+        timed = PromptPasses(grid.setup, mapping, batch[None, :], mapping.chunk_tokens, (form,))
         for place, (isl, past, _, tier) in enumerate(nodes.each()):
-            done = prompt_pass(
-                grid.setup,
-                mapping,
-                batch=batch,
-                isl=isl,
-                past=past,
-                chunk_tokens=mapping.chunk_tokens,
-                tier=grid.setup.system.tier(tier),
-                mla_form=form,
-            )
+            (done,) = timed.passes(isl, past, grid.setup.system.tier(tier))
             ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.busy, done.load
             later[place, some] = done.ftl - done.busy
-        waits = uneven_passes(grid.setup, grid.lengths, mapping, batch[None, :], mapping.chunk_tokens, (form,))
+        waits = slowest_passes(timed, grid.lengths)
         if waits is not None:  # short prompts wait for the longest of other ranks
             for own, longest in ((ftl, waits[0].ftl), (later, waits[0].ftl - waits[0].busy)):
                 own[:, some] = np.where(mapping.dp_attn > 1, np.maximum(own[:, some], longest), own[:, some])

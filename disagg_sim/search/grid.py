@@ -49,8 +49,8 @@ from disagg_sim.search.blocks import (
     row_blocks,
 )
 from disagg_sim.search.mappings import mappings_for, without_pcp
+from disagg_sim.search.passes import expected_passes
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
-from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.distributions import Prompts
 from disagg_sim.workload.lengths import Lengths
 
@@ -354,7 +354,7 @@ Scored = tuple[PrefillPass, Any, Any]
 
 def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) -> Scored:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
-    chunk, lengths, counted = mapping.chunk_tokens, block.lengths, block.counted
+    chunk, lengths = mapping.chunk_tokens, block.lengths
     whole, reused = not chunk[0, 0], lengths is not None and lengths.cached is not None
     forms = (form_of_whole(form, reused=reused),) if whole else chunk_forms(at.model, form)
     held = [prefill_bytes(at, mapping, axis, prompt=block.prompt, chunk_tokens=chunk, mla_form=each) for each in forms]
@@ -362,12 +362,7 @@ def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) ->
     if lengths is None:
         passes = timed.passes(block.prompts, 0.0, None)
     else:
-        passes = timed.expected(list(block.prompts.each()), counted)
-        if (uneven := uneven_passes(at, lengths, mapping, axis, chunk, forms)) is not None:
-            slower = [slow.where(mapping.dp_attn > 1, even) for slow, even in zip(uneven, passes, strict=True)]
-            if counted is not None:
-                slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
-            passes = slower
+        passes = expected_passes(timed, lengths, block.prompts, block.counted)
     first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
     return best_form(at, first, others[0]) if others else first
 

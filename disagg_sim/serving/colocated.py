@@ -23,6 +23,7 @@ from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
+from disagg_sim.search.passes import expected_passes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.colocation import (
     Chosen,
@@ -42,7 +43,6 @@ from disagg_sim.serving.colocation import (
 )
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.step_mixing import longest_gap, token_times
-from disagg_sim.techniques.ranks.search import uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -179,64 +179,35 @@ def _cuts(
 ) -> list[_Cut]:
     """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
     spread, lone = prompts
-    if size:  # a pass in chunks takes as long as if all ranks had as many prompts
-        parts = [_passes(case, mapping, np.concatenate([spread, lone * mapping.dp_attn], axis=1), size, forms, spread)]
-    else:
-        parts = [_passes(case, mapping, spread, size, forms, spread)]
-        if lone.shape[1]:
-            parts.append(_passes(case, mapping, lone, size, forms))
+    parts = [_passes(case, mapping, spread, size, forms)]
+    if lone.shape[1]:
+        parts.append(_passes(case, mapping, lone, size, forms, lone=True))
     found = []
     for form, *cuts in zip(forms, *parts, strict=True):
         mean, longest = (np.concatenate([np.asarray(cut[i]) for cut in cuts], axis=1) for i in (0, 1))
         loads = [np.broadcast_to(load, np.shape(time)) for time, _, load in cuts]
-        past = any(np.ndim(load) for *_, load in cuts)
+        past = any(np.any(load) for *_, load in cuts)
         found.append(_Cut(size, form, mean, longest, np.concatenate(loads, axis=1) if past else 0.0))
     return found
 
 
 def _passes(
-    case: ColocatedCase,
-    mapping: Sharding,
-    prompts: Floats,
-    size: int,
-    forms: tuple[str, ...],
-    spread: Floats | None = None,
+    case: ColocatedCase, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool = False
 ) -> list[tuple[Any, Any, Any]]:
-    """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts.
+    """Passes over the law of lengths, of each form: mean, of long prompts, and load of their pasts.
 
-    The first of the ``prompts`` are ``spread`` over the ranks, which wait for each other; None = all are on one rank.
+    The ``prompts`` are spread over the ranks, or all on one, which others wait for.
     """
     at, lengths = case.at, case.lengths
-    chunks = np.full((len(prompts), 1), float(size))
-    timed = PromptPasses(at, mapping, prompts, chunks, forms, lone=spread is None)
+    timed = PromptPasses(at, mapping, prompts, np.full((len(prompts), 1), float(size)), forms, lone=lone)
     nodes = lengths.prompt_nodes(size)
-    timed.time_at_once(
-        [(isl, past) for isl, past, _, _ in nodes.each()] + [lengths.long_prompt] * (not lengths.constant)
-    )
-    means: list[Any] = [0] * len(forms)
-    loads: list[Any] = [0.0] * len(forms)
-    for isl, past, weight, tier in nodes.each():
-        done = timed.passes(isl, past, at.system.tier(tier))
-        means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
-        loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
-    waits = None if spread is None else uneven_passes(at, lengths, mapping, spread, size, forms)
-    if spread is not None and waits is not None:
-        several = mapping.dp_attn > 1
-
-        def waiting(slow: Any, even: Any) -> Any:
-            even = np.broadcast_to(even, prompts.shape)
-            first = np.where(several, slow, even[:, : spread.shape[1]])
-            return np.concatenate([first, even[:, spread.shape[1] :]], axis=1)
-
-        means = [waiting(slow.ftl, mean) for slow, mean in zip(waits, means, strict=True)]
-        loads = [
-            waiting(slow.load, load) if np.any(slow.load) else load for slow, load in zip(waits, loads, strict=True)
-        ]
-    longest = means
+    timed.time_at_once([each[:2] for each in nodes.each()] + [lengths.long_prompt] * (not lengths.constant))
+    means = expected_passes(timed, lengths, nodes)
+    longest = [each.ftl for each in means]
     if not lengths.constant:
         done = timed.passes(*lengths.long_prompt, at.system.tier(HBM))
-        longest = [np.maximum(each.ftl, mean) for each, mean in zip(done, means, strict=True)]
-    return list(zip(means, longest, loads, strict=True))
+        longest = [np.maximum(each.ftl, mean) for each, mean in zip(done, longest, strict=True)]
+    return [(mean.ftl, most, mean.load) for mean, most in zip(means, longest, strict=True)]
 
 
 def _search(case: ColocatedCase, groups: Sequence[Group]) -> Found:

@@ -52,9 +52,9 @@ class PromptPasses:
         *,
         lone: bool = False,
     ) -> None:
-        self._at, self._mapping, self._batch, self._lone = at, mapping, batch, lone
+        self.at, self.mapping, self.batch, self.lone = at, mapping, batch, lone
         self._as_full = batch * mapping.dp_attn if lone else batch  # prompts, if every rank had as many as the fullest
-        self._chunk_tokens, self._forms = chunk_tokens, forms
+        self.chunk_tokens, self.forms = chunk_tokens, forms
         self._known: dict[tuple[float, float], list[PrefillPass]] = {}
 
     def passes(self, isl: Numeric, past: Numeric, tier: KvTier | None) -> list[PrefillPass]:
@@ -64,7 +64,7 @@ class PromptPasses:
         found = self._timed(isl, past)
         if tier is None or not past:
             return found
-        load = load_time(self._at, self._mapping, batch=self._as_full, past=past, tier=tier)
+        load = load_time(self.at, self.mapping, batch=self._as_full, past=past, tier=tier)
         again = self._timed(isl, 0.0)
         return [
             computed.where(np.asarray(computed.ftl < loaded.ftl + load), loaded._replace(load=load))
@@ -75,9 +75,9 @@ class PromptPasses:
         self, prompts: Sequence[tuple[float, float, float, str]], counted: tuple[float, float] | None
     ) -> list[PrefillPass]:
         """Average passes over lengths and pasts [token], weights [1] and tiers; FTL is of ``counted`` if set."""
-        system = self._at.system
+        system = self.at.system
         self.time_at_once([prompt[:2] for prompt in prompts] + ([] if counted is None else [counted]))
-        means = [PrefillPass(0.0, 0.0, Sums())] * len(self._forms)
+        means = [PrefillPass(0.0, 0.0, Sums())] * len(self.forms)
         for isl, past, weight, tier in prompts:
             means = [
                 PrefillPass(
@@ -95,12 +95,12 @@ class PromptPasses:
 
     def time_at_once(self, prompts: Iterable[tuple[float, float]]) -> None:
         """Time prompts without a past in one table, which ``passes`` then reads; a column is a prompt and a batch."""
-        isl = [isl for isl, past in dict.fromkeys(prompts) if not past]
-        if np.ndim(self._batch) != 2 or len(isl) < 2:
+        isl = [isl for isl, past in dict.fromkeys(prompts) if not past and (isl, past) not in self._known]
+        if np.ndim(self.batch) != 2 or len(isl) < 2:
             return
-        batches = np.shape(self._batch)[1]
+        batches = np.shape(self.batch)[1]
         every = PromptPasses(
-            self._at, self._mapping, np.tile(self._batch, len(isl)), self._chunk_tokens, self._forms, lone=self._lone
+            self.at, self.mapping, np.tile(self.batch, len(isl)), self.chunk_tokens, self.forms, lone=self.lone
         )
         found = every.passes(np.repeat(isl, batches)[None, :], 0.0, None)
         for place, each in enumerate(isl):
@@ -112,11 +112,11 @@ class PromptPasses:
         return self._known[isl, past]
 
     def _each(self, isl: Numeric, past: Numeric) -> list[PrefillPass]:
-        at, mapping, batch, chunk, forms = self._at, self._mapping, self._batch, self._chunk_tokens, self._forms
+        at, mapping, batch, chunk, forms = self.at, self.mapping, self.batch, self.chunk_tokens, self.forms
         if np.any(np.asarray(chunk) > 0):
             full = self._as_full
             return chunked_passes(at, mapping, batch=full, isl=isl, chunk_tokens=chunk, past=past, forms=forms)
-        own = PromptLoad(batch, 1.0 * (isl - past)) if self._lone else None
+        own = PromptLoad(batch, 1.0 * (isl - past)) if self.lone else None
         return [
             prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
         ]
