@@ -92,12 +92,6 @@ def test_rows_without_a_fit_are_predicted_as_nan_and_kernels_of_one_library_stay
         assert np.isnan(CONTEXT.predict(rows.assign(**change), H200, [named])).all()
 
 
-def test_an_arithmetic_that_the_system_lacks_is_not_fitted():
-    rows = rows_of("seq_len", [64, 1024], "fp8").assign(compute_dtype="fp8", latency=1e-4)
-    assert CONTEXT.fit(rows, ds.load_system("a100_sxm_80gb")) == []
-    assert len(CONTEXT.fit(rows, H200)) == 1
-
-
 GEMM = GemmFit(**TOLD, format="bf16", e_compute=1.0, e_memory=1.0, t0=3 * US, blend_q=10.0)
 DECODE = DecodeAttentionFit(**TOLD, kind="mla", cache="bf16", e_memory=1.0, e_compute=1.0, t0=10 * US)
 PREFILL = PrefillAttentionFit(**TOLD, kind="mla", compute="bf16", cache="bf16", e_compute=1.0, t0=20 * US)
@@ -227,9 +221,3 @@ def test_short_contexts_need_no_index(rows):
     beyond = (rows["new_tokens"] + rows["past_tokens"] > 2048).to_numpy()
     assert np.isnan(times[beyond]).all()
     assert np.isfinite(times[~beyond]).all()
-
-
-def test_a_prompt_of_one_token_and_a_layer_that_shares_a_choice_have_no_forecast(tmp_path):
-    head = ["h200_sxm", "vllm", "1", "k", "dsa", "context", "deepseek_v3_2", "bfloat16", "fp8_block", 64, 2]
-    found = table(tmp_path / "few.csv", [[*head, 0, 1, 1, 100, 50.0], [*head, 1, 1, 64, 100, 50.0]])
-    assert np.isnan(predict_sparse_attention(found, H200, KNOWN)).all()

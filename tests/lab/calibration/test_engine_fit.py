@@ -85,25 +85,6 @@ def test_the_command_writes_the_same_profile_twice(tmp_path, capsys, monkeypatch
     assert str(tmp_path) not in written[0].decode()
 
 
-@pytest.mark.parametrize(
-    ("board", "engine", "told"),
-    [
-        ("H100,h100", "sglang", "no served rows of engine 'sglang' in the fitted part"),
-        (
-            "MI300X,mi300x",
-            "vllm",
-            "kernels of mi300x were never timed, so their rows inform no engine profile: leave them out",
-        ),
-    ],
-)
-def test_files_that_inform_no_profile_are_one_clear_line(tmp_path, capsys, board, engine, told):
-    (tmp_path / "runs.csv").write_text(LINES.replace("H100,h100", board))
-    out = tmp_path / "out.yaml"
-    assert run(["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", engine, "--out", str(out)]) == 2
-    assert capsys.readouterr().err == f"error: {told}\n"
-    assert not out.exists()
-
-
 def test_the_stretch_of_the_expert_exchange_is_found_again():
     """Rows of attention DP with EP tell it, disaggregated or not; rows of TP are left aside, and nothing else moves."""
     true = replace(load_engine("sglang"), exchange_stretch=2.4)

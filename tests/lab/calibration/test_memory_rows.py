@@ -9,7 +9,6 @@ from shared_data import shared_file
 
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import GIB
-from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.memory import TERMS, judge_memory, memory_errors
 
 SERVER = {
@@ -87,24 +86,6 @@ def test_graphs_are_judged_where_a_file_has_them(tmp_path):
     if engine.memory is not None:
         engine = replace(engine, memory=replace(engine.memory, graphs=1.0 * GIB))
         assert of(judge_memory(tmp_path / "t.csv", engine), "graphs")["error"].tolist() == [pytest.approx(1 / 0.91 - 1)]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"tp": 0}, "row 1: tp is '0'; allowed: whole numbers from 1 to"),
-        ({"gpu_memory_utilization": "all"}, "row 1: gpu_memory_utilization is 'all'; allowed: numbers from 0.01 to 1"),
-    ],
-)
-def test_a_spoilt_file_is_one_line(tmp_path, change, said):
-    with pytest.raises(TableError, match=said):
-        judged(tmp_path / "t.csv", change)
-    pd.DataFrame([SERVER]).drop(columns="kv_gib").to_csv(tmp_path / "s.csv", index=False)
-    pd.DataFrame(columns=list(SERVER)).to_csv(tmp_path / "e.csv", index=False)
-    with pytest.raises(TableError, match=r"e.csv: no servers in it"):
-        judge_memory(tmp_path / "e.csv", load_engine("vllm"))
-    with pytest.raises(TableError, match=r"s.csv: missing column 'kv_gib' of servers"):
-        judge_memory(tmp_path / "s.csv", load_engine("vllm"))
 
 
 def test_servers_of_models_that_no_number_was_fitted_to_are_met():

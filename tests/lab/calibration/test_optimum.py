@@ -18,7 +18,7 @@ from lab.calibration.served import boards as module
 from lab.calibration.served.boards import COLUMNS, boards, judged_boards, met, set_aside, tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.optimum import HEIGHTS, heights_by, judged_optima, on_frontier, ratios_by, split_groups
+from lab.calibration.served.optimum import judged_optima, on_frontier, split_groups
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.cli import validate_served
@@ -249,33 +249,6 @@ def test_a_planned_frontier_fits_the_largest_run_and_leaves_prefill_room():
     mine = planned[planned["prefill_ep"] == 4]
     rate = mine["tokens_per_s_per_gpu"] * mine["total_gpus"] / group.lengths.mean_osl
     assert (rate / (alone * mine["prefill_instances"])).max() == pytest.approx(0.85, rel=1e-6)
-
-
-def test_medians_by_system_and_class_and_ratios():
-    optima = pd.DataFrame(
-        {
-            "system": ["a", "a", "b"],
-            "recipe": ["fp8", "fp8_bf16kv", "nvfp4_fp8kv"],
-            "isl": [900.0, 900.0, 7000.0],
-            "tokens_per_s_per_user": [10.0, 30.0, 34.0],
-            "as_run": [1.0, 1.2, 1.1],
-            "same_workers": [1.0, 2.0, 1.0],
-            "same_kinds": [1.0, 2.0, 1.1],
-            "planned": [0.9, 1.5, 1.0],
-            "free": [1.5, 2.0, 1.2],
-            "ratio_over_published": [0.5, math.nan, 0.9],
-        }
-    )
-    found = heights_by(optima).set_index(["system", "weights", "tokens_per_s_per_user"])
-    assert found["points"].to_dict() == {
-        ("a", "fp8", "all"): 2,
-        ("b", "nvfp4", "all"): 1,
-        ("all", "all", "0-20"): 1,
-        ("all", "all", "20-35"): 2,
-        ("all", "all", "all"): 3,
-    }
-    assert found.loc[("a", "fp8", "all"), list(HEIGHTS)].tolist() == pytest.approx([1.1, 1.5, 1.5, 1.2, 1.75])
-    assert ratios_by(optima)[["isl", "points", "median"]].to_numpy().tolist() == [[900.0, 1, 0.5], [7000.0, 1, 0.9]]
 
 
 MLPERF = (

@@ -12,7 +12,6 @@ from disagg_sim.facts.load import check_file, list_specs, load_power, load_syste
 from disagg_sim.facts.power import POWER_KINDS, WINDOWED, PowerLaw
 from disagg_sim.physics.power import kernel_power
 from disagg_sim.units import US
-from lab.calibration.kernels.tables import TableError
 from lab.calibration.power.fit import calibrate_power, read_power_table
 
 TRUE = PowerLaw(
@@ -73,23 +72,6 @@ def test_the_command_writes_a_file_that_is_read_back(tmp_path):
     assert check_file(out) == "power"
     spec = load_power(out)
     assert (spec.laws[0].kind, spec.limit, spec.idle) == ("gemm", LIMIT, pytest.approx(IDLE))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda rows: rows.drop(columns="k"), "missing column 'k' of rows of kind 'gemm'"),
-        (lambda rows: rows.assign(system="b200_sxm"), "no row of system 'h200_sxm'"),
-        (lambda rows: rows.assign(power_w=0.0), "power_w is '0.0'; allowed: numbers from 1e-09 to "),
-    ],
-)
-def test_a_bad_table_is_told_in_one_line(tmp_path, change, told):
-    path = gemm_table(tmp_path / "power.csv")
-    change(pd.read_csv(path)).to_csv(path, index=False)
-    with pytest.raises(TableError) as error:
-        read_power_table(path, "h200_sxm")
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_every_shipped_system_has_power_and_every_kind_a_law():

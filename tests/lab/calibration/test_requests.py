@@ -11,7 +11,6 @@ import disagg_sim as ds
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.parquet import write_parquet
 from disagg_sim.simulation.run_options import RunOptions
-from lab.calibration.kernels.tables import TableError
 from lab.calibration.served.requests import judge_loops, judge_requests
 
 ARGUMENTS = {"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 1, "max_num_seqs": 8}
@@ -41,17 +40,6 @@ def test_a_run_that_the_simulation_made_is_met_exactly(tmp_path):
     for name, seen in found.measured.items():
         assert found.simulated[name] == pytest.approx(seen, rel=1e-9)
     assert np.median(found.measured["ttft"]) > 5 * found.measured["ttft"].min()
-
-
-def test_arguments_that_cannot_be_and_a_missing_file_are_one_line(tmp_path):
-    columns = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
-    table = pd.DataFrame([dict(zip(columns, (0.0, 10, 5, 0.1, 0.2), strict=True))])
-    path = write_run(tmp_path, table, max_num_seqs=0)
-    with pytest.raises(ds.DisaggSimError, match=r"^[^\n]*engine_kwargs: max_num_seqs[^\n]*$"):
-        judge_requests(path, "h100_sxm")
-    path.with_name("run.meta.json").unlink()
-    with pytest.raises(TableError, match=r"run.meta.json: no such file"):
-        judge_requests(path, "h100_sxm")
 
 
 def test_a_dense_model_on_a_card_that_no_fit_saw():
@@ -107,14 +95,6 @@ def test_a_closed_loop_is_played_with_the_layout_the_limits_and_the_share_that_i
         assert found.simulated[name] == pytest.approx(seen, rel=1e-6)
     assert found.run_s[1] == pytest.approx(made["finish_s"].max())
     assert [reason.partition(":")[0] for reason in reasons] == list(others)
-    for wrong, said in (
-        ({"tp": None}, "tp is"),
-        ({"concurrency": None}, "concurrency is"),
-        ({"failed": "many"}, "failed"),
-    ):
-        pd.DataFrame([line | {"run_id": "mine", "runtime_s": 1.0} | wrong]).to_csv(tmp_path / "runs.csv", index=False)
-        with pytest.raises(TableError, match=f"runs.csv: row 1: {said}"):
-            judge_loops(tmp_path / "requests.parquet")
 
 
 def test_agents_on_gb300_under_sglang_are_met_in_the_median_and_not_in_the_tail():

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from made_loads import made_run, write_lines
 
-from disagg_sim.cli.main import run
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.decode import decode_step
@@ -51,8 +50,7 @@ def test_clients_that_stay_together_send_as_many_requests_as_their_time_allows()
     assert found.token_rate == pytest.approx(found.request_rate * (16 + 64), rel=1e-9)
 
 
-@pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize(("model", "ranks"), [("glm_4_5", 8), ("qwen3_235b_a22b", 2)])
+@pytest.mark.parametrize(("model", "ranks", "mixed"), [("glm_4_5", 8, True), ("qwen3_235b_a22b", 2, False)])
 def test_a_played_loop_of_several_ranks_is_its_steady_state(model, ranks, mixed):
     """Pieces of a prompt fall due in most steps; the first half of the run is its start, and lengths spread by 20 %, so
     that requests of the start do not stay together.
@@ -71,7 +69,7 @@ def test_a_played_loop_of_several_ranks_is_its_steady_state(model, ranks, mixed)
     assert state.request_rate == pytest.approx(clients / found.latency[late].mean(), rel=0.02)
 
 
-@pytest.mark.parametrize("clients", [4.0, 24.0, 32.0, 48.0])
+@pytest.mark.parametrize("clients", [4.0, 32.0])
 def test_a_played_loop_behind_one_prefill_worker_is_its_steady_state(clients):
     """Prefill is busy for 12 to 100 % of the time: a loop does not queue as Poisson arrivals do."""
     isl, osl, one = 2048.0, 256.0, np.ones(1)
@@ -176,12 +174,3 @@ def test_tables_hold_both_ways_on_the_same_points(small, tmp_path):
     assert bar["simulated"] == pytest.approx(tpot["simulated_error"].abs().median())
     told = pd.read_csv(tmp_path / "simulated_statistics.csv")
     assert set(told.loc[told["quantity"] == "ttft", "statistic"]) == {"mean", "p99"}
-
-
-@pytest.mark.long
-def test_the_option_plays_a_file_and_says_what_cannot_be_played(small, capsys):
-    assert run(["validate", "serving", str(small), "--simulate", "--jobs", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "Simulated: 3 operating points, 120 requests; 0 runs with fewer waves" in said
-    assert "ranks that gather a prompt each before they prefill are no rule of the simulation" in said
-    assert "Steady state and simulation on the same operating points" in said

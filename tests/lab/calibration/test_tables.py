@@ -38,11 +38,8 @@ def test_a_row_keeps_its_line_and_gets_si_units(tmp_path):
         (GEMM.replace("latency_us", "latency"), GOOD, "unknown column 'latency', did you mean 'latency_us'?"),
         (GEMM.replace(",k,", ","), "h100_sxm,trtllm,1,k,bfloat16,128,4096,20.5", "missing column 'k' of a gemm table"),
         (GEMM, GOOD.replace("20.5", "nan"), "line 2: latency_us 'nan' is not a time above 0"),
-        (GEMM, GOOD.replace("20.5", "-3"), "line 2: latency_us '-3' is not a time above 0"),
         (GEMM, GOOD.replace(",128,", ",12.5,"), "line 2: m '12.5' is not a whole number from 1"),
-        (GEMM, GOOD.replace(",128,", ",1e20,"), "line 2: m '1e20' is not a whole number from 1"),
         (GEMM, GOOD.replace("h100_sxm", "h100_smx"), "line 2: system 'h100_smx' is unknown, did you mean 'h100_sxm'?"),
-        (GEMM, GOOD.replace("trtllm", "trt"), "line 2: framework 'trt' is unknown, did you mean 'trtllm'?"),
         ("a,b,c", "1,2,3", "columns of no known table; known tables: gemm, "),
     ],
 )
@@ -120,18 +117,11 @@ def test_a_product_beyond_all_floats_is_infinite():
     ("text", "said"),
     [
         ('@pd.io.common.os.system("touch x") == 0', "no column '@pd.io.common.os.system"),
-        ("__import__('os')", "\"__import__('os')\" stands where a comparison is allowed"),
         ("mm == 1", "no column 'mm', did you mean 'm'?; columns: dtype, m, n, system"),
         ("m == '1'", "\"'1'\" stands where a number is allowed"),
-        ("dtype == 8", "'8' stands where a text in quotation marks is allowed"),
         ("dtype < 'fp8'", "column 'dtype' holds words; allowed: ==, != and in"),
-        ("dtype*m == 1", "column 'dtype' holds words, and only numbers can be multiplied"),
-        ("m == n", "'n' stands where a number is allowed"),
         ("m == 1 or m == 2", "'1 or m == 2' stands where a number is allowed"),
-        ("m == True", "'True' stands where a number is allowed"),
         ("m in []", "'[]' stands where a list of such: a number is allowed"),
-        ("1 == m", "no column '1'"),
-        ("", "'' stands where a comparison is allowed"),
         ("m == 1" + "0" * 400, "stands where a number is allowed"),
         ("m == 1 and " * LONGEST + "m == 1", f"allowed: up to {LONGEST}"),
     ],
@@ -151,12 +141,3 @@ def test_any_text_is_a_condition_or_refused(text):
     except ConditionError:
         return
     assert len(found) == len(ROWS)
-
-
-def test_a_header_with_a_name_twice_is_refused(tmp_path):
-    path = write(tmp_path / "mask.csv", "file,system,framework,condition,condition", "gemm.csv,*,*,m > 0,odd")
-    with pytest.raises(TableError, match="column 'condition' occurs twice in the header"):
-        read_exclusions(path)
-    path = write(tmp_path / "twice.csv", GEMM.replace(",n,", ",m,"), GOOD)
-    with pytest.raises(TableError, match=r"twice.csv: column 'm' occurs twice in the header"):
-        read_tables(path)

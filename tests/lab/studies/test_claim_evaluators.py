@@ -7,13 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.domain import Sharding
-from disagg_sim.errors import InfeasibleError
 from disagg_sim.workload.lengths import lengths
 from lab.studies.arrow.claims import ALL, CHUNKED, a13_factors
 from lab.studies.beyond_the_buzz import TEXT, claims_gain, claims_shape, claims_transfer
-from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front, third
-from lab.studies.beyond_the_buzz.figures import _with_readings
+from lab.studies.beyond_the_buzz.evidence import PROFILES, Evidence, Front
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X, MODES = np.geomspace(20.0, 100.0, 9), ("colocated", "piggyback")
@@ -48,19 +45,10 @@ def evidence(**tables: pd.DataFrame) -> Evidence:
     return Evidence(ByHand(**tables), "ideal")
 
 
-def test_a_frontier_without_points_is_named():
-    with pytest.raises(InfeasibleError, match=r"^fig09 under ideal: no frontier of disaggregated with model gpt$"):
-        evidence(fig09=points(1 / X, model=R1)).front("fig09", model="gpt")
-
-
 def test_two_frontiers_are_compared_where_the_second_has_points():
     """12/10 at 20, 6/5 at 40, 6/2 at 80: the first is flat from 20 to 80."""
     better, worse = (Front(points(y, x=x)) for y, x in (([12.0, 6.0], [20.0, 80.0]), ([10.0, 5.0, 2.0], [20, 40, 80])))
     assert better.least_over(worse) == pytest.approx(1.2)
-
-
-def test_thirds_of_a_log_axis():
-    assert third(1.0, 1000.0, 1)[[0, -1]] == pytest.approx([10.0, 100.0])
 
 
 def by_traffic(*gains: float) -> dict[str, pd.DataFrame]:
@@ -147,12 +135,6 @@ def every_step(latent: float, grouped: float) -> dict[str, pd.DataFrame]:
     return {"fig06": below(*shared), "fig06_every_step_mixed": below(*mixed)}
 
 
-def mixes(share: float) -> dict[str, pd.DataFrame]:
-    """Half of the steps are mixed, but ``share`` of them at the tight end; chunks tell nothing."""
-    mixed = {"mixed_chunk_tokens": [2048.0] * 8 + [1024.0], "mixed_step_share": [0.5] * 8 + [share]}
-    return {"fig06": points(1000 / X, mode="piggyback", model=R1, isl=16_384, **mixed)}
-
-
 def models(*gains: float) -> pd.DataFrame:
     return below(*(pair(g, model=m) for g, m in zip(gains, (SMALL, MIDDLE, LARGE), strict=True)))
 
@@ -165,15 +147,6 @@ def both(*modes: str, **columns: Any) -> pd.DataFrame:
 def batches(a_gpu: Any) -> pd.DataFrame:
     tp = np.repeat([1, 2, 4], 3)
     return both("disaggregated", decode_batch=a_gpu * tp, decode_gpus=tp, decode_tp_attn=tp, isl=16_384)
-
-
-def traffic(decode: float, prefill: float) -> dict[str, pd.DataFrame]:
-    """Every step mixed over the best shared mode, by traffic; the ratio falls along the frontier."""
-    fall, plain, mixed = np.linspace(1.0, 0.6, 9), [], []
-    for (isl, osl), level in zip(claims_gain.FIGURE_8[::3], (prefill, decode), strict=True):
-        plain += [points(1000 / X, mode=mode, isl=isl, osl=osl) for mode in ("colocated", "piggyback")]
-        mixed += [points(1000 / X * level * fall, mode="piggyback", isl=isl, osl=osl)]
-    return {"fig08": below(*plain), "fig08_every_step_mixed": below(*mixed)}
 
 
 def looser(column: str, limits: Any, spoil: float = 1.0, ftl: float = 0.4) -> pd.DataFrame:
@@ -216,14 +189,12 @@ RULES = [
     (claims_transfer.c22_bandwidth, bandwidths(4.0), bandwidths(30.0)),
     (claims_gain.c25_piggyback, every_step(0.8, 0.95), every_step(0.95, 0.95)),
     (claims_gain.c25_piggyback, every_step(0.8, 0.95), every_step(0.8, 0.85)),
-    (claims_shape.c36_mix, mixes(0.25), mixes(0.26)),
     (claims_gain.c2_model_size, {"fig07": models(1.1, 1.5, 2.0)}, {"fig07": models(1.1, 2.0, 1.5)}),
     (claims_gain.c3_little_gain, FIG01 | {"fig07": pair(1.2, model=SMALL)}, FIG01 | {"fig07": pair(1.3, model=SMALL)}),
     (claims_shape.c5_batch_and_tp, {"fig06": batches(np.arange(9.0, 0, -1))}, {"fig06": batches(np.full(9, 4.0))}),
     (claims_shape.c9_loose_batch, {"fig06": loosest(100)}, {"fig06": loosest(99)}),
     (claims_transfer.c20_ingress_falls, {"fig12": transfers()}, {"fig12": RISING}),
     (claims_transfer.c24_conservation, {"fig12": transfers()}, {"fig12": RISING}),
-    (claims_gain.c27_decode_heavy, traffic(1.1, 0.9), traffic(0.9, 1.1)),
     (claims_shape.c29_cut_off, cut_offs(), cut_offs(spoil=0.99)),
     (claims_shape.c29_cut_off, cut_offs(), cut_offs(ftl=0.6)),  # a point above the limit
     (
@@ -262,11 +233,6 @@ def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
     assert "With half the sigmas: largest 0.12, mean 0.08" in found.note
 
 
-def test_one_mapping_for_both_phases_loses_nothing_where_there_is_no_other(monkeypatch):
-    monkeypatch.setattr(Evidence, "mappings", lambda *_: Sharding())
-    assert claims_shape._kept_by_one_mapping(evidence(), SMALL) == pytest.approx(1.0)
-
-
 def test_a_second_reading_stands_beside_ours():
     """C32 is within 15 % of the ratio of parameters in two stages, and outside by TP."""
     judged = next(each for each in TEXT.as_authors if each.claim.id == "C32")
@@ -286,16 +252,3 @@ def test_the_largest_factors_are_those_of_code_and_near_the_printed_ones(code, t
         ratio=lambda name, _, other: found[name][other], tuned=lambda _, other: other, stand_ins=lambda *_: ""
     )
     assert a13_factors(bench).holds is holds
-
-
-def test_readings_of_a_figure_stand_at_the_ends_of_our_curve():
-    """Curve at 10 to 160 tokens/s/user, normalised by 160: inside 20 to 100 it goes from 20 to 80."""
-    x = np.array([10.0, 20.0, 40.0, 80.0, 160.0]) / 160
-    table = pd.DataFrame({"panel": "", "curve": "ours", "x": x, "y": 1.0, "x_unit": 160.0})
-    readings = (("", "ours", 0.0, 3.0), ("", "ours", 1.0, 0.5), ("", "another", 0.0, 9.0), ("", "", 7.0, 2.0))
-    found = _with_readings(table, readings).iloc[5:]
-    assert found[["curve", "x", "y"]].to_numpy().tolist() == [
-        ["paper: ours", 0.125, 3.0],
-        ["paper: ours", 0.5, 0.5],
-        ["paper: read", 7.0, 2.0],
-    ]

@@ -22,7 +22,7 @@ from lab.studies.dopd.setup import DopdBench
 from lab.studies.dynaserve import claims_equal as dynaserve
 from lab.studies.dynaserve import experiments as dynaserve_experiments
 from lab.studies.dynaserve import setup as dynaserve_setup
-from lab.studies.dynaserve.setup import MIX, WORKLOADS, DynaServeBench
+from lab.studies.dynaserve.setup import DynaServeBench
 from lab.studies.papers import paper
 
 
@@ -100,45 +100,11 @@ def test_the_second_pass_by_hand():
     assert found == pytest.approx((0.5, 0.5 * 2 / 4, 2.8, 0.095))
 
 
-def test_the_steady_rate_is_that_of_the_middle():
-    finish = np.concatenate([np.zeros(2), np.arange(1.0, 5.0), [100.0, 200.0]])
-    assert dopd_setup.steady_rate(result(finish_s=finish)) == pytest.approx(4 / 99.0)
-
-
-def test_stand_ins_are_named_and_opt_takes_what_it_has_positions_for(bench):
-    assert bench.stand_in.startswith("stand-in: ")
-    assert bench.azure.input_tokens.mean() == pytest.approx(1024, rel=0.2)
-    opt = bench._suited(dopd_setup.OPT)
-    assert 0 < len(opt) < len(bench.azure)
-    assert (opt.input_tokens + opt.output_tokens).max() <= dopd_setup.OPT_POSITIONS
-
-
-def test_a_decode_instance_takes_what_it_holds_to_the_end(bench):
-    tokens, held = sum(dopd_setup.SHAPES[0]), bench.most_sequences(capped=True)["max_sequences"]
-    assert held * tokens <= 248_000 < (held + 1) * tokens + 500
-
-
 def test_served_by_hand():
     """From 4 s to 10 s: all of a request of 6 to 8 s, a quarter of one of 2 to 10 s is before, half of 7 to 13 s."""
     ends = {"first_token_s": [2.0, 6.0, 7.0], "finish_s": [10.0, 8.0, 13.0]}
     found = dynaserve_setup._served(result(arrival_s=[1.0, 6.0, 10.0], **ends))
     assert found * 6.0 == pytest.approx([0.75, 1.0, 0.5])
-
-
-def test_workloads_are_poisson_with_the_lengths_of_their_sources():
-    found = dynaserve_setup.workloads(None, quick=False)
-    assert set(found) == {*WORKLOADS, dynaserve_setup.ARXIV, MIX}
-    means = {"code": (2048, 28), "conversation": (1155, 211), "reasoning": (219, 1467), "arxiv": (2588, 291)}
-    for name, mean in means.items():
-        trace, stand_in = found[name].trace, found[name].stand_in
-        gaps = np.diff(trace.arrival)
-        assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)
-        assert trace.input_tokens.mean() == pytest.approx(mean[0], rel=0.1)
-        assert trace.output_tokens.mean() == pytest.approx(mean[1], rel=0.15)
-        assert stand_in
-    mixed = found[MIX].trace
-    assert np.array_equal(mixed.input_tokens[::2], found["code"].trace.input_tokens[::2])
-    assert np.array_equal(mixed.output_tokens[1::2], found["burstgpt"].trace.output_tokens[1::2])
 
 
 def test_servers_hold_what_the_profile_assumes_and_a_split_moves_so_many_times_the_cache():

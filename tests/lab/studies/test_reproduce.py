@@ -12,7 +12,7 @@ from disagg_sim.facts.load import list_specs
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import FIGURES, best_colocated, figure_data
 from lab.studies.beyond_the_buzz.frontiers import FIGURE_5, Frontiers, parts_of, pipelined_prefill, study_files
-from lab.studies.beyond_the_buzz.reproduce import _by_claim, reproduce
+from lab.studies.beyond_the_buzz.reproduce import reproduce
 
 SMALL = """
 name: small
@@ -146,13 +146,3 @@ def test_everything_is_the_figures_and_the_claims(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(Frontiers, "names", ("fig05",))
     assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
     assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
-
-
-def test_a_claim_that_is_not_judged_has_the_value_of_the_last_profile():
-    """Others have a row for each profile, in order of profiles."""
-    parts = [
-        pd.DataFrame({"id": ["C1", "C28"], "engine": [profile, ""], "value": [profile, profile]})
-        for profile in ("ideal", "measured")
-    ]
-    table = _by_claim(parts, ("ideal", "measured"), "engine")
-    assert table["value"].tolist() == ["ideal", "measured", "measured"]

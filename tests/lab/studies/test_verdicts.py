@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.domain import Slo
 from lab.studies.arrow import TEXT as ARROW
 from lab.studies.arrow import claims as arrow
 from lab.studies.arrow.claims_times import phases
-from lab.studies.arrow.setup import ALL, HOUR
+from lab.studies.arrow.setup import HOUR
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.claims import (
     BOTH_COLUMNS,
@@ -32,8 +31,6 @@ from lab.studies.claims import (
 )
 from lab.studies.dopd import claims_runs as dopd
 from lab.studies.dopd.setup import PLANNERS
-from lab.studies.dynaserve import claims as dynaserve
-from lab.studies.dynaserve.setup import COLOCATED, DynaServeBench
 from lab.studies.papers import HOMES, paper
 
 ROOT = Path(__file__).parents[3]
@@ -131,25 +128,6 @@ def test_phases_of_a_burst_by_hand():
     assert (onset, peak, decline) == pytest.approx((2.9, 4.5, 6.0))
 
 
-def overloaded(tpot, printed):
-    """Runs at twice capacity with these P90 of TPOT [s], against a limit of 0.1 s; TTFT is late."""
-    rows = {name: SimpleNamespace(tpot_p90_s=value, ttft_p90_s=9.0) for name, value in (("", tpot), ("_p", printed))}
-    return SimpleNamespace(
-        workloads={name: SimpleNamespace(slo=Slo(ttft=1.0, tpot=0.1)) for name in ALL},
-        capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
-        seen=lambda _, case, __: SimpleNamespace(summary=rows["_p" if case == "arrow_printed" else ""]),
-        stand_ins=lambda *_: "",
-    )
-
-
-@pytest.mark.parametrize(
-    ("tpot", "printed", "verdict"),
-    [(0.1, 0.1, Verdict.HOLDS), (0.1, 0.5, Verdict.ADDED_RULE), (0.5, 0.5, Verdict.FAILS)],
-)
-def test_a7_counts_only_if_it_holds_as_printed(tpot, printed, verdict):
-    assert arrow.a7_overload.verdict(arrow.a7_overload(overloaded(tpot, printed))) == verdict
-
-
 @pytest.mark.parametrize(
     ("with_rule", "printed", "lasts", "ours", "as_authors"),
     [
@@ -194,19 +172,3 @@ def test_d17_asks_for_fewer_gpu_hours_at_an_attainment_that_is_not_lower(hours, 
         hours=range(1),
     )
     assert dopd.d17_resources(bench).holds == holds
-
-
-@pytest.mark.parametrize(("best", "holds"), [(2.9, True), (3.1, False)])
-def test_y10_compares_with_the_best_chunk(best, holds):
-    """Code: 3.0 disaggregated; 2,048 tokens serve 0.9 of it, 384 tokens the number given."""
-    rates = {("code", name): 0.9 for name in COLOCATED} | {("reasoning", name): 2.5 for name in COLOCATED}
-    rates |= {("code", "chunk_384"): best, ("code", "disaggregated"): 3.0, ("reasoning", "disaggregated"): 1.2}
-
-    class ByHand(DynaServeBench):
-        def __init__(self):
-            self.workloads = {name: SimpleNamespace(stand_in="") for name in ("code", "reasoning")}
-
-        def rate(self, workload, case):
-            return rates[workload, case]
-
-    assert dynaserve.y10_who_is_strong(ByHand()).holds == holds
