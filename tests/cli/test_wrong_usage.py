@@ -57,12 +57,17 @@ compare nowhere :: B
 {plan} --rate 1e-320 :: rate
 {plan} --ttft 1e-320 --rate 1 :: ttft
 {plan} --rate 1 --traffic chat :: give the lengths once, by --isl and --osl or --traffic or --trace
+{plan} --rate 1 --gpus 8 :: give one of gpus, rate and users
+{plan} --rate 1 --price h100=2 :: 'h100' is not a system, did you mean 'h100_sxm'?
+{plan} --rate 1 --objective usdd :: 'usdd' is unknown, did you mean 'usd'
 {plan} --rate 1 --system h100_sxm,any :: 'any'
 {plan} --rate 1 --ttft=500 :: ttft 500 has no unit, and nobody means 500s; say 500ms or 500s
 {plan} --rate 1 --max-nic=400 :: '--max-nic': 400 has no unit, and nobody means 400GB/s; say 400Gbit/s or 400GB/s
 {plan} --rate 1 --cached=90 :: '--cached': 90 is more than 1; say 90% or 0.9
 {plan} --rate 1 --cached=-0.5 :: '--cached': -0.5 is out of range; allowed: from 0 to 1
 {pools} prefil,attention,ffn :: did you mean 'prefill'
+{pools} prefill,attention :: attention and ffn decode together
+{pools} encode,prefill,decode :: encode needs them
 {pools} prefill :: prefill serve no request
 {pools} prefill,decode --images 2x1120x1120 :: images: need encode among the pools, as encode,prefill,decode
 {pools} encode,prefill,decode --images 2x1120x1120@1.0 :: COUNTxHEIGHTxWIDTH

@@ -194,11 +194,6 @@ def test_what_lacks_memory_is_told_of_the_smallest_batch() -> None:
     assert 55 < float(re.search(r"lacks (\S+)", str(told.value))[1]) < 85
 
 
-def test_it_needs_a_rate() -> None:
-    with pytest.raises(DisaggSimError, match="needs a rate"):
-        evaluate("llama_3_1_8b", "h100_sxm", BOTH, LENGTHS)
-
-
 def test_a_cache_is_handed_over_in_steps_of_what_runs_not_of_all_seats() -> None:
     """With 10 sequences running TTFT is the same however many seats decode instances have."""
     pools = {phase: Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=1, batch=8) for phase in PAIR}

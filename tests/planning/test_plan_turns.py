@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 import disagg_sim as ds
-from disagg_sim.cli.main import app
 from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
@@ -72,12 +70,6 @@ def test_words_of_the_command_are_read():
     for said, fault in (("hbm", "hbm=SIZE"), ("dram=0.5", "hbm=SIZE"), ("hbm=20", "'20' has no unit")):
         with pytest.raises(InputError, match=fault):
             memory_of(work, "coding_agent", 0.0, said)
-
-
-def test_sessions_of_a_traffic_are_told_what_plays_them():
-    asked = "plan --model llama_3_1_70b --system h200_sxm --traffic coding_agent --rate 5 --simulate --tiers"
-    with pytest.raises(InputError, match=r"'disagg-sim simulate FILE' does, with trace: \{kind: sessions, "):
-        CliRunner().invoke(app, [*asked.split(), "hbm=20 GB,dram"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("hbm", "settled"), [(0.5, True), (0.515, True), (0.6, False)])

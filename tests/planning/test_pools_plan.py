@@ -162,22 +162,6 @@ def test_halves_of_an_instance_are_told_apart():
     assert spared == [2 * attention.gpus, 2 * ffn.gpus]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"pools": ("prefill", "attention")}, "attention and ffn decode together"),
-        ({"pools": ("encode", "prefill", "decode"), "images": None}, "encode needs them"),
-        (
-            {"pools": ("encode", "prefill", "decode"), "ffn_system": "h200_sxm"},
-            "ffn_system: needs attention and ffn among the pools",
-        ),
-    ],
-)
-def test_faults_say_what_is_allowed(changes, said):
-    with pytest.raises(InputError, match=said):
-        asked(**changes)
-
-
 def test_what_binds_counts_the_encoders_and_the_caches_on_their_way():
     """Three pools take three GPUs; a prompt that meets no other waits for images, and for 0.1 GB over 1 MB/s a GPU."""
     three, narrow = ("encode", "prefill", "decode"), PlanOptions(max_nic=1e6)
@@ -199,13 +183,6 @@ def test_limits_that_would_do_are_those_of_so_many_gpus():
         assert asked(**asking, size=Size(gpus=gpus), ttft=limits[gpus]).best is not None
     assert limits[8] < limits[3]
     assert asked(**asking, size=Size(gpus=3), ttft=limits[8]).best is None
-
-
-def test_what_is_said_of_two_systems_is_said_once():
-    options = PlanOptions(prefill_system="h200_sxm", pools=("encode", "prefill", "decode"))
-    said = asked(options.pools, options=options, tpot=1e-4).infeasible
-    assert said.count("no mapping decodes in the TPOT limit") == 1
-    assert f"on {SYSTEM} behind prefill on h200_sxm and {MODEL} in" in said
 
 
 def test_the_shortest_prompt_of_a_law_has_room_for_its_images():

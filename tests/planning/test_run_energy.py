@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.errors import InputError
 from disagg_sim.planning.choices import prompts_of_ranks
 from disagg_sim.planning.counts import gpus_of
 from disagg_sim.planning.limits import Demand, Limit
@@ -35,16 +34,6 @@ def test_a_run_without_requests_in_flight_draws_idle_power(at):
     trace = ds.Trace(arrival=np.array([0.0, 500.0]), input_tokens=np.array([16, 16]), output_tokens=np.array([2, 2]))
     found = ds.run_energy(ds.simulate(served, trace, "vllm"))
     assert found["watts"].to_numpy() == pytest.approx(700 * 0.192, rel=0.001)
-
-
-def test_several_layouts_of_a_role_are_refused(at):
-    parts = tuple(
-        ds.Replicas(mapping=each, instances=1) for each in (ds.Sharding(tp_attn=2, tp_ffn=2), ds.Sharding(pp=2))
-    )
-    served = ds.ServedDeployment(name="mixed", gpus=4, colocated=parts, setup=at)
-    result = ds.simulate(served, at_once(4), "vllm")
-    with pytest.raises(InputError, match="'mixed': colocated has several layouts of 2 GPUs; energy is told of one"):
-        ds.run_energy(result)
 
 
 def test_each_instance_draws_for_the_sequences_of_its_own_steps(at):

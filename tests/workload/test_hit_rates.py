@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.techniques.prefix.requests_hits import hit_curve, routed
 from disagg_sim.workload.lengths import lengths
@@ -111,13 +110,3 @@ def test_sessions_of_the_coding_agent_find_what_was_recorded():
     law = lengths(trace, cached=curve.found(np.inf))
     assert law.mean_new / law.mean_isl == pytest.approx(1 - curve.share(np.inf))
     assert law.mean_new == pytest.approx(2469, rel=0.1)
-
-
-def test_what_is_missing_is_named():
-    plain = Trace(arrival=[0.0, 1.0], input_tokens=[10, 10], output_tokens=[1, 1])
-    with pytest.raises(InputError, match="no block ids"):
-        hit_curve(plain)
-    with pytest.raises(InputError, match="no sessions"):
-        routed(plain, 2, sticky=True)
-    with pytest.raises(InputError, match="no sessions"):
-        session_found(plain, 1e6)

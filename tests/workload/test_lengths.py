@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import ConstantLength, LogNormalLength, TrafficCase
 from disagg_sim.workload.distributions import Constant, Empirical, LogNormal, Pareto, length_distribution
@@ -107,12 +106,6 @@ def test_an_empirical_mean_by_hand():
     length = Empirical(probabilities=(0.0, 0.5, 1.0), tokens=(0.0, 10.0, 30.0))
     assert length.mean == pytest.approx(12.5)
     assert length.quantile(0.75) == pytest.approx(20.0)
-
-
-@given(distributions)
-def test_a_probability_outside_0_and_1_is_refused(length):
-    with pytest.raises(InputError, match=r"^probability 1\.5 is outside \[0, 1\]$"):
-        length.quantile(1.5)
 
 
 def test_the_paper_stands_for_a_case_by_powers_of_two_nearest_the_medians():

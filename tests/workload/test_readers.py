@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -97,27 +96,21 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
     [
         (CSV + "0,1,1\n1,2\n", ":3: no value of 'output_tokens'"),
         (CSV + '0,1,1\n1,"2,3\n', ":3: malformed: a quotation mark"),
-        (CSV + "0,1,1\n1,x,3\n", ":3: input_tokens 'x' is not a number"),
         (CSV + "0,1,1\n\n1,-2,3\n", ":4: input_tokens '-2' is negative"),
         (CSV + "inf,1,1\n", ":2: arrival_s 'inf' is not a number"),
-        (CSV + "-0.5,1,1\n", ":2: arrival_s '-0.5' is negative"),
         (CSV + "0,1.5,1\n", ":2: input_tokens '1.5' is not a whole number"),
         (CSV + "0,1e12,1\n", ":2: input_tokens '1e12' is out of range"),
         (CSV + "0,0,1\n1,1,0\n", "all 2 rows have zero tokens"),
         (CSV, "no line below the header"),
-        ("", "the file is empty"),
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
         ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' occurs twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
-        ("when,ContextTokens,GeneratedTokens\n1,1,1\n", "no arrival times in the file; give a rate"),
         ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
         ((CSV + "0,1,1\n").encode("utf-16-le"), ":1: not a text file in UTF-8: it holds a byte 0"),
         (CSV.encode() + b"0,1,1\n\xff,1,1\n", ":3: not a text file in UTF-8: invalid start byte (0xff)"),
         (b"PK\x03\x04abc", "a zip archive; unpack it"),
-        (b"PAR1abc", "a Parquet file"),
         (CSV + "0," + 10**6 * "1" + ",3\n", "1111... (1,000,002 characters) is not a number"),
         (10**6 * "a," + "\n1\n", ":1: 1,000,001 columns; allowed: up to 1,000"),
-        (CSV + "true,1,1\n", ":2: arrival_s 'true' is not a number, nor a date and time"),
         (CSV + "2024-05-10,1,1\n7,1,1\n", ":3: arrival_s '7' is not a date and time, as the rows before it are"),
         (CSV + "0,1,1\n1e18,1,1\n", "an arrival at 1e+18 s is out of range; allowed: up to 1e+09 s"),
         (gzip.compress(CSV.encode() * 99, mtime=0)[:-9], "cannot be read"),
@@ -140,18 +133,8 @@ HALF_A_SECOND_ON = {"startTime": "2026-05-29T13:46:20.000Z", "promptTokens": 64,
 @pytest.mark.parametrize(
     ("text", "taken"),
     [
-        (
-            "timestamp,prompt_tokens,completion_tokens\n7,512,16\n7.5,64,20\n",
-            "timestamp prompt_tokens completion_tokens",
-        ),
-        ("ts,input_length,output_length\n7,512,16\n7.5,64,20\n", "ts input_length output_length"),
-        ("start_ms,ISL,OSL\n7000,512,16\n7500,64,20\n", "start_ms ISL OSL"),
         ("requestTimestampMs,isl,osl\n7000,512,16\n7500,64,20\n", "requestTimestampMs isl osl"),
         ("arrival_s,prompt_len,output_tokens\n7,512,16\n7.5,64,20\n", "arrival_s prompt_len output_tokens"),
-        (
-            "id,Start Time,Input Tokens,Output Tokens\na,2026-05-29T13:46:19.5Z,512,16\nb,2026-05-29T13:46:20Z,64,20\n",
-            "Start Time Input Tokens Output Tokens",
-        ),
         (
             "start_time,type,input,usage_details\n"
             '2026-05-29 13:46:19.500000,GENERATION,Why?,"{""input"":512,""output"":16}"\n'
@@ -184,7 +167,7 @@ def test_columns_of_other_tools_are_taken_and_said(tmp_path, text, taken):
     assert trace.output_tokens.tolist() == [16, 20]
     assert trace.models is None
     (line,) = [note for note in trace.notes if note.startswith("columns: ")]
-    places = [line.index(f"{name!r} as") for name in re.findall(r"Start Time|Input Tokens|Output Tokens|\S+", taken)]
+    places = [line.index(f"{name!r} as") for name in taken.split()]
     assert places == sorted(places)
 
 
@@ -248,14 +231,10 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
     [
         ('[{"ts": 1, "isl": 5, "osl": 6}, 7]', ":2: malformed: expected a JSON object"),
         ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 1, "isl": 5', ":2: malformed JSON at column 19"),
-        ('{"ts": 1, "isl": 5, "osl": 6.5}', ":1: osl '6.5' is not a whole number"),
         ("[]", "the array is empty"),
         ('[{"a": 1}]', "no column 'arrival_s'"),
-        (GOOD + "[1]", ":2: malformed: expected a JSON object"),
         (GOOD + '{"timestamp": 1, "input_lenght": 3, "output_length": 2}', ":2: no key 'input_length', did you mean"),
-        (GOOD + json.dumps(record(0, -5)), ":2: input_length -5 is negative"),
         (GOOD + '{"timestamp": NaN, "input_length": 3, "output_length": 2}', ":2: timestamp nan is not a number"),
-        (GOOD + json.dumps(record(0, 10**400)), "0000... (401 characters) is not a number"),
         (GOOD + '{"timestamp": 1' + 6000 * "0" + "}", ":2: malformed JSON: Exceeds the limit"),
         (GOOD + json.dumps(record(0, hash_ids=["a"])), ":2: hash_ids must be a list"),
         (GOOD + json.dumps(record(0, hash_ids=[1, 2, 3])), ":2: 3 hash_ids for an input_length of 600"),

@@ -168,11 +168,6 @@ def test_blocks_of_mixed_traces_stay_apart():
     assert blocks_of(bare) == [[0], [], [0, 1], []]
 
 
-def test_a_share_for_every_trace():
-    with pytest.raises(InputError, match="one share per trace"):
-        mix([trace_of([1.0])], [1, 2], np.random.default_rng(0))
-
-
 RATES = st.floats(0.05, 6.0)
 
 SEEDS = st.integers(0, 10)
@@ -273,8 +268,3 @@ def test_impossible_rates_are_refused_in_one_line(rate, how, said):
     trace = Trace(arrival=np.arange(20.0), input_tokens=np.ones(20), output_tokens=np.ones(20))
     with pytest.raises(InputError, match=said):
         at_rate(trace, rate, **how)
-
-
-def test_a_single_request_cannot_be_copied():
-    with pytest.raises(InputError, match="single request"):
-        at_rate(Trace(arrival=[0.0], input_tokens=[1], output_tokens=[1]), 2.0, "requests")
