@@ -171,7 +171,6 @@ def test_drafts_are_tokens_of_a_step() -> None:
     ("pools", "said"),
     [
         ({"prefill": PREFILL}, "pools prefill; allowed: colocated, or prefill and decode"),
-        ({**PAIR, **BOTH}, "allowed: colocated, or prefill and decode"),
         ({"prefill": PREFILL, "decode": replace(DECODE, batch=5000)}, "decode: an instance with batch 5,000 lacks "),
         ({"colocated": replace(BOTH["colocated"], batch=64, token_budget=64)}, "steps of 64 tokens"),
         (

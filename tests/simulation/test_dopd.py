@@ -239,8 +239,3 @@ def test_pools_shrink_when_the_load_is_gone():
     result = served(calm, policy_named("dopd", window_s=5.0, action_s=10.0), wide, table=SIMPLE)
     assert [decision.kind for decision in result.decisions] == ["stop"] * 4
     assert (result.requests.status == Outcome.COMPLETED).all()
-
-
-def test_fixed_pools_stay():
-    busy = [(k * 0.05, 800, 20) for k in range(400)]
-    assert not served(busy, policy_named("dopd", resize=False, action_s=5.0), ROOM, table=SIMPLE).decisions

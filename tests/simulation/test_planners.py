@@ -73,13 +73,6 @@ def test_arima_learns_a_process_and_is_fitted_anew_only_after_two_bad_forecasts(
     assert arima.fits == 2
 
 
-def test_arima_bears_constant_series_and_gaps():
-    arima = Arima()
-    for value in [5.0] * 20 + [float("nan")] * 3:
-        arima.observe(value)
-    assert arima.next() == 5.0
-
-
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=80))
 def test_a_forecast_is_always_a_number_from_zero(series):
     arima = Arima()
@@ -312,10 +305,3 @@ def test_without_projection_sizes_swing_more():
         policy = policy_named("dynamo_load", project=project, period_s=5.0)
         stops[project] = kinds(served(steady, policy, wide, table=slow, slo=slo)).count("stop")
     assert stops[True] < stops[False]
-
-
-def test_without_draining_requests_fail():
-    steady = [(k * 0.02, 100, 100) for k in range(500)]
-    for drain, outcomes in ((True, {Outcome.COMPLETED}), (False, {Outcome.COMPLETED, Outcome.FAILED})):
-        result = served(steady, policy_named("dynamo_load", drain=drain), WIDE, table=TABLE)
-        assert set(result.requests.status.tolist()) == outcomes

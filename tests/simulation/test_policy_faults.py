@@ -3,7 +3,7 @@
 import math
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.fixed import Vllm
 from disagg_sim.simulation.policies.loads import ByRole
-from disagg_sim.simulation.policy import Parts, register, require_policy
+from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Role, SetLimits, Start, Stop
 
@@ -99,7 +99,6 @@ def strange():
         (deeper, RecursionError, "at 9 s: RecursionError: "),
         (leaves, SystemExit, "at 9 s: it called sys.exit() ("),
         (strange, Strange, "at 9 s: Strange ("),
-        (lambda: np.zeros(2)[5], IndexError, "IndexError: index 5 is out of"),
     ],
 )
 def test_what_a_policy_raises_is_one_line_with_its_place_and_keeps_what_was_served(call, cause, said):
@@ -132,18 +131,12 @@ def fails_in_build(self, site):
 
 LEGS = {
     "a text": (Leg("0"), "request 1 on instance '0' is impossible: its instance is '0', no whole number"),
-    "a whole fraction": (Leg(0.0), "its instance is 0.0, no whole number"),
     "too large": (Leg(10**30), "there is no such instance; known: 0 to 1"),
     "no tokens": (Leg(0, 0), "end at token 0"),
     "a number": (0, "0 is impossible: a place for request 1 has to be a Leg"),
-    "the end as text": (Leg(0, until="x"), "its end is 'x', no whole number of tokens"),
     "no end": (Leg(0, until=math.nan), "its end is nan, no whole number of tokens"),
     "then nowhere": (Leg(0, until=50, then=77), "it goes on on instance 77, which is not there; known: 0 to 1"),
-    "then from the back": (Leg(0, until=50, then=-2), "it goes on on instance -2, which is not there"),
-    "then a fraction": (Leg(0, until=50, then=1.0), "it goes on on instance 1.0, which is not there"),
-    "a delay as text": (Leg(0, delay_s="x"), "its delay_s is 'x'; allowed: from 0 s"),
     "back in time": (Leg(0, delay_s=-1.0), "its delay_s is -1.0; allowed: from 0 s"),
-    "never": (Leg(0, delay_s=math.inf), "its delay_s is inf; allowed: from 0 s"),
     "a giant": (Leg("x" * 10**6), "(1,000,002 characters), no whole number"),
     "wishes that are no list": (Leg(0, wishes=7), "7 is impossible: wishes come in a list, which may be empty"),
 }
@@ -178,9 +171,7 @@ WISHES = {
     "no reason": (Stop(0, None), "its reason is None, no text"),
     "no limits": (SetLimits(0, None, "why"), "None is no Limits"),
     "no tokens": (SetLimits(0, Limits(token_budget=0), "why"), "token_budget 0 is out of range; allowed: whole"),
-    "half a prompt": (SetLimits(0, Limits(max_prompts=0.5), "why"), "max_prompts 0.5 is out of range"),
     "no time": (SetLimits(0, Limits(step_limit_s=math.nan), "why"), "step_limit_s nan is out of range; allowed"),
-    "no mode": (SetLimits(0, Limits(mode="fast"), "why"), "mode 'fast' is no Mode"),
     "what does not fit": (Start(Sharding(tp_attn=8, tp_ffn=8), Role.BOTH, "why"), "takes 8 GPUs, and 0 of 2 are free"),
 }
 
@@ -209,7 +200,6 @@ class Hasty:
 BUILDS = {
     "no routing": ({"routing": None}, "routing has no method place; routing has no method proceed"),
     "no steps": ({"steps": None}, "steps has no method limits"),
-    "no way in": ({"admission": 3}, "admission has no method admit"),
     "no instances": ({"start": ()}, "start is (); allowed: one (Sharding, Role) or more"),
     "no roles": ({"start": ((Sharding(), "both"),)}, "start holds (Sharding("),
     "no period": ({"roles": Clock(None)}, "period_s of roles is None, no number of seconds"),
@@ -247,38 +237,15 @@ def test_a_batch_that_is_none_is_told():
     assert Batch(()).requests == ()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"needs": "colocated"}, "needs is 'colocated'; allowed: a tuple of some of prefill, decode, colocated, pairs"),
-        ({"needs": ("colocatd",)}, "needs is ('colocatd',); allowed"),
-        ({"build": None}, "has no method build"),
-    ],
-)
-def test_what_is_no_policy_is_refused(change, said):
-    kind = type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None, **change})
-    with pytest.raises(InputError) as caught:
-        require_policy("odd", kind())
-    assert said in str(caught.value)
-    with pytest.raises(InputError):
-        register("odd")(kind)
-
-
 def test_a_policy_is_registered_as_the_dataclass_that_it_is():
-    with pytest.raises(InputError, match="Odd is not a dataclass; write @register above @dataclass"):
-        register("odd")(type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None}))
+    for change, said in (
+        ({"needs": "colocated"}, "needs is 'colocated'; allowed: a tuple of some of prefill, decode, colocated, pairs"),
+        ({"build": None}, "has no method build"),
+        ({}, "Odd is not a dataclass; write @register above @dataclass"),
+    ):
+        with pytest.raises(InputError, match=said):
+            register("odd")(type("Odd", (), {"needs": ("colocated",), "build": lambda self, site: None, **change}))
     with pytest.raises(InputError, match=r"'a\\nb' is not the name of a policy"):
         register("a\nb")(Mine)
     with pytest.raises(InputError, match="registered twice"):
         register("vllm")(Mine)
-
-
-def test_an_object_of_ones_own_fails_in_the_notebook_as_a_policy_error():
-    import disagg_sim as ds
-
-    requests = ds.Trace(arrival=np.array([0.0, 9.0]), input_tokens=np.array([100, 100]), output_tokens=np.array([5, 5]))
-    known = replace(TWO, setup=ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal"))
-    with pytest.raises(PolicyError, match=r"policy 'Mine' at 9 s: KeyError: .*, in fails\)") as caught:
-        ds.simulate(known, requests, policy=Mine(place=at_second(fails)))
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert caught.value.so_far.requests.status.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 from sites import SIMPLE, deployment, served, site, trace
 
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.errors import SpecError
-from disagg_sim.facts.engine import scheduler_of
 from disagg_sim.facts.load import list_specs, load_scheduler, load_system
-from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.fleet import INSTANCE
-from disagg_sim.simulation.policies.loads import fewest_requests, least_decode, shortest_queue
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policies.routers import choices_of
 from disagg_sim.simulation.run import run, serve
@@ -176,11 +172,6 @@ def test_llm_d_weighs_prefix_and_queue_alone_in_two_pools(cached, wanted):
     assert chosen(router.decode, cluster(now=9.0)) == wanted
 
 
-def test_what_knows_no_caches_goes_by_load():
-    assert choices("least") == (fewest_requests, shortest_queue, least_decode)
-    assert choices("prefix").decode is least_decode
-
-
 @pytest.mark.parametrize(
     ("router", "part", "times"),
     [("dynamo_kv", "whole", 1), ("dynamo_kv", "prefill", 0), ("dynamo_kv", "decode", 1), ("llm_d", "whole", 1)],
@@ -264,14 +255,6 @@ def test_what_a_policy_says_goes_before_the_scheduler():
     assert (found.token_budget, found.max_sequences) == (512, 512)  # no more sequences than tokens by default
     both = Limits(token_budget=512, max_sequences=40)
     assert with_defaults(both, load_scheduler("vllm_v1_2026"), h100, 1) == both
-
-
-@pytest.mark.parametrize("rows", [[], [(35, 2048)], [(0, 2048), (35, 4096), (35, 8192)]])
-def test_defaults_of_a_file_rise_from_no_memory_on(rows, tmp_path):
-    data = read_mapping(find_file("scheduler", "sglang_2026"))
-    data["defaults"] = [{"memory": f"{at} GB", "token_budget": n, "max_sequences": 9} for at, n in rows]
-    with pytest.raises(SpecError, match="defaults"):
-        scheduler_of(tmp_path / "mine.yaml", data, "mine")
 
 
 @pytest.mark.parametrize("scheduler", list_specs("scheduler"))

@@ -1,6 +1,5 @@
 """Limits of runs, so that none hangs or takes all memory, and of the parts of a deployment."""
 
-import csv
 import math
 import time
 import tracemalloc
@@ -12,7 +11,6 @@ import pytest
 from sites import ONE as ONE_GPU
 from sites import SIMPLE, deployment, served, site, small_setup, trace
 
-from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
@@ -178,23 +176,6 @@ def farthest(table):
     """Longest context that a table holds. [token]"""
     at, knots = (int(table.head[name][0]) for name in ("knots_at", "knots"))
     return table.values[at : at + knots].max()
-
-
-SCENARIO = """
-{name: oversized, model: llama_3_1_8b, system: h100_sxm, precision: fp8, trace: {path: log.csv}, policies: [vllm],
- slo: {ttft_s: 2.0, tpot_s: 0.15}, deployments: {one: {colocated: {instances: 1}}}}
-"""
-
-
-def test_the_command_line_says_so(tmp_path, capsys):
-    (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,1000000000,5\n2,100,5\n")
-    (tmp_path / "trial.yaml").write_text(SCENARIO)
-    out = tmp_path / "out"
-    assert command(["simulate", str(tmp_path / "trial.yaml"), "--out", str(out), "--jobs=1"]) == 0
-    said = "log: 1 of 3 requests exceed the context of llama_3_1_8b (131072 tokens) and are rejected"
-    assert said in capsys.readouterr().err
-    (row,) = csv.DictReader((out / "summary.csv").open())
-    assert (row["requests"], row["completed"], row["rejected"]) == ("3", "2", "1")
 
 
 EVERY_SYSTEM = pytest.mark.parametrize("name", sorted(policies()))

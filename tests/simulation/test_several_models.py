@@ -362,25 +362,6 @@ def test_flops_count_against_the_peak_of_the_gpus_that_were_held():
     assert peak["h100_sxm", "b200_sxm"] == pytest.approx((peak["h100_sxm",] + peak["b200_sxm",]) / 2)
 
 
-def test_unlike_gpus_that_cannot_be_are_told_in_one_line():
-    with pytest.raises(InputError, match="gpus 9 on h100_sxm and h200_sxm, and its instances take 2; of several"):
-        replace(parts(colocated=[("h100_sxm", 1), ("h200_sxm", 1)]), gpus=9)
-    plain = ds.Replicas(mapping=ONE, instances=1)
-    with pytest.raises(InputError, match="some instances have a setup and others none"):
-        ds.ServedDeployment(name="x", gpus=2, colocated=(plain,), prefill=(replace(plain, setup=llama_on("h100_sxm")),))
-    pools = {"prefill": "h100_sxm", "decode": "h200_sxm"}
-    recipes = {"prefill": "fp8", "decode": "bf16"}
-    unlike = {
-        part: (ds.Replicas(mapping=ONE, instances=1, setup=llama_on(system, recipes[part])),)
-        for part, system in pools.items()
-    }
-    with pytest.raises(InputError, match=r"policy 'arrow' hands caches over, and they are stored as prefill on h100"):
-        ds.simulate(ds.ServedDeployment(name="x", gpus=2, **unlike), poisson(1, 3), "arrow")
-    sized = parts(prefill=[("h100_sxm", 1), ("h200_sxm", 1)], decode=[("h200_sxm", 1)])
-    with pytest.raises(InputError, match="prefill, which the policy sizes, has GPUs of h100_sxm and h200_sxm"):
-        ds.simulate(sized, poisson(1, 3), "dynamo_sla")
-
-
 def test_each_pool_is_launched_on_its_own_system():
     served = parts(prefill=[("h100_sxm", 2)], decode=[("h200_sxm", 1)])
     assert [(each.role, each.setup.system.name) for each in workers_of(served)] == [
