@@ -320,14 +320,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
 
 
 def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[Designs]:
-    """Read design points of a grid of one phase, those together that share form, drafter and kind of chunks.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(1024, 128), batch=[8, 16])
-    >>> next(designs_at_points(grid, np.array([0, 0]), np.array([1, 0]))).batch.tolist()
-    [16.0, 8.0]
-    """
+    """Read design points of a grid of one phase, those together that share form, drafter and kind of chunks."""
     mapping, chunks = grid.chosen(rows, columns), grid.mappings.chunk_tokens[rows]
     free = len(forms_of(grid.setup.model)) > 1
     forms = grid.mla_form[rows, columns] if free else np.zeros(len(rows), dtype=np.int8)

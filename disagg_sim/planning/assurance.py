@@ -142,11 +142,6 @@ def assurance(plan: Plan) -> Assurance:
     """Compute how sure a plan is.
 
     Returns probabilities [1], bands as factors [1], evidence of every pool.
-
-    >>> import disagg_sim as ds
-    >>> found = assurance(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
-    >>> found.capacity[0] < found.most < found.capacity[1], 0.5 < found.holds < 1.0, found.pools[0].layout
-    (True, True, 'served')
     """
     best = plan.best
     if best is None:
@@ -379,12 +374,6 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
     """Give a plan the headroom with which its limits hold at its rate with a probability of at least ``confidence``.
 
     Takes ``confidence`` (None = return the plan unchanged [1]).
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)
-    >>> sure = surer(found, 0.9)
-    >>> sure.best.gpus > found.best.gpus, assurance(sure).holds >= 0.9
-    (True, True)
     """
     if confidence is None:
         return plan

@@ -101,10 +101,6 @@ def prompts_of_ranks(lengths: Lengths) -> Lengths:
     """Let the DP ranks of a pass of prefill have the prompts that come to them: a pass ends with the longest of all.
 
     Answers even out over the many sequences of a decode step; a pass has a few prompts, one a rank or none.
-
-    >>> import disagg_sim as ds
-    >>> prompts_of_ranks(ds.lengths("log_normal_4096_512")).rank_imbalance
-    'least_load'
     """
     return lengths if lengths.rank_imbalance else uneven(lengths, LEAST_LOAD)
 

@@ -45,14 +45,7 @@ class Drawn:
 
 
 def drawn(design: Design) -> Drawn:
-    """Compute what the GPUs of a design draw at its rate.
-
-    >>> import disagg_sim as ds
-    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
-    >>> found = drawn(best)
-    >>> best.gpus * 134 < found.watts < best.gpus * 700, found.watts < found.facility, found.inherited
-    (True, True, False)
-    """
+    """Compute what the GPUs of a design draw at its rate."""
     lengths = design.work.lengths
     parts = [(pool.parts, watts_of_parts(pool, lengths)) for pool in design.pools]
     return added_up((*part, own) for each, watts in parts for part, own in zip(each, watts, strict=True))
@@ -104,11 +97,6 @@ def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
     """Compute what the GPUs of pools draw, of one role and setup, which stand beside each other in no deployment.
 
     The result is of shape (pools,) [W].
-
-    >>> import disagg_sim as ds
-    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
-    >>> f"{watts_of_pools(best.pools, best.work.lengths)[0] / drawn(best).watts:.2f}"
-    '1.00'
     """
     whole = np.array([pool.role != "encode" and ffn_of(pool.mapping) is None for pool in pools])
     watts = np.zeros(len(pools))

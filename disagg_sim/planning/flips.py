@@ -69,13 +69,7 @@ class Changes:
 
 
 def changes_of(plan: Plan) -> Changes:
-    """Find what would change an answer, what its limits cost, and what was set aside.
-
-    >>> import disagg_sim as ds
-    >>> found = changes_of(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
-    >>> found.aside is None
-    True
-    """
+    """Find what would change an answer, what its limits cost, and what was set aside."""
     return Changes(flips=flips(plan), limits=limit_costs(plan), aside=set_aside(plan))
 
 
@@ -86,11 +80,6 @@ def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
     """Find the nearest flips of a plan.
 
     Returns the nearest first.
-
-    >>> import disagg_sim as ds
-    >>> found = flips(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
-    >>> {flip.axis for flip in found} <= {"ttft", "tpot", "isl", "osl", "nic", "price"}
-    True
     """
     best = plan.best
     if best is None:
@@ -295,10 +284,6 @@ def set_aside(plan: Plan) -> Design | None:
     """Find the design that would cost least if no layout were set aside: of any count of GPUs, known or not.
 
     Returns None where it costs no less than the best.
-
-    >>> import disagg_sim as ds
-    >>> set_aside(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)) is None
-    True
     """
     if plan.best is None or plan.ask is None:
         return None

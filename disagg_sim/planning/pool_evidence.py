@@ -41,12 +41,6 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     """Find how far the forecast of a pool has been checked, and how much of its times has which trust label.
 
     Returns measured operating points of such layouts, and shares of time by label [1].
-
-    >>> import disagg_sim as ds
-    >>> plan = ds.plan("llama_3_1_8b", "h20_sxm", ds.lengths(2048, 256), rate=40)
-    >>> found = evidence_of(plan, plan.best.pools[0])
-    >>> found.layout, max(found.rests_on, key=found.rests_on.get).value
-    ('served', 'inherited')
     """
     if pool.role == "encode" or ffn_of(pool.mapping) is not None:
         return _unmeasured(plan, pool)

@@ -108,12 +108,6 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
 
     For a rate or users the least counts are searched: of each pool more instances until its limit holds, then fewer as
     long as it does. For a number of GPUs the largest rate is searched.
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
-    >>> proof = prove(found)
-    >>> proof.proven, abs(proof.design.gpus - found.best.gpus) <= 1
-    (True, True)
     """
     chosen = plan.best if design is None else design
     if chosen is None:
@@ -133,11 +127,6 @@ def checked(plan: Plan, design: Design, known: dict[int, int]) -> Design | None:
 
     Returns the same where it holds its limits under all draws of ``DRAWS``, is of another kind, or cannot be simulated
     in a moment; None where none does.
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
-    >>> checked(found, found.best, {}) is found.best
-    True
     """
     if not design.flattered or plan.size.users is not None:
         return design
@@ -352,12 +341,6 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     Of each mode designs are proven, the cheapest as planned first, until none of the others could be the answer, or
     ``MOST_PROVEN`` are: the one that planned best may need more than another. Returns the plan with its proven designs,
     and the proof of its best.
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
-    >>> plan, proof = proven(found)
-    >>> plan.best == proof.design, proof.proven
-    (True, True)
     """
     if plan.best is None:
         prove(plan)  # says why not

@@ -151,9 +151,6 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
 
     Takes ``names`` (a spec, names with commas between them, a list of these, or ``"any"``: those of ``any_systems``).
     Returns each once, in the order given.
-
-    >>> [each.name for each in systems_of("h100_sxm, b200-sxm")]
-    ['h100_sxm', 'b200_sxm']
     """
     if isinstance(names, SystemSpec):
         return [names]
@@ -174,9 +171,6 @@ def any_systems() -> tuple[list[SystemSpec], list[SystemSpec]]:
     """Load the shipped systems without a power cap: those timed on kernels of their generation, and the rest.
 
     A forecast from another vendor's or generation's kernels may be twice as fast as the GPU, and the fastest would win.
-
-    >>> [each.name for each in any_systems()[1]][:3]
-    ['l40s', 'mi300x', 'mi325x']
     """
     found: tuple[list[SystemSpec], list[SystemSpec]] = ([], [])
     for system in map(load_system, list_specs("hardware")):
@@ -196,10 +190,6 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
     """Name the recipe that is planned with where none is named: the first that the system runs and has fits of.
 
     Takes ``cache`` (format that the KV cache must have, because another pool has written it; "" = any).
-
-    >>> llama = load_model("llama_3_1_70b")
-    >>> [usual_precision(llama, load_system(name)) for name in ("b200_sxm", "rtx_pro_6000", "a100_sxm_80gb")]
-    ['nvfp4_fp8kv', 'fp8', 'bf16']
     """
     usual = (MXFP4, *USUAL_PRECISIONS) if model.name.startswith(MXFP4_MODELS) else USUAL_PRECISIONS
     others = tuple(name for name in list_specs("precision") if name not in usual)

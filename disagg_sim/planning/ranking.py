@@ -59,12 +59,6 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
     """Find what puts a pool in order among those of nearly as many GPUs.
 
     Returns ``cost`` in GPUs [1].
-
-    >>> import disagg_sim as ds
-    >>> best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
-    >>> found = standing_of_pool(best.pools[0])
-    >>> found.unknown, found.hosts, found.gpus, found.late < 1.0
-    (0, 0, 1, True)
     """
     at, mapping, work = pool.setup, pool.mapping, pool.choice.work
     seen, late = pool.rate * work.surge, 1.0
@@ -110,11 +104,6 @@ def standing(
     """Find what puts a design in order among those of nearly its cost, by what ``of_pool`` finds for each pool.
 
     Takes ``prices`` of GPUs that are given, by system [USD/h].
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
-    >>> standing(found).cost == found.gpus
-    True
     """
     pools = [of_pool(design.first if pool.role == "prefill" else pool) for pool in design.pools]
     return Standing(
@@ -138,11 +127,6 @@ def ranked(designs: Iterable[Design], near: float = NEAR, prices: Mapping[str, f
 
     Returns the answer; then by mode what costs nearly as much as the cheapest, in the order of their standing, and
     behind these the others by cost.
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
-    >>> ranked([*found.runners_up, found.best])[0] == found.best
-    True
     """
     every = list(designs)
     least = {mode: least_cost([each for each in every if each.mode == mode]) for mode in {each.mode for each in every}}
@@ -182,11 +166,6 @@ def is_simpler(heads: Iterable[Design]) -> bool:
     """Say whether the co-located one of the best designs of both modes is the simpler: one attention rank, one system.
 
     Systems that are timed by the kernels of one count as one.
-
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
-    >>> is_simpler([found.best, found.other])
-    True
     """
     lasts = [each.pools[-1] for each in heads]
     alone = all(pool.mapping.dp_attn == 1 for pool in lasts if pool.role == "colocated")
@@ -201,13 +180,7 @@ def _timed_on(system: str) -> str:
 
 
 def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> ServingMode:
-    """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more.
-
-    >>> first_mode({ServingMode.DISAGGREGATED: 100.0, ServingMode.COLOCATED: 108.0}).value
-    'colocated'
-    >>> first_mode({ServingMode.DISAGGREGATED: 100.0, ServingMode.COLOCATED: 100.0}, simpler=False).value
-    'disaggregated'
-    """
+    """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more."""
     joint, split = (costs.get(mode, math.inf) for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED))
     first = joint <= SIMPLER * split if simpler else joint < split
     return ServingMode.COLOCATED if first else ServingMode.DISAGGREGATED

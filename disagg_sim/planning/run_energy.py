@@ -94,15 +94,6 @@ def instances_energy(
     """Compute what instances drew over a run.
 
     Returns the columns of ``run_energy``.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> one = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
-    >>> alone = ds.ServedDeployment(name="one", gpus=1, colocated=one, setup=at)
-    >>> run = ds.simulate(alone, ds.synthetic_trace(rate=0.1, lengths=(1024, 128), requests=5), "vllm")
-    >>> found = instances_energy(run.records.instances, alone, at, ds.lengths(1024, 128))
-    >>> bool((found == run_energy(run)).all().all())
-    True
     """
     rows, known = [], {}
     for place in range(held.role.size):
