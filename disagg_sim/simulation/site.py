@@ -21,7 +21,7 @@ from disagg_sim.facts.engine import SchedulerSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.kv_transfer import descriptors, post_share
+from disagg_sim.physics.kv_transfer import post_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, stage_tokens
 from disagg_sim.simulation.instance_variants import own_setup, setup_of
@@ -95,24 +95,9 @@ class Site:
         """Into or out of an instance, one way. [B/s]"""
         return instance_bandwidth(self.setup, mapping, self.wire(mapping).bandwidth)
 
-    def latency_s(self, sender: Sharding, receiver: Sharding) -> float:
-        """Time before the first byte of a cache moves between two instances. [s]"""
-        return max(self.wire(sender).latency_s, self.wire(receiver).latency_s)
-
     def kv_bytes(self, tokens: int) -> float:
         """Cache of ``tokens`` of one request, each element once, with what a drafter takes of it. [B]"""
         return self.setup.handed_bytes(tokens)
-
-    def transfer_s(self, tokens: int, sender: Sharding, receiver: Sharding) -> float:
-        """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
-        bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
-        return (
-            self.latency_s(sender, receiver) + self.post_s(tokens, sender, receiver) + self.kv_bytes(tokens) / bandwidth
-        )
-
-    def post_s(self, tokens: int, sender: Sharding, receiver: Sharding) -> float:
-        """Time in which a GPU of the receiver posts the descriptors of a cache, one after the other. [s]"""
-        return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Sharding, receiver: Sharding) -> float:
         """``kv_transfer.post_share`` over the links of the receiver. [s]"""

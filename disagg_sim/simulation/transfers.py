@@ -405,7 +405,7 @@ class Transfers:
         self._move(handed, tokens, size - hidden, post)
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
-        """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by mappings. [s]"""
+        """Time in which a GPU of the receiver posts the descriptors of a cache; both factors are looked up. [s]"""
         if not self._posts:
             return 0.0
         blocks, pair = -(-tokens // BLOCK_TOKENS), (self.roster.kind[origin], self.roster.kind[target])

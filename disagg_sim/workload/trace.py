@@ -214,29 +214,6 @@ def concatenate(traces: Sequence[Trace]) -> Trace:
     return joined(traces, np.concatenate(arrivals))
 
 
-def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generator) -> Trace:
-    r"""Mix traces that run at the same time, each thinned to its share of the requests.
-
-    Over the common duration T trace i has n_i requests. Each is kept with probability
-
-    .. math:: p_i = \frac{s_i / n_i}{\max_j s_j / n_j}
-
-    independently, sessions as a whole: E[kept_i] is proportional to the share s_i, bursts stay in place, and as many
-    requests are kept as the shares allow.
-    """
-    if len(traces) != len(shares) or not traces:
-        raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share per trace")
-    weights = np.array([above_zero("share", share) for share in shares])
-    common = min(trace.duration for trace in traces)
-    parts = [trace.between(trace.arrival[0], np.nextafter(trace.arrival[0] + common, np.inf)) for trace in traces]
-    density = weights / [len(part) for part in parts]
-    chances = [rng.random(len(part)) for part in parts]
-    chances = [x[part.sessions.first()] if part.sessions else x for part, x in zip(parts, chances, strict=True)]
-    rows = [np.flatnonzero(x < p) for x, p in zip(chances, density / density.max(), strict=True)]
-    kept = [part.take(some) for part, some in zip(parts, rows, strict=True) if some.size]
-    return joined(kept, np.concatenate([part.arrival for part in kept]))
-
-
 def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
     """Join traces with new arrivals of shape (requests of all traces,), sorted; equal arrivals keep their order. [s]"""
     order = np.argsort(arrival, kind="stable")

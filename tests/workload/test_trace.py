@@ -1,4 +1,4 @@
-"""The trace type: its invariants and cuts; traces joined, mixed and brought to another rate."""
+"""The trace type: its invariants and cuts; traces joined and brought to another rate."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disagg_sim.errors import InputError
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.scaling import at_rate, units
-from disagg_sim.workload.trace import Trace, concatenate, mix
+from disagg_sim.workload.trace import Trace, concatenate
 
 MICROSECONDS = st.integers(0, 10**8).map(lambda count: count * 1e-6)
 GAPS = st.lists(MICROSECONDS, min_size=1, max_size=30)
@@ -142,30 +142,6 @@ def test_other_lengths_leave_arrivals_and_drop_blocks():
     assert (changed.arrival.tolist(), changed.input_tokens.tolist()) == ([0.0, 2.0], [100, 100])
     assert changed.output_tokens.tolist() == [5, 6]
     assert changed.prefix is None
-
-
-def test_a_mix_has_the_shares_and_keeps_the_times_of_what_it_keeps():
-    fast = trace_of([0.01] * 40_000, "fast")
-    slow = trace_of([0.1] * 4_000, "slow").with_lengths(99_999, 1)
-    both = mix([fast, slow], [1, 1], np.random.default_rng(1))
-    from_slow = both.input_tokens == 99_999
-    assert from_slow.sum() == 4_000  # the rarer one is kept whole
-    assert abs((~from_slow).sum() - 4_000) < 4 * np.sqrt(4_000)  # the other is thinned: binomial
-    np.testing.assert_allclose(both.arrival[from_slow], slow.arrival - slow.arrival[0])
-    assert np.isin(both.arrival[~from_slow], fast.arrival - fast.arrival[0]).all()
-    assert both.name == "fast + slow"
-
-
-def test_a_mix_lasts_as_long_as_the_shortest_trace():
-    both = mix([trace_of([1.0] * 10), trace_of([1.0] * 100)], [1, 1], np.random.default_rng(1))
-    assert both.arrival.tolist() == sorted([*map(float, range(10))] * 2)
-
-
-def test_blocks_of_mixed_traces_stay_apart():
-    left, right = with_blocks([0.0, 2.0], [[0], [0, 1]]), with_blocks([0.0, 2.0], [[0], [0, 1]])
-    assert blocks_of(mix([left, right], [1, 1], np.random.default_rng(0))) == [[0], [2], [0, 1], [2, 3]]
-    bare = mix([left, trace_of([0.0, 2.0])], [1, 1], np.random.default_rng(0))
-    assert blocks_of(bare) == [[0], [], [0, 1], []]
 
 
 RATES = st.floats(0.05, 6.0)

@@ -18,7 +18,7 @@ from disagg_sim.workload.request_columns import Sessions
 from disagg_sim.workload.scaling import at_rate
 from disagg_sim.workload.statistics import prefix_hit_rate, trace_statistics
 from disagg_sim.workload.synthetic import BLOCK_TOKENS, session_trace
-from disagg_sim.workload.trace import Trace, mix
+from disagg_sim.workload.trace import Trace
 from disagg_sim.workload.turns import TurnCaches, found_by_tier, joint_lengths, turn_lengths, turns_of, turns_text
 
 HEADER = "arrival_s,input_tokens,output_tokens,session,think_s\n"
@@ -133,8 +133,6 @@ def test_a_part_begins_a_session_with_its_first_turn_inside():
     part = trace.between(4.0, 20.0)
     assert part.sessions.previous().tolist() == [-1, 0]
     assert trace.head(2).sessions.previous().tolist() == [-1, 0]
-    mixed = mix([trace, replace(trace, sessions=None)], [1.0, 1.0], np.random.default_rng(0))
-    assert sorted(np.bincount(mixed.sessions.session).tolist(), reverse=True)[:4] == [3, 1, 1, 1]
 
 
 def test_think_times_below_0_are_refused():
