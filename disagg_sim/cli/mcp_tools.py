@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.evaluate import evaluation_of
 from disagg_sim.cli.explain import explained, mapping_by_hand
-from disagg_sim.cli.plan import plan_answer
+from disagg_sim.cli.plan import plan_answer, with_changes
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, check_word
@@ -26,6 +26,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
 from disagg_sim.report.evaluate import evaluate_json
+from disagg_sim.report.plan import plan_json
 from disagg_sim.report.schemas import CompareJson, EvaluateJson, ExplainJson, PlanJson, SimulateJson, SweepJson
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.sweep.backends.run import staying
@@ -122,7 +123,8 @@ def _argument(name: str, field: QuestionField) -> Parameter:
 @of_question
 def plan(asked: PlanQuestion) -> PlanJson:
     """Answer what to deploy: disaggregated or co-located, pools, mappings, counts, latencies, price, bands, flips."""
-    return plan_answer(asked).flipped()[0].json()
+    found, extras = plan_answer(asked)
+    return plan_json(found, with_changes(found, extras))
 
 
 @of_question

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import typer
 
@@ -22,8 +21,7 @@ from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.plan import plan_turns
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.question import PlanQuestion
-from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan
-from disagg_sim.report.schemas import PlanJson
+from disagg_sim.report.plan import NOTHING, PlanExtras, changes, plan_json, screen, write_plan
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
@@ -41,51 +39,20 @@ def rate_of(asked: PlanQuestion, options: PlanOptions) -> float | None:
     return options.trace.rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAnswer:
-    """A plan, and what was asked for beside it."""
-
-    found: Plan
-    extras: PlanExtras = NOTHING
-
-    @property
-    def feasible(self) -> bool:
-        """Whether a design keeps the limits."""
-        return self.found.best is not None
-
-    def screen(self) -> list[ScreenPart]:
-        """Write it for people."""
-        return screen(self.found, self.extras)
-
-    def flipped(self) -> tuple[PlanAnswer, list[ScreenPart]]:
-        """Add what would change the answer, which takes the time of another plan, and write that for people."""
-        if not self.feasible:
-            return self, []
-        extras = replace(self.extras, changes=changes_of(self.found))
-        return replace(self, extras=extras), [changes(self.found, extras)]
-
-    def json(self) -> PlanJson:
-        """Write it for programs."""
-        return plan_json(self.found, self.extras)
-
-    def write(self, text: str, out: Path) -> None:
-        """Write it as files."""
-        write_plan(self.found, self.extras, text, out)
-
-    def start(self, engine: str) -> Launch:
-        """Make the files that start the best design that the engine can express; notes say if it is a runner-up."""
-        assert self.found.best is not None
-        reasons = expressible(self.found.best, engine)
-        for place, design in enumerate(self.found.runners_up if reasons else (), start=1):
-            if not expressible(design, engine):
-                made = launch(design, engine=engine)
-                note = f"starts runner-up {place}; of the best: {'; '.join(reasons)}"
-                return replace(made, notes=(note, *made.notes))
-        return launch(self.found.best, engine=engine)
+def start(found: Plan, engine: str) -> Launch:
+    """Make the files that start the best design that the engine can express; notes say if it is a runner-up."""
+    assert found.best is not None
+    reasons = expressible(found.best, engine)
+    for place, design in enumerate(found.runners_up if reasons else (), start=1):
+        if not expressible(design, engine):
+            made = launch(design, engine=engine)
+            note = f"starts runner-up {place}; of the best: {'; '.join(reasons)}"
+            return replace(made, notes=(note, *made.notes))
+    return launch(found.best, engine=engine)
 
 
-def plan_answer(asked: PlanQuestion) -> PlanAnswer:
-    """Plan the pools that are asked for, or prefill and decode beside instances of both."""
+def plan_answer(asked: PlanQuestion) -> tuple[Plan, PlanExtras]:
+    """Plan the pools that are asked for, or prefill and decode beside instances of both; say what was asked beside."""
     work, memory, limits, options = plan_inputs(asked)
     rate = rate_of(asked, options)
 
@@ -95,7 +62,7 @@ def plan_answer(asked: PlanQuestion) -> PlanAnswer:
     found = of(work) if memory is None else plan_turns(options.trace or asked.traffic, memory, of).plan
     found, proof = surer(found, asked.confidence), None
     if found.best is None:
-        return PlanAnswer(found=found)
+        return found, NOTHING
     if asked.proof:
         from disagg_sim.planning.prove import proven  # the simulator takes a second to load
         from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
@@ -111,36 +78,41 @@ def plan_answer(asked: PlanQuestion) -> PlanAnswer:
         drawn=_power(asked, best),
         prices=None if used is None else planned_prices(best, options.prices, used),
     )
-    return PlanAnswer(found=found, extras=extras)
+    return found, extras
+
+
+def with_changes(found: Plan, extras: PlanExtras) -> PlanExtras:
+    """Add what would change the answer, which takes the time of another plan."""
+    return extras if found.best is None else replace(extras, changes=changes_of(found))
 
 
 def plan(asked: PlanQuestion) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
-    found = plan_answer(asked)
-    made = found.start(asked.emit) if asked.emit and found.feasible else None
-    text, shown = blocks_text(found.screen()), _Shown()
+    found, extras = plan_answer(asked)
+    made = start(found, asked.emit) if asked.emit and found.best is not None else None
+    text, shown = blocks_text(screen(found, extras)), _Shown()
     if not asked.as_json:
         shown.echo(text)
-    whole, flips = found.flipped()  # after the answer, which need not wait for it
-    if flips:
-        last = f"\n{blocks_text(flips)}"
+    extras = with_changes(found, extras)  # after the answer, which need not wait for it
+    if found.best is not None:
+        last = f"\n{blocks_text([changes(found, extras)])}"
         text += last
         if not asked.as_json:
             shown.echo(last)
     if asked.as_json:
-        start = {} if made is None else {"start": asdict(made)}
-        shown.echo(json.dumps({**whole.json(), **start}, indent=2) + "\n")
+        files = {} if made is None else {"start": asdict(made)}
+        shown.echo(json.dumps({**plan_json(found, extras), **files}, indent=2) + "\n")
     elif made is not None:
         where = None if asked.out is None else asked.out / "start"
         shown.echo("".join(f"\n{line}" for line in lines_of(made, where)) + "\n")
     if asked.out is not None:
         if made is not None:
             made.require_own(asked.out / "start")
-        whole.write(text, asked.out)
+        write_plan(found, extras, text, asked.out)
         if made is not None:
             made.write(asked.out / "start")
     shown.require_open()
-    if not found.feasible:
+    if found.best is None:
         raise typer.Exit(INFEASIBLE)
 
 

@@ -118,7 +118,7 @@ def test_pairs_act_in_plans(monkeypatch):
         keys = merged(base, PLANNED, on)
         if {"encode", "split"} <= on:
             keys["pools"] = ",".join(["encode", *POOLS])
-        found = planned.plan_answer(PlanQuestion(**keys)).found
+        found = planned.plan_answer(PlanQuestion(**keys))[0]
         kinds = [(case.colocated, *case.inside, *case.across) for case in found.cases]
         weighed = [[numbers(choice) for choice in kind] for case in kinds for kind in case]
         steps = [case.grids.decode.latency.tolist() for case in found.cases]

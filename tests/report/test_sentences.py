@@ -131,11 +131,11 @@ def test_a_runner_up_is_started_where_the_engine_cannot_express_the_best(plan, m
     best, _, second, *_ = (plan.best, *plan.runners_up)
     none = {id(each): ["too new"] for each in (best, plan.runners_up[0])}
     monkeypatch.setattr(command, "expressible", lambda design, engine: none.get(id(design), []) if engine else None)
-    made = command.PlanAnswer(found=plan).start("vllm")
+    made = command.start(plan, "vllm")
     assert made.notes[0] == "starts runner-up 2; of the best: too new"
     assert made.files == launch(second, engine="vllm").files
     none.clear()
-    assert command.PlanAnswer(found=plan).start("vllm") == launch(best, engine="vllm")
+    assert command.start(plan, "vllm") == launch(best, engine="vllm")
 
 
 CASE = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128")
