@@ -67,8 +67,8 @@ ASKED: dict[str, tuple[str, str, Any, float, dict[str, str], dict[str, Any]]] = 
 }
 
 
-#: Of so many candidates one is compared in short runs, all in longer ones; the longest table is left to these.
-EVERY = {"plain": 3, "varied": 3, "two_systems": 3, "pasts": 3, "long": 3, "experts": 10}
+#: Of so many candidates of the long tables one is compared in every run, all on request.
+EVERY = {"experts": 10, "latent": 20}
 
 
 def degrees(choice: AnyChoice) -> str:
@@ -114,7 +114,7 @@ def at_load(choice: AnyChoice, rate: float, count: int) -> dict[str, Any]:
 
 @cache
 def candidates(name: str) -> list[tuple[str, AnyChoice]]:
-    """All of a question, planned once for the short and the long comparison."""
+    """All of a question, planned once for both comparisons."""
     model, system, lengths, rate, limits, options = ASKED[name]
     case = ds.plan(model, system, lengths(), rate=rate, **limits, options=PlanOptions(within=None, **options)).cases[0]
     sides = {"prefill": case.across[0], "decode": case.across[1], "both": case.colocated}
@@ -137,7 +137,8 @@ def differ(old: str, new: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "every"), [*EVERY.items(), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ASKED)]
+    ("name", "every"),
+    [*EVERY.items(), *(pytest.param(name, 1, marks=[pytest.mark.rare] * (name in EVERY)) for name in ASKED)],
 )
 def test_candidates_are_as_recorded(name, every, update_baselines):
     path, found = RECORDED / f"{name}.csv", table_of(name, every)
