@@ -31,21 +31,6 @@ class LauncherOption:
     choices: tuple[str, ...] = ()  # what it may be; empty = no such list
     source: Line
 
-    def refuses(self, value: object) -> str:
-        """What is wrong with a value; empty where it may stand there."""
-        kinds: dict[str, type | tuple[type, ...]] = {
-            "switch": bool,
-            "int": int,
-            "float": (int, float),
-            "text": str,
-            "json": dict,
-        }
-        if not isinstance(value, kinds[self.takes]) or (isinstance(value, bool) and self.takes != "switch"):
-            return f"{value!r} is no {self.takes}"
-        if self.choices and value not in self.choices:
-            return f"{value!r} is not one of {', '.join(self.choices)}"
-        return ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorSupport:

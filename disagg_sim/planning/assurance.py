@@ -268,7 +268,7 @@ class OwnTimes(NamedTuple):
         if (encode := design.encode) is not None:
             choice, gpus = encode
             apart = apart + choice.alone_s * (self.encoding - self.prefill)
-            most = gpus / (choice.each_s * design.rate)
+            most = gpus / (choice.step.each_s * design.rate)
         left = host + np.maximum(work.ttft.seconds - host - self.beside - apart, 0.0) / self.prefill
         first = of(left, lambda limit: design.keeping(limit, math.inf), self.prefill)
         first = np.minimum(first, most / self.encoding)
@@ -302,7 +302,7 @@ class OwnTimes(NamedTuple):
         if encode is not None:
             found["encoding"] = encode[0].alone_s * self.encoding
             alone -= encode[0].alone_s
-            over = np.outer(factors, self.encoding) * encode[0].each_s * design.rate > encode[1]
+            over = np.outer(factors, self.encoding) * encode[0].step.each_s * design.rate > encode[1]
             queue[over] = math.inf
         found |= {"pass": self.prefill * alone, "queue": self.prefill * queue}
         return found if shared else found | {"transfer": moved, "decode steps": steps}

@@ -126,7 +126,7 @@ class PlannedPool:
         if isinstance(self.choice, PrefillChoice):
             return self.choice.utilisation(self.rate, self.instances)
         if isinstance(self.choice, EncodeChoice):
-            return self.rate * self.choice.each_s / self.instances
+            return self.rate * self.choice.step.each_s / self.instances
         if isinstance(self.choice, OneByOne):
             return self.rate * self.choice.service.mean / self.instances
         return self.rate / (self.instances * self.choice.most * self.choice.work.spare)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from test_launch_options import assert_takes
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
@@ -53,14 +54,14 @@ SETTINGS = {"vllm": vllm_flags, "sglang": sglang_flags, "trtllm": trtllm_config}
 def drafting(at: ds.Setup, engine: str) -> dict:
     """What an engine is told of decode with two drafts, every key with a source that lets it stand."""
     tp = Sharding(tp_attn=4, tp_ffn=1 if at.model.is_moe else 4, ep=4 if at.model.is_moe else 1, draft_tokens=2)
-    one = Workers(role="decode", mapping=tp, instances=1, setup=at, batch=64)
-    told = SETTINGS[engine](one, weights_of(at))
+    told = SETTINGS[engine](Workers(role="decode", mapping=tp, instances=1, setup=at, batch=64), weights_of(at))
     table = load_launcher(engine).options
     found = {name: told[name] for name in told if "speculative" in name or name == "disable_overlap_scheduler"}
     for name, value in found.items():
         nested = engine == "trtllm" and isinstance(value, dict)
         each = {f"{name}.{key}": one for key, one in value.items()} if nested else {name: value}
-        assert not any(table[key].refuses(one) for key, one in each.items())
+        for key, one in each.items():
+            assert_takes(table[key], one)
     return found
 
 

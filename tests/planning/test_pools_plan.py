@@ -89,7 +89,7 @@ def test_encoders_are_tried_until_nearly_nobody_waits(share, most):
     step = ds.encode_step(ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv"), images=2, height=1120, width=1120)
     work = Demand(lengths=LENGTHS, ttft=Limit(2.0, share), tpot=Limit(0.05))
     choice = EncodeChoice(step=step, work=work)
-    assert [*choice.counts(0.9 / choice.each_s / work.spare)] == list(range(1, most + 1))
+    assert [*choice.counts(0.9 / choice.step.each_s / work.spare)] == list(range(1, most + 1))
 
 
 def test_ttft_is_told_at_the_planned_rate_of_both_queues():

@@ -135,7 +135,7 @@ def test_encoding_that_takes_longer_leaves_less_of_ttft_and_serves_less():
     encode, slower = best.pools[0], np.array([1.0, 1.5, 10.0])
     one = np.ones(3)
     kept = OwnTimes(prefill=one, step=one, throughput=one, beside=0.0 * one, encoding=slower).kept(best)[0] * best.rate
-    most = encode.instances / encode.choice.each_s
+    most = encode.instances / encode.choice.step.each_s
     for place, factor in enumerate(slower[:2]):
         tighter = best.keeping(0.4 - (factor - 1.0) * encode.choice.alone_s, math.inf)
         assert kept[place] == pytest.approx(min(tighter, most / factor))

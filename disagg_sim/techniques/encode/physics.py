@@ -39,9 +39,14 @@ class EncodeStep:
         return _operators(self.setup.model, self.height, self.width)
 
     @property
+    def each_s(self) -> float:
+        """Time for which a request keeps a GPU. [s]"""
+        return self.time * (1.0 - self.cached)
+
+    @property
     def request_rate(self) -> float:
         """Requests that one GPU encodes. [request/s]"""
-        return 1.0 / (self.time * (1.0 - self.cached))
+        return 1.0 / self.each_s
 
     @property
     def latency(self) -> float:

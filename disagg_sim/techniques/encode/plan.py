@@ -50,38 +50,33 @@ class EncodeChoice(QuickBound):
         return Sharding()
 
     @property
-    def each_s(self) -> float:
-        """Time for which a request keeps a GPU. [s]"""
-        return self.step.time * (1.0 - self.step.cached)
-
-    @property
     def alone_s(self) -> float:
         """Time until the embeddings of a request that meets no other are with prefill. [s]"""
-        return self.each_s + self.step.transfer
+        return self.step.each_s + self.step.transfer
 
     @property
     def most(self) -> float:
         """Rate of a GPU that always encodes, less the headroom. [request/s]"""
-        return 1.0 / (self.each_s * self.work.spare)
+        return 1.0 / (self.step.each_s * self.work.spare)
 
     def holds(self, rate: float, instances: int) -> bool:
         """Whether so many GPUs keep up; what the queue takes of TTFT is counted with the prefill pool behind it."""
-        return self.work.sized(rate) * self.each_s < instances
+        return self.work.sized(rate) * self.step.each_s < instances
 
     def delay(self, rate: float, gpus: int) -> Delay:
         """Arrival until the embeddings are with prefill: equal times at ``gpus`` servers of one queue."""
-        used, own = rate * self.each_s / gpus, np.array([self.alone_s])
+        used, own = rate * self.step.each_s / gpus, np.array([self.alone_s])
         share = share_that_waits(gpus, used)
-        wait = mean_wait(gpus, used, self.each_s, self.work.dispersion / 2)
+        wait = mean_wait(gpus, used, self.step.each_s, self.work.dispersion / 2)
         return Delay(own, np.array([1.0 - share]), own, np.array([share]), wait)
 
     def counts(self, rate: float) -> Iterator[int]:
         """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
         sized = self.work.sized(rate)
-        fewest = math.floor(sized * self.each_s) + 1
+        fewest = math.floor(sized * self.step.each_s) + 1
         for gpus in count(fewest, max(math.floor(fewest * STEP), 1)):
             yield gpus
-            if share_that_waits(gpus, sized * self.each_s / gpus) < (1.0 - self.work.ttft.share) / 10:
+            if share_that_waits(gpus, sized * self.step.each_s / gpus) < (1.0 - self.work.ttft.share) / 10:
                 return
 
 

@@ -35,14 +35,9 @@ class Encoders:
         check_kinds(self)
         whole_number("instances of encode", self.instances)
 
-    @property
-    def each_s(self) -> float:
-        """Time for which a request keeps a GPU. [s]"""
-        return self.step.time * (1.0 - self.step.cached)
-
     def sent(self, arrival: Floats) -> Floats:
         """Find when the embeddings of requests are with prefill, ascending. [s]"""
-        each, count = self.each_s, self.instances
+        each, count = self.step.each_s, self.instances
         rounds = -(-arrival.size // count)
         turns = np.full(rounds * count, np.inf)
         turns[: arrival.size] = arrival
@@ -72,7 +67,7 @@ class Encoders:
         from disagg_sim.simulation.records import EncodeUse  # plans know encoders, and no records
 
         own = replace(found.requests, arrival_s=trace.arrival[found.requests.request])
-        end, each = found.duration_s, self.each_s
+        end, each = found.duration_s, self.step.each_s
         begun = self.sent(trace.arrival) - self.step.transfer - each
         busy = float(np.clip(end - begun, 0.0, each).sum())
         flops = busy / self.step.time * self.step.flops

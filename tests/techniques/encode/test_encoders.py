@@ -119,7 +119,7 @@ def test_a_scenario_has_an_encode_pool(tmp_path, capsys):
     assert "2 GPUs encode, busy" in capsys.readouterr().out
     pool = load_scenario(str(tmp_path / "s.yaml")).deployments[0].encode
     at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
-    assert (pool.instances, pool.each_s) == (2, 0.5 * ds.encode_step(at, images=2, height=1120, width=1120).time)
+    assert (pool.instances, pool.step.each_s) == (2, 0.5 * ds.encode_step(at, images=2, height=1120, width=1120).time)
 
 
 KIMI = EncoderSpec(layers=27, hidden=1152, width=4304, patch=14, merge=2)
