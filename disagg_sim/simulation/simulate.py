@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -25,7 +24,6 @@ from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import Outcome, RunResult
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.scaling import TIME, at_rate
 from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
@@ -34,81 +32,12 @@ from disagg_sim.workload.trace import Trace
 GENERATIONS, BEFORE, AFTER = 6, 2, 1
 #: The closed loop keeps so many batches of every prefill instance beside the decodes. [1]
 PREFILLS_AHEAD = 3
-#: Serves a trace in a closed loop of so many requests.
-Replay = Callable[[Trace, int], RunResult]
-
-
-def loss(plan: Deployment, lengths: Lengths, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
-    """Explain the loss from a plan to a simulation, removing one assumption of the plan at a time.
-
-    1. planned: the slower pool's rate at constant lengths, no queue, no transfer;
-    2. full queue, planned lengths: the same lengths, simulated; what batches, transfers, rounding to whole passes cost;
-    3. full queue, lengths of the trace: what their spread costs;
-    4. arrivals of the trace: where it offers less than the plan can serve, the rest is no loss but spare capacity. From
-       the first arrival to the last finish: start and drain of a short trace count;
-    5. inside the SLO: of these, the tokens of requests that meet it.
-
-    A full queue is a closed loop: as many requests as the pools hold and a few more are always there; its rate is taken
-    after two and before the last generation of them.
-
-    Returns ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
-    """
-    rate = min(pool.request_rate_per_s for pool in (plan.prefill, plan.decode))
-    planned = rate * lengths.mean_osl / plan.gpus  # output tokens of the slower pool over ALL GPUs [token/s]
-    at, decodes = plan.prefill.members[0][0].setup, sum(each.batch * count for each, count in plan.decode.members)
-    prefills = PREFILLS_AHEAD * sum(each.batch * count for each, count in plan.prefill.members)
-    held = decodes + prefills + math.ceil(rate * (at.request_host if at is not None else 0.0))  # that fill both pools
-    constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))
-    offered = trace.rate * float(trace.output_tokens.mean()) / plan.gpus
-    limits = f"TTFT {row.slo_ttft_s:g} s and TPOT {row.slo_tpot_s:g} s"
-    steps = (
-        ("planned", planned, f"slower pool at {lengths.mean_isl:g}/{lengths.mean_osl:g} tokens, no queue, no transfer"),
-        (
-            "full queue, planned lengths",
-            _saturated(held, constant, replay) / plan.gpus,
-            "batches, transfers, whole passes",
-        ),
-        ("full queue, lengths of the trace", _saturated(held, trace, replay) / plan.gpus, _spread(trace)),
-        (
-            "arrivals of the trace",
-            row.throughput_tokens_per_s / plan.gpus,
-            f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; start and drain are in",
-        ),
-        (
-            "inside the SLO",
-            row.goodput_tokens_per_s / plan.gpus,
-            f"{row.slo_attainment:.1%} of the requests meet {limits}",
-        ),
-    )
-    frame = pd.DataFrame(steps, columns=["step", "tokens_per_s_per_gpu", "because"])
-    values = frame["tokens_per_s_per_gpu"]
-    frame.insert(2, "share_of_plan", values / planned)
-    frame.insert(3, "change", values / values.shift(1) - 1)
-    return frame
 
 
 def _spread(trace: Trace) -> str:
     isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
     spread = float(trace.input_tokens.std()) / isl
     return f"mean lengths {isl:.0f}/{osl:.0f}, inputs with a coefficient of variation of {spread:.2f}"
-
-
-def _saturated(held: int, lengths: Trace, replay: Replay) -> float:
-    """Output tokens per second of a closed loop of so many requests with the lengths of a trace in turn. [token/s]"""
-    rows = np.arange(GENERATIONS * held) % len(lengths)
-    loop = Trace(
-        arrival=np.zeros(rows.size),
-        input_tokens=lengths.input_tokens[rows],
-        output_tokens=lengths.output_tokens[rows],
-        name=lengths.name,
-    )
-    requests = replay(loop, held).requests
-    done = np.flatnonzero(requests.status == Outcome.COMPLETED)
-    order = done[np.argsort(requests.finish_s[done], kind="stable")]
-    part = order[BEFORE * held : (GENERATIONS - AFTER) * held]
-    tokens = np.cumsum(requests.output_tokens[part])
-    slope, _ = np.polyfit(requests.finish_s[part], tokens, 1)  # whole batches finish together
-    return float(slope)
 
 
 #: Limits where none are given: TTFT as ``plan_pools`` allows by default, ten tokens per second to every reader. [s]
@@ -181,14 +110,72 @@ class SimulationResult(Shown):
         return serving_capacity(at, attains(share), rate=self.trace.rate)
 
     def loss(self, slo: Slo | None = None) -> pd.DataFrame:
-        """Tabulate the steps from planned to simulated throughput; simulates two closed loops, see ``loss``.
+        """Explain the loss from the plan to this run, removing one assumption of the plan at a time.
 
+        1. planned: the slower pool's rate at constant lengths, no queue, no transfer;
+        2. full queue, planned lengths: the same, simulated; what batches, transfers, rounding to whole passes cost;
+        3. full queue, lengths of the trace: what their spread costs;
+        4. arrivals of the trace: where it offers less than the plan can serve, the rest is no loss but spare capacity.
+           From the first arrival to the last finish: start and drain of a short trace count;
+        5. inside the SLO: of these, the tokens of requests that meet it.
+
+        A full queue is a closed loop, which is simulated: as many requests as the pools hold and a few more are always
+        there; its rate is taken after two and before the last generation of them.
+
+        Returns ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
         ``InputError`` where the deployment was not planned by ``plan_pools``, so that nothing was planned.
         """
         plan = self.deployment.planned
         if plan is None or plan.lengths is None:  # no grid scored its decode instances
             raise InputError("a deployment that plan_pools did not plan has no planned throughput to compare with")
-        return loss(plan, plan.lengths, in_memory(self.trace), self.summary(slo), self._replayed)
+        trace, row = in_memory(self.trace), self.summary(slo)
+        lengths, rate = plan.lengths, min(pool.request_rate_per_s for pool in (plan.prefill, plan.decode))
+        planned = rate * lengths.mean_osl / plan.gpus  # output tokens of the slower pool over ALL GPUs [token/s]
+        at, decodes = plan.prefill.members[0][0].setup, sum(each.batch * count for each, count in plan.decode.members)
+        prefills = PREFILLS_AHEAD * sum(each.batch * count for each, count in plan.prefill.members)
+        held = decodes + prefills + math.ceil(rate * (at.request_host if at is not None else 0.0))  # that fill both
+        constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))
+        offered = trace.rate * float(trace.output_tokens.mean()) / plan.gpus
+        limits = f"TTFT {row.slo_ttft_s:g} s and TPOT {row.slo_tpot_s:g} s"
+        ideal = f"slower pool at {lengths.mean_isl:g}/{lengths.mean_osl:g} tokens, no queue, no transfer"
+        arrivals = f"the trace offers {offered:.4g} tokens/s/GPU, {offered / planned:.0%} of the plan; start and drain"
+        steps = (
+            ("planned", planned, ideal),
+            (
+                "full queue, planned lengths",
+                self._saturated(held, constant) / plan.gpus,
+                "batches, transfers, whole passes",
+            ),
+            ("full queue, lengths of the trace", self._saturated(held, trace) / plan.gpus, _spread(trace)),
+            ("arrivals of the trace", row.throughput_tokens_per_s / plan.gpus, f"{arrivals} are in"),
+            (
+                "inside the SLO",
+                row.goodput_tokens_per_s / plan.gpus,
+                f"{row.slo_attainment:.1%} of the requests meet {limits}",
+            ),
+        )
+        frame = pd.DataFrame(steps, columns=["step", "tokens_per_s_per_gpu", "because"])
+        values = frame["tokens_per_s_per_gpu"]
+        frame.insert(2, "share_of_plan", values / planned)
+        frame.insert(3, "change", values / values.shift(1) - 1)
+        return frame
+
+    def _saturated(self, held: int, lengths: Trace) -> float:
+        """Output tokens per second of a closed loop of so many requests with the lengths of a trace in turn."""
+        rows = np.arange(GENERATIONS * held) % len(lengths)
+        loop = Trace(
+            arrival=np.zeros(rows.size),
+            input_tokens=lengths.input_tokens[rows],
+            output_tokens=lengths.output_tokens[rows],
+            name=lengths.name,
+        )
+        requests = self._replayed(loop, held).requests
+        done = np.flatnonzero(requests.status == Outcome.COMPLETED)
+        order = done[np.argsort(requests.finish_s[done], kind="stable")]
+        part = order[BEFORE * held : (GENERATIONS - AFTER) * held]
+        tokens = np.cumsum(requests.output_tokens[part])
+        slope, _ = np.polyfit(requests.finish_s[part], tokens, 1)  # whole batches finish together
+        return float(slope)
 
     def _summarised(
         self, records: RunResult, trace: Trace | TraceStream, slo: Slo | None, rate_scale: float
