@@ -128,6 +128,7 @@ def test_words_are_short_and_say_every_label():
     assert shares_text(dict.fromkeys(Trust, 0.25)) == "measured 25 %, fitted 25 %, inherited 25 %, assumed 25 %"
     assert rests_on(tables_of("ideal")[1]).unique().tolist() == ["assumed 100 %"]
     assert set(MEANING) == set(Trust)
+    assert shares_of_text("fitted 92 %, assumed 8 %") == {Trust.FITTED: 0.92, Trust.ASSUMED: 0.08}
     for wrong in ("fitted", "guessed 3 %", "fitted x %"):
         with pytest.raises(InputError, match=f"rests_on '{wrong}'; allowed: labels"):
             shares_of_text(wrong)

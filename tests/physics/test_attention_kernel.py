@@ -159,13 +159,13 @@ def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, part
     assert time == pytest.approx(keys * KEY, rel=1e-9)
 
 
-def test_partial_outputs_are_written_and_read():
-    """64 tokens of 8 heads of 128 elements are 524288 B a part, written and read; 4 tiles are split into 23 parts."""
+@pytest.mark.parametrize(("new", "parts", "rounds"), [(64, 23, 1), (1248, 2, 2)])
+def test_partial_outputs_are_written_and_read(new, parts, rounds):
+    """4 or 78 tiles of 100,000 keys: 64 tokens of 8 heads of 128 elements are 524288 B a part, written and read."""
     moved = replace(SHARED, io_bandwidth=1e12)
-    exchange = 10 * 64 * 512 / 1e12
-    parts = 23 * 64 * 8 * 128 * 8 / 1e12
-    computed = (100_000 / 23 + new_part(64)) * KEY
-    assert prefill(moved, new=64.0, past=100_000.0) == pytest.approx(computed + exchange + parts, rel=1e-9)
+    exchange = (10 * 512 + parts * 8 * 128 * 8) * new / 1e12
+    computed = (rounds * 100_000 / parts + new_part(new)) * KEY
+    assert prefill(moved, new=float(new), past=100_000.0) == pytest.approx(computed + exchange, rel=1e-9)
 
 
 def test_a_window_bounds_the_longest_block_and_the_serial_time():

@@ -24,13 +24,15 @@ R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     ("mapping", "kind"),
     [
         (Sharding(), "one GPU"),
-        (Sharding(tp_attn=8, tp_ffn=8), "TP"),
-        (Sharding(tp_attn=8, ep=8), "TP, EP"),
-        (Sharding(dp_attn=8, ep=8), "DP, EP"),
-        (Sharding(dp_attn=8, tp_ffn=8), "DP, expert TP"),
-        (Sharding(tp_attn=2, dp_attn=4, tp_ffn=2, ep=4), "DP of TP groups, EP of TP groups"),
-        (Sharding(tp_attn=4, tp_ffn=4, pp=2), "TP, PP"),
-        (Sharding(pp=8), "PP of one-GPU stages"),
+        (Sharding(tp_attn=2, tp_ffn=2), "TP"),
+        (Sharding(tp_attn=2, ep=2), "TP, EP"),
+        (Sharding(dp_attn=2, ep=2), "DP, EP"),
+        (Sharding(dp_attn=2, tp_ffn=2), "DP, expert TP"),
+        (Sharding(tp_attn=2, dp_attn=2, tp_ffn=2, ep=2), "DP of TP groups, EP of TP groups"),
+        (Sharding(tp_attn=2, tp_ffn=2, pp=2), "TP, PP"),
+        (Sharding(tp_attn=2, tp_ffn=2, dcp=2), "TP, DCP"),
+        (Sharding(tp_ffn=2, pcp=2), "TP, PCP"),
+        (Sharding(pp=2), "PP of one-GPU stages"),
     ],
 )
 def test_kinds_of_layouts(mapping, kind):
