@@ -41,7 +41,7 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pieces import DOUBLED, PromptLengths, PromptPieces, larger
 from disagg_sim.planning.shared_instances import AT_RANDOM, Sent
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.step_mixing import step_rate
+from disagg_sim.serving.step_mixing import step_rate, time_alone
 from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share
 
 #: Prefill delays to try, as shares of the TTFT limit: the rest is for prefill and its queue. [1]
@@ -337,7 +337,7 @@ class MixedSteps:
             kinds, left = follow(kinds, come * times / time, come, np.maximum(busy - come, LEAST))
             time = (kinds * times).sum(axis=0)
             found.append(time)
-            alone = step / -np.expm1(-more * idle) * left  # time without prefill for each step with it
+            alone = time_alone(step, -np.expm1(-more * idle), left)
             if self.ahead:
                 alone = step * alone_ahead(left, np.exp(-more * idle), np.maximum(np.exp(-come), left))
             share = time / (time + alone)

@@ -23,17 +23,31 @@ class MixedShares(NamedTuple):
     plain: Floats  # steps without a piece [1]
 
 
-def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
+def mixed_steps(busy: Any, ranks: Any, plain: Any = None) -> MixedShares:
     """Divide the steps by ranks with a piece of a prompt, where each rank has one with probability ``busy``.
 
-    With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
+    With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi), or
+    is 0 in the share ``plain`` of the steps.
     """
-    plain = np.asarray((1.0 - busy) ** ranks)
+    plain = np.asarray((1.0 - busy) ** ranks if plain is None else plain)
     some = 1.0 - plain
     full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
     full = np.clip(full, 0.0, some)
     alone = np.where(np.asarray(ranks) > 1, some - full, 0.0)  # of one rank the difference is rounding
     return MixedShares(alone, full, plain)
+
+
+def time_alone(step: Any, some: Any, left: Any) -> Any:
+    """Find the time in steps of decodes alone for each step with prompts. [s]
+
+    Takes a ``step`` of decodes alone [s], and the chances that ``some`` prompt comes in it, and that no step with
+    prompts follows one, as none is ``left`` and none came [1]. In a closed loop as many come in any step; those that
+    come at a rate come in long steps, and share the next.
+
+    >>> [float(time_alone(1.0, 1 - 0.5, 0.5**length)) for length in (1, 3)]
+    [1.0, 0.25]
+    """
+    return step / some * left
 
 
 def own_step(one: Any, every: Any, busy: Any) -> Floats:
