@@ -39,7 +39,7 @@ from disagg_sim.serving.colocation import (
     points_of_search,
     searched,
 )
-from disagg_sim.serving.step_mixing import mixed_steps, own_step
+from disagg_sim.serving.step_mixing import MixedShares, mixed_steps, own_step
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
@@ -363,9 +363,8 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> Found:
     time = np.stack([each.time for each in mixed], axis=1)
     steps, count = mixed_steps(columns.share, mapping.dp_attn), batch_index.size
     several = time.shape[-1] > count
-    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * step[:, None]
-    if several:
-        mean = mean + steps.alone[:, None] * time[..., count:] / columns.accepted
+    of_all = MixedShares(*(each[:, None] for each in steps))
+    mean = of_all.mean(step[:, None], time[..., -count:], time[..., :count], columns.accepted)
     first = np.stack([each.ftl for each in under], axis=1)
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)

@@ -22,6 +22,19 @@ class MixedShares(NamedTuple):
     full: Floats  # steps that count as steps with a piece on every rank [1]
     plain: Floats  # steps without a piece [1]
 
+    @property
+    def some(self) -> Floats:
+        """Steps with a piece. [1]"""
+        return self.alone + self.full
+
+    def loaded(self, one: Any, every: Any) -> Any:
+        """Mean time of a step with a piece, of those with one on one rank and on every one. [s]"""
+        return every - self.alone / self.some * (every - one)
+
+    def mean(self, plain: Any, one: Any, every: Any, accepted: Any = 1.0) -> Any:
+        """Mean time of a step, for each token that one with a piece emits of a sequence; ``plain`` is a token's. [s]"""
+        return self.full * every / accepted + self.plain * plain + self.alone * one / accepted
+
 
 def mixed_steps(busy: Any, ranks: Any, plain: Any = None) -> MixedShares:
     """Divide the steps by ranks with a piece of a prompt, where each rank has one with probability ``busy``.
