@@ -31,6 +31,7 @@ Past 400 lines: loops, streams and batches of both modes share the times of pass
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ from disagg_sim.physics.passes.prefill import crosses_domains, overlapped_prefil
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.serving.step_mixing import mixed_steps, own_step, token_time
+from disagg_sim.serving.step_mixing import MixedShares, mixed_steps, own_step, time_alone, token_time
 
 #: Runs of split workers whose load a decode rank lies above a power of two, by this factor at most, are taken to fill
 #: batches of that size, while the others wait for a slot: 2,151 requests on 16 ranks are 128 a rank and 5 % more. The
@@ -67,6 +68,8 @@ RANDOM_POPULARITY = {"gpt_oss_120b": 1.8}
 LEAST_SLOTS = 8
 #: Least number of pieces that fall due in a step, in place of 0. [1]
 LEAST_DUE = 1e-6
+#: Turns in which the steps of a stream, and what comes in them, are found from each other. [1]
+TURNS = 6
 #: Halvings of the bisections: the last interval is 1.5e-5 of the first.
 HALVINGS = 16
 
@@ -236,6 +239,58 @@ def _of_rank(found: Numeric, due: Numeric, plain: Numeric, passes: tuple[Numeric
     return several
 
 
+class _Mix(NamedTuple):
+    """Steps of an instance that has pieces of prompts in some of them."""
+
+    most: Numeric  # pieces of a step with some [1]
+    busy: Numeric  # share of the steps in which a rank has some [1]
+    one: Numeric  # time of a step with the pieces of one rank [s]
+    every: Numeric  # and with those of every rank [s]
+    shares: MixedShares  # of the steps
+
+    @property
+    def loaded(self) -> Numeric:
+        """Mean time of a step with pieces. [s]"""
+        return self.shares.loaded(self.one, self.every)
+
+
+def _mix(
+    step: Callable[[Numeric, Numeric], Numeric],
+    polled: Numeric,
+    limits: tuple[Numeric, Numeric, Numeric],
+    of_rank: Numeric,
+    none: Numeric | None = None,
+) -> _Mix:
+    """Steps that have so many pieces of a rank, each rank by itself; or, where ranks wait, those that are found, at
+    least one of each and at most so many as fit. ``none`` is the share of steps without, where it is known.
+    """
+    waits, fit, ranks = limits
+    apart = np.where(waits > 1, 1.0, ranks)
+    most = np.where(waits > 1, np.clip(polled, waits, fit), ranks * of_rank)
+    busy = np.minimum(polled / most, 1.0)
+    one = every = step(most, np.minimum(most, ranks))
+    if np.any(apart > 1):
+        one = np.where(apart > 1, step(most / ranks, 1.0), every)
+    if none is not None:
+        none = np.minimum(np.where(waits > 1, 1.0, none), 1.0 - busy)
+    return _Mix(most, busy, one, every, mixed_steps(busy, apart, none))
+
+
+def _of_stream(
+    due: Numeric, times: tuple[Numeric, Numeric], often: Numeric, pieces: Numeric, ranks: Numeric
+) -> tuple[Numeric, Numeric]:
+    """Share of the steps without pieces, and pieces of a rank in a step where it has some, of prompts at a rate. [1]
+
+    Takes the pieces ``due`` in a mean step, the ``times`` of steps of decodes alone and with pieces, the share of these
+    and the pieces of a prompt; after a step with some none is left as where ranks are many (``planning.pieces``).
+    """
+    alone, loaded = (due * each / (times[0] + often * (times[1] - times[0])) for each in times)  # that come in it
+    left = np.exp(-loaded) * np.expm1(-loaded / pieces) / np.expm1(-loaded)
+    often = 1.0 / (1.0 + time_alone(1.0, -np.expm1(-alone / pieces), left))
+    busy = (1.0 - often) * -np.expm1(-alone / ranks) + often * -np.expm1(-loaded / ranks)
+    return 1.0 - often, due / ranks / busy
+
+
 def _seen(used: Numeric, others: Numeric) -> Numeric:
     r"""Load that an arrival in a closed loop meets, of a server that is ``used`` for so much of the time. [1]
 
@@ -259,8 +314,13 @@ def _loop(
     others: Numeric,
     share: Numeric,
     pattern: ClosedLoopRun = ENDLESS,
+    *,
+    stream: bool = False,
 ) -> _Loop:
-    """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
+    """Times where a request sees ``others``, each of which spends ``share`` of its life in decode.
+
+    In a closed loop as many prompts come in every step; of a ``stream`` more come in the longer steps.
+    """
     engine, dp, mixes = run.engine, mapping.dp_attn, run.engine.mixed_steps
     pieces, size, room = pieces_of(engine, lengths.isl)
     fit = room * dp  # pieces that one pass can take
@@ -270,7 +330,6 @@ def _loop(
     if pattern.spread == 0 and not mixes:
         waits = np.minimum(fit, (others + 1.0) * pieces)
     polled = due if mixes else run.poll_steps * due  # pieces that one look at new requests finds
-    apart = np.where(waits > 1, 1.0, dp)  # ranks that have pieces or not, each by itself
     plain = decode_time(run, mapping, running, lengths)
     decodes = running if mixes else 0.0
 
@@ -280,20 +339,19 @@ def _loop(
     lone, full = (0.0, 0.0) if mixes else (step(1.0, 1.0), step(fit, dp))
     of_rank = _of_rank(polled / dp, due / dp, plain, (lone, full, fit), dp)
     of_rank = np.where(others > 0, np.minimum(of_rank, room), 1.0)
-    most = np.where(waits > 1, np.clip(polled, waits, fit), dp * of_rank)  # pieces of a pass
-    busy = np.minimum(polled / most, 1.0)
-    one = every = step(most, np.minimum(most, dp))
-    if np.any(apart > 1):
-        one = np.where(apart > 1, step(most / dp, 1.0), every)
-    shares = mixed_steps(busy, apart)
-    often = shares.alone + shares.full
-    loaded = every - shares.alone / often * (every - one)
+
+    mix = _mix(step, polled, (waits, fit, dp), of_rank)
+    for _ in range(TURNS if stream and mixes else 0):
+        none, of_rank = _of_stream(due, (plain, mix.loaded), mix.shares.some, pieces, dp)
+        mix = _mix(step, polled, (waits, fit, dp), np.clip(of_rank, 1.0, room), none)
+    (most, busy, one, every, shares), loaded = mix, mix.loaded
+    often = shares.some
     passes = (others + 1.0) * pieces / (most * busy / often) * loaded  # in the life of a request [s]
     steps = lengths.gaps * plain + passes
     used = np.minimum(passes * others / (others + 1.0) / steps, 1.0)
     own = pieces * own_step(one, every, busy)
     if mixes:  # what ends with a step begins with another
-        each, mean, come = (one - plain) / of_rank, plain + often * (loaded - plain), due / dp
+        each, mean, come = (one - plain) / of_rank, shares.mean(plain, one, every), due / dp
         within = often * np.maximum((1.0 + come - of_rank) * of_rank, 0.0) * each**2
         under_way = mean + (often * (1.0 - often) * (loaded - plain) ** 2 + within) / mean
         shared = each * (np.minimum(1.0 + come, room) - of_rank)
@@ -361,10 +419,10 @@ def at_rate(run: ServedModel, mapping: Sharding, lengths: RowLengths, request_ra
     low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * mapping.dp_attn)
     for _ in range(HALVINGS):
         running = (low + high) / 2
-        loop = _loop(run, mapping, lengths, running, 1.0)
+        loop = _loop(run, mapping, lengths, running, 1.0, stream=True)
         less = running < request_rate * lengths.gaps * loop.tpot
         low, high = np.where(less, running, low), np.where(less, high, running)
-    loop = _loop(run, mapping, lengths, high, 1.0)
+    loop = _loop(run, mapping, lengths, high, 1.0, stream=True)
     served_rate = np.minimum(request_rate, high / (lengths.gaps * loop.tpot))
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 

@@ -8,20 +8,23 @@ import pytest
 from made_loads import made_run, write_lines
 
 from disagg_sim.certainty.rows import Origin, rescore
-from disagg_sim.domain import Sharding
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.serving.colocated import colocated as in_flight
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.run import run as play_trace
 from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.trace import Trace
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, WorkerGroup
 from lab.calibration.served.simulate import MOST_REQUESTS, client_latencies, play, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import bars_of_both, with_simulated, write_simulated
-from lab.calibration.served.steady_state import RowLengths, WorkerPool, colocated, disaggregated, served
+from lab.calibration.served.steady_state import RowLengths, WorkerPool, at_rate, colocated, disaggregated, served
 
 ENGINE = load_engine("vllm")
 DRAINS = replace(ENGINE, mixed_steps=False)
@@ -100,11 +103,25 @@ def test_a_full_instance_a_closed_loop_and_the_played_run_agree(model, mapping, 
     assert state.ttft == pytest.approx(found.ttft[late].mean(), rel=0.25 if swings else 0.1)
     rate = clients / found.latency[late].mean()
     assert state.request_rate == pytest.approx(rate, rel=0.02)
-    # beside a step of an engine that mixes prompts are computed, beside one of an engine that drains they are not yet sent
+    # not in a step of decodes: prompts in prefill; where these are drained first, what the host has
     apart = state.ttft if mixed else run.engine.request_host
     decoding = float((clients - state.request_rate * apart)[0])
     full = full_instance(run, mapping, isl, osl, decoding)
     assert full == pytest.approx((found.tpot[late].mean(), rate), rel=0.02)
+
+
+def test_a_played_stream_to_several_ranks_is_its_steady_state():
+    """More prompts come in the longer steps and share the next: as many in every step would take 6 % longer."""
+    run, mapping, isl, osl = served("qwen3_235b_a22b", "h200_sxm", "fp8", ENGINE), Sharding(dp_attn=4, ep=4), 2048, 256
+    one, rate, requests = np.ones(1), 4.15, 6000
+    arrival = np.cumsum(np.random.default_rng(0).exponential(1 / rate, requests))
+    trace = Trace(arrival=arrival, input_tokens=np.full(requests, isl), output_tokens=np.full(requests, osl))
+    instance = Replicas(mapping=mapping, instances=1, batch=512, token_budget=4 * run.engine.chunk_tokens)
+    deployment = ServedDeployment(name="ranks", gpus=4, colocated=(instance,))
+    found = play_trace(trace, deployment, "vllm", at=run.at, slo=Slo(ttft=10.0, tpot=1.0)).requests
+    tpot = ((found.finish_s - found.first_token_s) / (osl - 1))[requests // 4 : -256].mean()
+    state = at_rate(run, Sharding.stack([mapping]), RowLengths(isl * one, osl * one), rate * one)
+    assert state.tpot == pytest.approx(tpot, rel=0.03)
 
 
 @pytest.mark.parametrize("clients", [4.0, 32.0])
