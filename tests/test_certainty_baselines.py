@@ -19,6 +19,7 @@ from disagg_sim.certainty.elasticity import PARAMETERS
 from disagg_sim.certainty.error_bars import QUANTILES, within_reach
 from disagg_sim.certainty.trust import trust_of_points
 from disagg_sim.facts.profile import skewed_profile
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.serving.evidence import layout_evidence
 from disagg_sim.serving.points import INTERACTIVITY
 
@@ -77,6 +78,40 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "inherited": {"at": ("llama_3_1_8b", "mi300x", "bf16"), "mappings": [degrees(), degrees(4)]},
     "linear": {"at": ("qwen3_5_35b_a3b", "h200_sxm", "fp8"), "mappings": [degrees(2), degrees(4, ep=4)]},
+    "ranks": {
+        "at": ("deepseek_r1", "h200_sxm", "fp8_block"),
+        "speculation": "deepseek_r1_mtp",
+        "mappings": [degrees(1, 8, ep=8, draft_tokens=1)],
+        "imbalance": "random",
+    },
+    "context": {
+        "at": ("deepseek_r1", "b200_sxm", "fp8"),
+        "engine": "sglang",
+        "mappings": [degrees(8, ep=8, dcp=2), degrees(8, ep=8)],
+        "lengths": (65536, 256),
+    },
+    "tiers": {
+        "at": ("llama_3_1_70b", "h200_sxm", "fp8"),
+        "mappings": [degrees(2), degrees(4)],
+        "lengths": (16384, 256),
+        "cached": Reuse(share=ConstantShare(share=0.5), tiers=(("hbm", 0.5), ("dram", 0.5)), in_decode=0.3),
+    },
+    "compressed": {
+        "at": ("deepseek_v4_flash", "h200_sxm", "mxfp4_fp8_block"),
+        "engine": "vllm",
+        "mappings": [degrees(1, 4, ep=4), degrees(4, ep=4)],
+        "lengths": (32768, 256),
+    },
+    "states": {
+        "at": ("nemotron_3_nano_30b_a3b", "h100_sxm", "fp8"),
+        "mappings": [degrees(), degrees(2, pp=2)],
+        "lengths": (8192, 256),
+    },
+    "chunks": {
+        "at": ("llama_3_1_70b", "h200_sxm", "fp8"),
+        "mappings": [degrees(2, pp=2, chunk_tokens=1024)],
+        "lengths": (16384, 128),
+    },
     "ideal": {"at": ("llama_3_1_8b", "h100_sxm", "fp8", "ideal"), "mappings": [degrees(), degrees(2)]},
 }
 

@@ -41,10 +41,18 @@ from faults import Fault, chosen, room_of
 ROOT = Path(__file__).parents[2]
 #: Test folders and files that are run next for a fault in a room; the others follow.
 OF_ROOM = {
-    "physics": ("test_baselines.py", "physics", "published", "search", "serving", "certainty"),
+    "physics": (
+        "test_baselines.py",
+        "test_certainty_baselines.py",
+        "physics",
+        "published",
+        "search",
+        "serving",
+        "certainty",
+    ),
     "search": ("test_baselines.py", "search", "serving", "sweep"),
-    "serving": ("test_baselines.py", "serving", "sweep", "certainty"),
-    "simulation": ("simulation", "scenario", "lab/studies"),
+    "serving": ("test_baselines.py", "test_certainty_baselines.py", "serving", "sweep", "certainty"),
+    "simulation": ("test_simulation_baselines.py", "simulation", "scenario", "lab/studies"),
     "kernel": ("simulation/test_reference.py",),  # it holds without the compiler, too
     "workload": ("workload", "search", "scenario", "simulation"),
     "planning": ("test_evaluate_baselines.py", "planning", "test_screen_baselines.py", "test_plan_baselines.py"),
