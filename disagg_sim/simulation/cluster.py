@@ -506,6 +506,5 @@ class Cluster:
                 )
             self._idle_looks = 0 if self._moves else self._idle_looks + 1
             self.view.refresh()
-            self.state.snapshot()
             self.roster.apply(decide(self.view), decide)
             self._every(period, decide)

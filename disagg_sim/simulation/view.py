@@ -68,12 +68,7 @@ class Window:
     seconds: float  # that it really covers, less than asked for at the start of a run [s]
     arrivals: int  # [request]
     input_tokens: float  # mean of the arrivals [token]
-    finished: int  # [request]
     output_tokens: float  # mean of those that finished [token]
-    ttft_s: float  # mean of the first tokens emitted [s]
-    interval_s: Floats  # (instances,) mean time between the decode steps of each; NaN without one [s]
-    decode_tokens: Ints  # (instances,) emitted by decode steps [token]
-    prefill_tokens: Ints  # (instances,) [token]
 
 
 class ClusterView:
@@ -265,7 +260,7 @@ class ClusterView:
         self._state.fleet.refresh(self._engine.now, only)
 
     def window(self, seconds: float) -> Window:
-        """Observations of the last ``seconds`` [s]; those over instances since the nearest tick before."""
+        """Observations of the last ``seconds``. [s]"""
         return self._state.window(seconds)
 
 
@@ -307,8 +302,6 @@ class ClusterState:
         self._input, self._output = input_tokens, output_tokens
         self._tokens = input_tokens + output_tokens if coming is None else coming.tokens
         self.totals = _looked_up(self._tokens, coming)  # of prompt and output [token]
-        self._times: list[float] = []
-        self._snapshots: list[tuple[NDArray[Any], ...]] = []
         self._oldest, self._longest, self._forgotten_s = 0, 0.0, 0.0
         self.view = ClusterView(self)
         self.rebind()
@@ -370,14 +363,8 @@ class ClusterState:
         """Input and output of all requests, those that began again at the end. [token]"""
         return self._input, self._output
 
-    def snapshot(self) -> None:
-        """Remember the columns for later windows; every tick does."""
-        columns = self._counters()
-        self._times.append(self.engine.now)
-        self._snapshots.append(tuple(column.copy() for column in columns))
-
     def window(self, seconds: float) -> Window:
-        """Observations of the last ``seconds`` [s]; those over instances since the nearest tick before."""
+        """Observe the last ``seconds``. [s]"""
         now = self.engine.now
         since = now - seconds
         if max(since, 0.0) < self._forgotten_s:
@@ -385,9 +372,6 @@ class ClusterState:
                 f"window of {seconds:g} s: requests leave this run in pieces; allowed: up to looks_back_s of the Parts "
                 "of the policy, or records: full"
             )
-        grown = self._grown_since(since)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            interval = grown[1] / grown[0]
         arrival: Any = self.view.arrival_s
         came = bisect_right(self.order, since, key=arrival.__getitem__)
         inputs = [self.prompts[request] for request in self.order[came:]]
@@ -397,29 +381,17 @@ class ClusterState:
         exist = context + prompt + segments["generate"][tail] + (prompt == 0)
         last = exist == self._tokens[request]
         done = request[last & ~np.isnan(emitted) & (finish > since) & (finish <= now)]
-        begins = context + (prompt == 0) <= self._input[request]  # decode of others begins behind their first token
-        first = (emitted > since) & (emitted <= now) & begins
-        if self.last_given_s:
-            first &= ~np.isin(request, list(self.last_given_s))
-        ttft = emitted[first] - self.arrival_s[request[first]]
         return Window(
             seconds=min(seconds, now),
             arrivals=len(inputs),
             input_tokens=_mean(np.array(inputs)),
-            finished=int(done.size),
             output_tokens=_mean(self._output[done]),
-            ttft_s=_mean(ttft),
-            interval_s=interval,
-            decode_tokens=grown[2],
-            prefill_tokens=grown[3],
         )
 
     def forget(self, gone: Mask, back_s: float) -> Mask:
         """Forget what lies further back than windows look [s], but for segments that are not ``gone``: which stay."""
         since = self.engine.now - max(back_s, self._longest)
         self._forgotten_s = max(since, 0.0)
-        before = max(bisect_right(self._times, since) - 1, 0)
-        del self._times[:before], self._snapshots[:before]
         self._oldest = 0
         stays: Mask = ~gone | (self.fleet.segments.finish_s > since)
         return stays
@@ -438,24 +410,6 @@ class ClusterState:
         if self.coming is not None:
             self.coming.release(before)
         return before
-
-    def _counters(self) -> tuple[NDArray[Any], ...]:
-        """Decode steps, their time [s], decode tokens and prefill tokens of every instance so far."""
-        view = self.view
-        return view.decode_steps, view.decode_time, view.decode_tokens, view.prefill_tokens
-
-    def _grown_since(self, since: float) -> tuple[NDArray[Any], ...]:
-        """Counters since the last snapshot at or before ``since``. [s]"""
-        columns = self._counters()
-        index = bisect_right(self._times, since) - 1
-        if index < 0:
-            return tuple(column.copy() for column in columns)
-        grown = []
-        for column, old in zip(columns, self._snapshots[index], strict=True):
-            difference = column.copy()
-            difference[: old.size] -= old
-            grown.append(difference)
-        return tuple(grown)
 
     def _tail(self, seconds: float) -> slice:
         """Segments that may have ended within the last ``seconds``; all before them ended earlier."""
