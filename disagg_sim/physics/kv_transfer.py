@@ -234,17 +234,6 @@ def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float
     return link / ((system.spine_oversubscription or 1.0) if path == "spine" else 1.0)
 
 
-def kv_descriptors(at: Setup, sender: Sharding, receiver: Sharding, tokens: int, layout: KvLayout) -> float:
-    """Count the descriptors of a cache of ``tokens`` that one GPU of the receiver posts. [1]
-
-    Blocks, times the tensors of its layers, times the pieces in which a block comes where TP degrees differ: a GPU that
-    holds more KV heads than one of the sender takes a piece of each block from each of them; where tokens lie before
-    heads, every token of a block is a piece of its own. A latent (MLA) is read whole from one rank. The result is of
-    the fullest pipeline stage; 1 a block where blocks hold all layers.
-    """
-    return float(blocks_of(at.cached_layers, tokens, layout) * posted_share(at.model, sender, receiver, layout))
-
-
 class KvLoad(NamedTuple):
     """What a prompt sends, on average."""
 

@@ -9,7 +9,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_model, load_profile, load_system
-from disagg_sim.physics.kv_transfer import KvLayout, descriptors, kv_descriptors, kv_hand_over, path_bandwidth, path_of
+from disagg_sim.physics.kv_transfer import KvLayout, descriptors, kv_hand_over, path_bandwidth, path_of
 from disagg_sim.simulation.kv_link import LinkSpec
 
 
@@ -31,7 +31,7 @@ def test_a_drafter_has_a_cache_of_its_own_in_the_hand_over():
     ends = ds.Sharding(dp_attn=8, ep=8), ds.Sharding(dp_attn=8, ep=8), 4096
     alone, both = (kv_hand_over(at, *ends, path="rail", descriptor_s=1e-6) for at in (plain, drafts))
     assert alone.descriptors == 256 * 61
-    assert both.descriptors == 256 * 62 == kv_descriptors(drafts, *ends, KvLayout())
+    assert both.descriptors == 256 * 62
     assert both.gpu_bytes - alone.gpu_bytes * 62 / 61 == pytest.approx(7168 * 2)
     assert both.post == pytest.approx(256 * 62e-6)
     said = "draft_model llama_3_1_8b 0.7 0.5"
@@ -62,19 +62,23 @@ def test_a_hand_over_by_hand(llama):
     assert crossed.descriptors == 2048
 
 
+def posted(at, sender, receiver, **layout):
+    return kv_hand_over(at, sender, receiver, 1600, path="rail", layout=KvLayout(**layout)).descriptors
+
+
 def test_descriptors_where_layouts_differ(llama):
     """From the larger side a block comes in tp_P/tp_D pieces; with tokens before heads in one a token; MLA whole."""
     count = {
-        (a, b, order): kv_descriptors(llama, tp(a), tp(b), 1600, KvLayout(order=order))
+        (a, b, order): posted(llama, tp(a), tp(b), order=order)
         for a, b, order in ((4, 4, "hnd"), (4, 4, "nhd"), (8, 2, "hnd"), (2, 8, "hnd"), (2, 8, "nhd"))
     }
     plain = 100 * 160
     assert [each / plain for each in count.values()] == [1, 1, 4, 1, 16]
     r1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    latent = {kv_descriptors(r1, tp(8), other, 1600, KvLayout(order="nhd")) for other in (tp(1), tp(8))}
+    latent = {posted(r1, tp(8), other, order="nhd") for other in (tp(1), tp(8))}
     assert latent == {100 * 61}
-    assert kv_descriptors(llama, tp(4), tp(4), 1600, KvLayout(run=4.0)) == plain / 4
-    assert kv_descriptors(llama, tp(4), Sharding(tp_attn=4, tp_ffn=4, pp=4), 1600, KvLayout()) == plain / 4
+    assert posted(llama, tp(4), tp(4), run=4.0) == plain / 4
+    assert posted(llama, tp(4), Sharding(tp_attn=4, tp_ffn=4, pp=4)) == plain / 4
 
 
 def test_without_a_cost_of_descriptors_only_bytes_count(llama):
