@@ -39,7 +39,7 @@ class OneByOne(QuickBound, ColocatedChoice):
         if shared.loads is not None:  # one after the other with what they are of
             alone = alone + shared.loads.link + shared.loads.latency
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}
-        return cls(**values | {"steps": shared.steps.first, "passes": alone})
+        return cls(**values | {"steps": shared.steps.beside(1.0), "passes": alone})
 
     @property
     def _step(self) -> float:

@@ -97,12 +97,6 @@ class MixedSteps:
     longer: Floats  # (sizes, batches) what a step takes longer for each token more behind those of its prompts [s]
     ahead: int = 0  # steps that are formed before the one under way has ended [1]
 
-    @property
-    def first(self) -> MixedSteps:
-        """The steps with one sequence."""
-        names = ("batch", "verified", "step", "mixed", "single", "longer")
-        return replace(self, **{name: getattr(self, name)[..., :1] for name in names})
-
     def beside(self, sequences: float) -> MixedSteps:
         """The steps with so many sequences alone."""
         part = float(np.interp(sequences, self.batch, np.arange(self.batch.size)))

@@ -339,15 +339,10 @@ _asked = lru_cache(maxsize=256)(Asked)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColocatedChoice:
-    r"""A co-located instance: a step takes its decodes and prompt tokens up to a budget (``planning.mixed_steps``).
+    """A co-located instance: a step takes its decodes and prompt tokens up to a budget (``planning.mixed_steps``).
 
-    A share :math:`\varphi` of the time is spent in steps with prefill, of T_mix each, the rest in steps of decodes
-    alone, of T_d each:
-
-    .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
-
-    TPOT varies with the sequences in service and with the prompts that arrive while a request decodes. With draft
-    tokens a step emits AL tokens of a sequence: TPOT and the number of steps of a request are 1/AL of those without.
+    TPOT (``step_mixing.step_rate``) varies with the sequences in service and with the prompts that arrive while a
+    request decodes. With drafts TPOT and the number of steps of a request are 1/AL of those without, AL accepted.
     """
 
     at: Setup

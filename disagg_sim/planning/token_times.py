@@ -42,6 +42,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
 from disagg_sim.planning.queueing import Delay, busy_variance
+from disagg_sim.serving.step_mixing import step_rate
 
 #: Standard deviation of the sequences beside a request over that of their number at one time, apart from what follows
 #: from how slow it is. [1]
@@ -99,7 +100,7 @@ def token_times(
         share.sort()
         beside = np.minimum(sequences * (1.0 + FOLLOW * (np.interp(share, *known) - 1.0)), last)
         slow, fast = np.interp(beside, law.batch, with_prefill), np.interp(beside, law.batch, law.step)
-        times = 1.0 / ((1.0 - share) / fast + share / slow)
+        times = 1.0 / step_rate(fast, slow, share)
         reached = at_most(share, steps[:, None] * times, prefill)
         reached = reached[0] if steps.size == 1 else reached.mean(axis=0)
         whole = np.concatenate([[0.0], np.maximum.accumulate(reached), [1.0]])

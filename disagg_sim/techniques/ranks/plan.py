@@ -30,6 +30,7 @@ from disagg_sim.planning.mixed_steps import MixedSteps, Mixing, fullest_rank
 from disagg_sim.planning.passes import parts
 from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.queueing import RESIDUES
+from disagg_sim.serving.step_mixing import step_rate
 
 #: Pieces of other ranks that are told apart; more are taken as their means of equally probable ones. [1]
 APART = 3
@@ -70,7 +71,7 @@ def prompt_times(
     rests, rest_chance = np.multiply.outer(met, RESIDUES), np.full((met.size, RESIDUES.size), 1.0 / RESIDUES.size)
     fewer = np.zeros(met.size)
     if running is not None:
-        some, full = (share / time) / (share / time + (1.0 - share) / alone), float(kinds[-1])
+        some, full = share / time / step_rate(alone, time, share), float(kinds[-1])
         follows = some * (1.0 - full) / (1.0 - some * full)
         prefills = np.append(follows, np.full(met.size - 1, full + (1.0 - full) * follows))[:, None]
         decodes = np.append(running, np.ones(met.size - 1))[:, None] * alone
