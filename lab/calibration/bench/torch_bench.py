@@ -27,8 +27,6 @@ CACHES = 3
 CALLS = 16
 #: Collectives that start together, of which the mean counts. [1]
 TOGETHER = 10
-#: Elements of NVFP4 that share a scale. [1]
-_FP4_BLOCK = 16
 
 
 def torch_bench(device: str = "cuda") -> TorchBench:
@@ -68,8 +66,8 @@ class TorchBench:
         return int(self._torch.cuda.device_count()) if self._gpu else 1
 
     def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
-        """``C[m,n] = A[m,k] @ B[k,n]``, B out of the cache; fp8 with one scale a tensor, NVFP4 one for 16 elements."""
-        makers = {"bfloat16": self._bf16, "fp8": self._fp8, "nvfp4": self._fp4}
+        """``C[m,n] = A[m,k] @ B[k,n]``, B out of the cache; fp8 with one scale a tensor."""
+        makers = {"bfloat16": self._bf16, "fp8": self._fp8}
         return self._seconds(lambda: makers[dtype](m, n, k))
 
     def copy(self, elements: int) -> float | None:
@@ -119,22 +117,6 @@ class TorchBench:
         weights = [self._random(n, k).to(torch.float8_e4m3fn) for _ in range(self._copies(n * k))]
         scaled = torch._scaled_mm
         return [partial(scaled, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for b in weights]
-
-    def _fp4(self, m: int, n: int, k: int) -> Sequence[Callable[[], Any]]:
-        torch = self._torch
-        if not self._gpu or torch.cuda.get_device_capability() < (10, 0):
-            raise NotImplementedError
-        a, scale_a = self._packed(m, k)
-        weights = [self._packed(n, k) for _ in range(self._copies(n * k // 2))]
-        scaled = torch._scaled_mm
-        return [partial(scaled, a, b.t(), scale_a=scale_a, scale_b=s, out_dtype=torch.bfloat16) for b, s in weights]
-
-    def _packed(self, rows: int, k: int) -> tuple[Any, Any]:
-        """Two elements a byte, and the scales of blocks of 16, padded to the tiles of 128 x 4 that the kernel reads."""
-        torch = self._torch
-        packed = self._bytes(rows * k // 2).view(rows, k // 2).view(torch.float4_e2m1fn_x2)
-        tiles = -(-rows // 128) * 128, -(-k // _FP4_BLOCK // 4) * 4
-        return packed, torch.ones(tiles, device=self._device).to(torch.float8_e4m3fn).flatten()
 
     def attention(self, batch: int, new: int, keys: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
         """Causal attention of ``new`` tokens a sequence over ``keys``."""

@@ -16,7 +16,7 @@ from lab.calibration.kernels.tables import read_tables
 
 
 class Invented:
-    """A device at 60 % of the H100's peaks, without NVFP4, two of a kind."""
+    """A device at 60 % of the H100's peaks, two of a kind."""
 
     ranks = 2
 
@@ -27,8 +27,10 @@ class Invented:
         self.link = 0.6 * system.nvlink_bandwidth
 
     def gemm(self, dtype, m, n, k):
-        rate = {"bfloat16": 1.0, "fp8": 2.0}.get(dtype)
-        return rate and 4e-6 + max(2 * m * n * k / (rate * self.flops), 2 * (m * k + n * k + m * n) / self.memory)
+        rate = {"bfloat16": 1.0, "fp8": 2.0}[dtype]
+        if (dtype, k) == ("fp8", 2048):
+            return None  # no such kernel
+        return 4e-6 + max(2 * m * n * k / (rate * self.flops), 2 * (m * k + n * k + m * n) / self.memory)
 
     def attention(self, batch, new, keys, q_heads, kv_heads, head_dim):
         if new > 1:
@@ -58,8 +60,8 @@ def table(tmp_path_factory):
 def test_every_planned_call_is_a_row_unless_the_device_lacks_the_kernel(table):
     rows = {each.form.name: each.rows for each in read_tables(table)}
     assert rows.keys() == {"quantize_ops", "gemm", "context_attention", "generation_attention", "collectives"}
-    assert set(rows["gemm"]["dtype"]) == {"bfloat16", "fp8"}  # no NVFP4 here
-    assert len(rows["gemm"]) == 2 * len(QUICK.m) * len(QUICK.weights)
+    counts = rows["gemm"]["dtype"].value_counts().to_dict()  # one of the shapes has no kernel in fp8
+    assert counts == {"bfloat16": len(QUICK.m) * len(QUICK.weights), "fp8": len(QUICK.m) * (len(QUICK.weights) - 1)}
     assert len(rows["context_attention"]) == len(QUICK.heads) * len(QUICK.prefill[1])
     assert set(rows["quantize_ops"]["op"]) == {"launch_graph", "launch_eager", "copy"}
     assert set(rows["collectives"]["framework"]) == {"nccl"}
