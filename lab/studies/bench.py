@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -148,6 +148,15 @@ class RatedBench(Bench, ABC, Generic[AnyMeasures]):
             {"workload": workload, "case": case} | more(seen) | asdict(seen.summary)
             for workload, case, seen in self.runs_seen()
         ]
+        return pd.DataFrame(rows)
+
+    def capacities(self, searches: Iterable[tuple[str, str]]) -> pd.DataFrame:
+        """Serving capacity of each search."""
+        rows = []
+        for name, case in searches:
+            how, told = self.cases[case], self.workloads[name].stand_in
+            about = {"workload": name, "case": case, "policy": how.label, "model": how.model, "stand_in": told}
+            rows.append(about | {"gpus": how.deployment.gpus, "requests_per_s": self.rate(name, case)})
         return pd.DataFrame(rows)
 
     def stand_ins(self, *names: str) -> str:

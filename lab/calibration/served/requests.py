@@ -42,7 +42,7 @@ COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_
 #: Columns of the requests of closed loops, and of the runs beside them.
 LOOP_COLUMNS = ("run_id", "order", "ttft_ms", "e2e_ms", "isl", "osl")
 RUN_COLUMNS = (
-    *("run_id", "model", "checkpoint", "kv_dtype", "system", "mode", "engine", "concurrency", "runtime_s"),
+    *("run_id", "model", "checkpoint", "kv_dtype", "system", "mode", "engine", "concurrency"),
     *("max_num_seqs", "max_num_batched_tokens", "prefix_cache", "prefix_hit_share", "turns", "failed"),
 )
 #: Beginnings of the columns of a layout, by mode.
@@ -73,7 +73,6 @@ class RequestRun:
     layout: str
     measured: dict[str, Floats]  # ttft, tpot, latency [s]
     simulated: dict[str, Floats]  # likewise [s]
-    run_s: tuple[float, float]  # from the first arrival to the last token, measured and simulated [s]
 
     def frame(self) -> pd.DataFrame:
         """One row a request: measured and simulated latencies. [s]"""
@@ -92,7 +91,6 @@ class RequestRun:
                 line[f"simulated_{word}_s"] = float(np.quantile(simulated, share))
             line["mean_ratio"] = float(simulated.mean() / measured.mean())
             line["request_error"] = float(np.median(np.abs(simulated / measured - 1.0)))
-            line["measured_run_s"], line["simulated_run_s"] = self.run_s
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -118,16 +116,14 @@ def judge_requests(path: Path, system: str, engine: str = "vllm") -> RequestRun:
     requests = replayed(trace, at, {"colocated": (parts,)})
     host = at.overheads.request_host if at.overheads and "queued_s" in table else 0.0
     first, last = requests.first_token_s - host, requests.finish_s - host
-    measured_last = table["last_token_s"].to_numpy()
     return RequestRun(
         name=name,
         model=model,
         system=system,
         engine=engine,
         layout=f"TP{mapping.tp_attn} DP{mapping.dp_attn} EP{mapping.ep}",
-        measured=_latencies(start, table["first_token_s"].to_numpy(), measured_last, tokens),
+        measured=_latencies(start, table["first_token_s"].to_numpy(), table["last_token_s"].to_numpy(), tokens),
         simulated=_latencies(start, first, last, tokens),
-        run_s=(float(measured_last.max() - start[0]), float(last.max() - start[0])),
     )
 
 
@@ -204,7 +200,6 @@ def _loop(line: Any, requests: pd.DataFrame) -> RequestRun:
         layout=" + ".join(f"TP{group.mapping.tp_attn} DP{group.mapping.dp_attn}" for (group,) in parts.values()),
         measured=_latencies(np.zeros(tokens.size), first, whole, tokens),
         simulated=_latencies(sent, found.first_token_s, found.finish_s, tokens),
-        run_s=(float(line.runtime_s), float(found.finish_s.max())),
     )
 
 

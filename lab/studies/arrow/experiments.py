@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.studies.arrow import TEXT
-from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HOUR, PROFILE, TIGHT, ArrowBench, workloads
+from lab.studies.arrow.setup import ALL, AZURE, CHUNKED, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.papers import Paper
 
 #: Policies whose capacity is searched on every workload; the first is compared with the others.
@@ -26,26 +26,6 @@ def searches() -> list[tuple[str, str]]:
     return [*((name, case) for name in ALL for case in EVERYWHERE), *MORE]
 
 
-def capacities(bench: ArrowBench) -> pd.DataFrame:
-    """Serving capacity of each search, and that of Arrow over it."""
-    rows = []
-    for name, case in searches():
-        found = bench.capacity(name, case)
-        rows.append(
-            {
-                "workload": name,
-                "policy": CASES[case].label,
-                "gpus": CASES[case].deployment.gpus,
-                "stand_in": bench.workloads[name].stand_in,
-                "rate_scale": found.rate_scale,
-                "requests_per_s": found.requests_per_s,
-                "above_rate_scale": found.above,
-                "arrow_over_it": bench.ratio(name, "arrow", case),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 def runs(bench: ArrowBench) -> pd.DataFrame:
     """Every run, in the columns of a simulation's summary."""
     return bench.table(lambda seen: {"fewest_prefill": seen.fewest[0], "fewest_decode": seen.fewest[1]})
@@ -57,6 +37,6 @@ PAPER = Paper(
     text=TEXT,
     engines=("vllm_v0",),
     searches=searches,
-    search=ArrowBench.capacity,
-    tables={"runs": runs, "capacities": capacities},
+    search=ArrowBench.rate,
+    tables={"runs": runs, "capacities": lambda bench: bench.capacities(searches())},
 )

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.studies.dynaserve import TEXT
-from lab.studies.dynaserve.setup import (
-    CASES,
-    COLOCATED,
-    LARGE,
-    MIDDLE,
-    MIX,
-    PROFILE,
-    WORKLOADS,
-    DynaServeBench,
-    workloads,
-)
+from lab.studies.dynaserve.setup import COLOCATED, LARGE, MIDDLE, MIX, PROFILE, WORKLOADS, DynaServeBench, workloads
 from lab.studies.papers import Paper
 
 ALL = (*WORKLOADS, MIX)
@@ -32,33 +22,6 @@ def searches() -> list[tuple[str, str]]:
     return everywhere + [(MIX, case) for case in others]
 
 
-def capacities(bench: DynaServeBench) -> pd.DataFrame:
-    """Serving capacity of each search and what the run there showed."""
-    rows = []
-    for name, case in searches():
-        rate = bench.rate(name, case)
-        row = {
-            "workload": name,
-            "case": case,
-            "policy": CASES[case].label,
-            "model": CASES[case].model,
-            "tp": CASES[case].deployment.gpus // 2,
-            "stand_in": bench.workloads[name].stand_in,
-            "requests_per_s": rate,
-        }
-        if rate:
-            seen = bench.at_capacity(name, case)
-            row |= {
-                "goodput_tokens_per_s": seen.goodput,
-                "inside": seen.inside,
-                "itl_p99_s": seen.summary.itl_p99_s,
-                "ttft_p90_s": seen.summary.ttft_p90_s,
-                "exposed_transfer": seen.exposed,
-            }
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
 def runs(bench: DynaServeBench) -> pd.DataFrame:
     """Every run at a request rate, in the columns of a simulation's summary."""
     return bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside})
@@ -72,5 +35,5 @@ PAPER = Paper(
     engine="vllm",
     searches=searches,
     search=DynaServeBench.rate,
-    tables={"runs": runs, "capacities": capacities},
+    tables={"runs": runs, "capacities": lambda bench: bench.capacities(searches())},
 )
