@@ -67,10 +67,6 @@ class RequestRun:
     """What the clients of one run saw, and what the simulation says; arrays of shape (requests,)."""
 
     name: str
-    model: str
-    system: str
-    engine: str
-    layout: str
     measured: dict[str, Floats]  # ttft, tpot, latency [s]
     simulated: dict[str, Floats]  # likewise [s]
 
@@ -118,10 +114,6 @@ def judge_requests(path: Path, system: str, engine: str = "vllm") -> RequestRun:
     first, last = requests.first_token_s - host, requests.finish_s - host
     return RequestRun(
         name=name,
-        model=model,
-        system=system,
-        engine=engine,
-        layout=f"TP{mapping.tp_attn} DP{mapping.dp_attn} EP{mapping.ep}",
         measured=_latencies(start, table["first_token_s"].to_numpy(), table["last_token_s"].to_numpy(), tokens),
         simulated=_latencies(start, first, last, tokens),
     )
@@ -168,8 +160,9 @@ def _loop(line: Any, requests: pd.DataFrame) -> RequestRun:
     """Play one closed loop."""
     name, engine = canonical_name(line.model), engine_named(line.engine)
     model = name if name in list_specs("model") else model_named(line.model)
-    system = str(line.system).split()[0]
-    at = setup(model, system, recipe_of(line.checkpoint, _cache_of(line.kv_dtype), model), engine=engine)
+    at = setup(
+        model, str(line.system).split()[0], recipe_of(line.checkpoint, _cache_of(line.kv_dtype), model), engine=engine
+    )
     dense = not load_model(model).is_moe
 
     def part(side: str, *, batch: float = np.nan, budget: float = np.nan) -> tuple[Replicas]:
@@ -194,10 +187,6 @@ def _loop(line: Any, requests: pd.DataFrame) -> RequestRun:
     sent = found.arrival_s
     return RequestRun(
         name=line.run_id,
-        model=model,
-        system=system,
-        engine=engine,
-        layout=" + ".join(f"TP{group.mapping.tp_attn} DP{group.mapping.dp_attn}" for (group,) in parts.values()),
         measured=_latencies(np.zeros(tokens.size), first, whole, tokens),
         simulated=_latencies(sent, found.first_token_s, found.finish_s, tokens),
     )

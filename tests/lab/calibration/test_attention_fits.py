@@ -161,7 +161,7 @@ def fits(tmp_path_factory):
     return {fit.part: fit for fit in calibrate_kernels([path], "h200_sxm").fits["attention_parts"]}
 
 
-def test_the_rates_of_a_scan_are_found_again(fits):
+def test_the_rates_of_a_scan_and_of_a_step_are_found_again(fits):
     fit = fits["scan"]
     assert fit.t0 == pytest.approx(6e-6, rel=0.03)
     assert fit.walk == pytest.approx(40e-9, rel=0.01)
@@ -170,9 +170,6 @@ def test_the_rates_of_a_scan_are_found_again(fits):
     assert (fit.kind, fit.engine, fit.parameters) == ("gdn", "vllm", 4)
     assert fit.held_out_points > 0
     assert fit.held_out_median_error < 0.01
-
-
-def test_a_step_moves_its_states_at_a_share_of_the_bandwidth(fits):
     assert fits["step"].e_memory * H200.hbm_bandwidth == pytest.approx(4e12, rel=0.02)
     assert fits["step"].e_compute is None
 

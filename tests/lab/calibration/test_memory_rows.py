@@ -1,6 +1,5 @@
 """The judge of servers' memory: what is compared, what is left out and why."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +7,6 @@ import pytest
 from shared_data import shared_file
 
 from disagg_sim.facts.load import load_engine
-from disagg_sim.units import GIB
 from lab.calibration.served.memory import TERMS, judge_memory, memory_errors
 
 SERVER = {
@@ -78,14 +76,6 @@ def test_what_the_source_solved_for_says_how_well(tmp_path):
     found = judged(tmp_path / "t.csv", {"weights_how": "solved from the two printed errors, +-0.70 GiB"})
     assert of(found, "weights")["within"].tolist() == [pytest.approx(0.7 / 14.99)]
     assert of(found, "graphs")["reason"].tolist() == ["not measured"]
-
-
-def test_graphs_are_judged_where_a_file_has_them(tmp_path):
-    pd.DataFrame([SERVER | {"graphs_gib": 0.91}]).to_csv(tmp_path / "t.csv", index=False)
-    engine = load_engine("vllm")
-    if engine.memory is not None:
-        engine = replace(engine, memory=replace(engine.memory, graphs=1.0 * GIB))
-        assert of(judge_memory(tmp_path / "t.csv", engine), "graphs")["error"].tolist() == [pytest.approx(1 / 0.91 - 1)]
 
 
 def test_servers_of_models_that_no_number_was_fitted_to_are_met():

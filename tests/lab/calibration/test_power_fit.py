@@ -92,13 +92,6 @@ def test_power_on_shapes_held_out_is_within_12_percent_by_kind(kind):
     assert np.average(errors, weights=rows) <= 0.12
 
 
-def test_power_of_decode_attention_in_vllm_is_a_known_miss():
-    """Rows alike in all but the batch, and as long, differ by a quarter: what ran before is in the mean power."""
-    laws = [law for name in ("h200_sxm", "b200_sxm", "gb200_nvl72") for law in load_power(name).laws]
-    errors = [law.held_out_median_error for law in laws if (law.kind, law.engine) == ("decode_attention", "vllm")]
-    assert 0.17 < min(errors) < max(errors) < 0.31
-
-
 def test_attention_over_windows_has_a_law_of_its_own_where_there_is_one():
     h200 = load_power("h200_sxm")
     assert h200.law_of("decode_attention", WINDOWED, "vllm").form == WINDOWED

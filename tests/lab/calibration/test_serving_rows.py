@@ -128,24 +128,6 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, line, reas
     assert repr(replace(row, reason="")) == repr(plain)  # NaN equals nothing
 
 
-def test_published_rows_that_state_another_layout_than_was_launched():
-    """One of decode, six of prefill by their commits; both of nine more by the scripts of December 2025, which ran TP4
-    where the rows state attention DP; one co-located by the only script of its day. 21 rows whose script would give
-    TP24 to 128 heads stay as stated.
-    """
-    file, flags = shared_file("measured/inferencex_dsr1_runs.csv"), shared_file("measured_3/recipes/joined.csv")
-    pairs = list(zip(read_files([file, flags])[0], read_files([file])[0], strict=True))
-
-    def ranks(workers: WorkerGroup | None) -> int:
-        return workers.mapping.dp_attn if workers else 0
-
-    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1 + 9 + 1
-    assert sum(ranks(one.prefill) != ranks(other.prefill) for one, other in pairs) == 6 + 9
-    unsure = [(one, other) for one, other in pairs if ranks(one.workers) == 24 and one.gpus == 72 and not one.version]
-    assert len(unsure) == 21
-    assert all(repr(one.workers) == repr(other.workers) for one, other in unsure)
-
-
 def test_what_the_source_suspects_is_not_judged(tmp_path):
     spread = NEWER | {"qa_flag": "spread: runs of this point differ by more than 1.35 x"}
     (row,) = read_rows(write(tmp_path / "y.csv", spread))

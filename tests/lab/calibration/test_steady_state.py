@@ -123,30 +123,6 @@ def test_a_stream_and_a_closed_loop_agree_at_the_same_rate():
     assert stream.tpot == pytest.approx(loop.tpot, rel=0.05)
 
 
-def test_decode_workers_that_send_seldom_give_the_first_token_half_of_the_steps_late():
-    shape, one = lengths(2000, 500), tensor_parallel(ONE)
-    pools = WorkerPool(one, 4 * ONE), WorkerPool(one, ONE)
-    often, seldom = (disaggregated(replace(RUN, poll_steps=n), *pools, shape, 8 * ONE) for n in (1, 31))
-    assert seldom.ttft - often.ttft == pytest.approx(15 * seldom.tpot, rel=0.02)
-    assert seldom.request_rate * seldom.latency(shape) == pytest.approx(8, rel=1e-3)
-
-
-@pytest.mark.parametrize("mixes", [True, False])
-@pytest.mark.parametrize("count", [1.0, 16.0])
-def test_steps_formed_ahead_make_prompts_wait_for_one_more(mixes, count):
-    """None where nobody else is served; prompts are few and short."""
-    runs = (run_of(mixed_steps=mixes, steps_ahead=steps) for steps in (0, 1))
-    now, ahead = (colocated(run, tensor_parallel(ONE), lengths(64, 2000), count * ONE) for run in runs)
-    assert ahead.ttft - now.ttft == pytest.approx((count > 1) * now.tpot, rel=0.05)
-    assert ahead.tpot == pytest.approx(now.tpot, rel=1e-3)
-
-
-def test_decode_workers_that_form_steps_ahead_begin_one_later():
-    pools = WorkerPool(tensor_parallel(ONE), 4 * ONE), WorkerPool(tensor_parallel(ONE), ONE)
-    now, ahead = (disaggregated(run_of(steps_ahead=n), *pools, lengths(2000, 500), 8 * ONE) for n in (0, 1))
-    assert ahead.ttft - now.ttft == pytest.approx(now.tpot, rel=0.02)
-
-
 def test_a_static_batch_is_its_prefill_and_its_steps():
     shape, one = lengths(128, 100), tensor_parallel(ONE)
     state = static_batch(RUN, one, shape, 16 * ONE)
@@ -175,20 +151,38 @@ def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
     assert held - at_once == pytest.approx(most * step, rel=0.05)
 
 
-@pytest.mark.parametrize("count", [1.0, 16.0])
-def test_a_scheduler_that_looks_seldom_at_new_requests_makes_them_wait_for_half_as_many_steps(count):
-    """Nobody waits where nobody else is served; decode goes on as before, as prompts are few."""
-    often = colocated(DRAINS, tensor_parallel(ONE), lengths(512, 2000), count * ONE)
-    seldom = colocated(replace(DRAINS, poll_steps=31), tensor_parallel(ONE), lengths(512, 2000), count * ONE)
-    waited = (count > 1) * 15 * seldom.tpot
-    assert seldom.ttft - often.ttft == pytest.approx(waited, rel=0.05)
-    assert seldom.tpot == pytest.approx(often.tpot, rel=0.02)
-
-
-@pytest.mark.parametrize(("count", "waits"), [(1, 0.0), (2, 20.0), (200, 20 * (1 + 1) / (1 + 2))])
-def test_the_first_prompt_that_gathers_others_waits_for_all_steps_and_they_for_the_rest(count, waits):
-    """One of 200 requests ends every tenth step: two come while the first waits, for half of its steps on average."""
-    often, seldom = (
-        colocated(replace(RUN, gather_steps=n), tensor_parallel(ONE), lengths(16, 2000), count * ONE) for n in (0, 20)
+@pytest.mark.parametrize(
+    ("changed", "isl", "count", "waits"),
+    [
+        *(({"steps_ahead": 1, "mixed_steps": mixes}, 64, 16, 1) for mixes in (True, False)),
+        ({"steps_ahead": 1}, 64, 1, 0),
+        ({"poll_steps": 31, "mixed_steps": False}, 512, 16, 15),  # half of the steps between two looks
+        ({"poll_steps": 31, "mixed_steps": False}, 512, 1, 0),
+        ({"gather_steps": 20}, 16, 1, 0),
+        ({"gather_steps": 20}, 16, 2, 20),
+        ({"gather_steps": 20}, 16, 200, 20 * (1 + 1) / (1 + 2)),
+    ],
+)
+def test_a_scheduler_that_looks_late_makes_prompts_wait_for_so_many_steps(changed, isl, count, waits):
+    """Nobody waits where nobody else is served. The first prompt that gathers others waits for all steps: one of 200
+    requests ends every tenth step, so two come while it waits, for half of its steps on average.
+    """
+    mixed = {"mixed_steps": changed.pop("mixed_steps", True)}
+    of_run = {name: value for name, value in changed.items() if name != "steps_ahead"}
+    at_once, late = run_of(**mixed, steps_ahead=0), run_of(**mixed, steps_ahead=changed.get("steps_ahead", 0))
+    now, then = (
+        colocated(run, tensor_parallel(ONE), lengths(isl, 2000), count * ONE)
+        for run in (at_once, replace(late, **of_run))
     )
-    assert seldom.ttft - often.ttft == pytest.approx(waits * seldom.tpot, rel=0.1)
+    assert then.ttft - now.ttft == pytest.approx(waits * then.tpot, rel=0.1)
+    assert then.tpot == pytest.approx(now.tpot, rel=0.02)
+
+
+@pytest.mark.parametrize(("steps_ahead", "poll_steps", "waits"), [(1, 1, 1), (0, 31, 15)])
+def test_decode_workers_that_send_or_begin_late_give_the_first_token_late(steps_ahead, poll_steps, waits):
+    shape, one = lengths(2000, 500), tensor_parallel(ONE)
+    pools = WorkerPool(one, 4 * ONE), WorkerPool(one, ONE)
+    runs = run_of(steps_ahead=0), replace(run_of(steps_ahead=steps_ahead), poll_steps=poll_steps)
+    now, late = (disaggregated(run, *pools, shape, 8 * ONE) for run in runs)
+    assert late.ttft - now.ttft == pytest.approx(waits * late.tpot, rel=0.02)
+    assert late.request_rate * late.latency(shape) == pytest.approx(8, rel=1e-3)
