@@ -255,11 +255,10 @@ def _write_records(task: RunTask, result: RunResult, folder: Path | None = None)
 
 
 def _note(result: RunResult) -> str:
-    """Data for plots and readers in addition to the row: the histogram of gaps, and the instances."""
+    """Write what traces, tables of energy and of models need beside the row: instances, GPUs by model, encoders."""
     instances = {f.name: getattr(result.instances, f.name).tolist() for f in fields(result.instances)}
-    gaps = {"edges_s": result.itl_edges.tolist(), "counts": result.itl_counts.tolist()}
     encode = {} if result.encode is None else {"encode": asdict(result.encode)}
-    return json.dumps({"instances": instances, "itl": gaps, "gpus_by_model": result.gpus_by_model(), **encode})
+    return json.dumps({"instances": instances, "gpus_by_model": result.gpus_by_model(), **encode})
 
 
 def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
