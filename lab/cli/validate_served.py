@@ -36,14 +36,7 @@ from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_
 from lab.calibration.served.read import read_files
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, play, tasks_of
-from lab.calibration.served.simulated import (
-    bars_of_both,
-    brought,
-    not_simulated,
-    statistics,
-    with_simulated,
-    write_simulated,
-)
+from lab.calibration.served.simulated import brought, not_simulated, statistics, with_simulated, write_simulated
 
 #: Factor within which the height of a frontier counts as met. [1]
 NEAR_HEIGHT = 1.15
@@ -147,9 +140,6 @@ def _simulate(table: pd.DataFrame, rows: list[ServingRow], jobs: int, out: Path 
     typer.echo("\nSteady state and simulation on the same operating points, below saturation:")
     print_frame(brought(lines))
     print_frame(statistics(lines, rows, answers))
-    bars = bars_of_both(lines)
-    if len(bars):
-        print_frame(bars)
     if out is not None:
         write_simulated(lines, rows, answers, out)
 

@@ -55,7 +55,6 @@ COLUMNS = (
     "gpus",
     "submissions",
     "run",  # of the best submission [token/s/GPU]
-    "best_over_least",  # of the submissions [1]
     "share",  # of the best result on its system in any scenario [1]
     "set_aside",  # why the best run is none to judge by; "" where it is
     "plan",  # [token/s/GPU]
@@ -197,7 +196,6 @@ def _judged(board: Board) -> dict[str, object]:
         "gpus": int(run.gpus),
         "submissions": len(tokens),
         "run": tokens[0],
-        "best_over_least": tokens[0] / tokens[-1],
         "share": board.share,
         "submitter": run.submitter,
         "ran": "" if ran is None else f"{ran.count} x {text_of(ran.mapping)}",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.calibration.served.groups import errors_of, judged, with_dimensions, write_frames
+from lab.calibration.served.groups import errors_of, with_dimensions, write_frames
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, key_of, value_of
 
@@ -42,19 +42,14 @@ def with_simulated(table: pd.DataFrame, rows: Sequence[ServingRow], answers: Ite
     )
 
 
-def as_simulated(lines: pd.DataFrame) -> pd.DataFrame:
-    """The lines that were played, with the simulation in place of the steady state."""
-    played: pd.DataFrame = lines[np.isfinite(lines["simulated"])]
-    return played.assign(predicted=played["simulated"], relative_error=played["simulated_error"])
-
-
 def brought(lines: pd.DataFrame) -> pd.DataFrame:
     """Compute the errors of both ways below saturation, by operating points that were played."""
     below = with_dimensions(lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]).assign(all="all")
     found = []
     for dimension in ("all", *BY):
         for (value, quantity, part), mine in below.groupby([dimension, "quantity", "part"], sort=True):
-            ways = {"steady": errors_of(mine), "simulated": errors_of(as_simulated(mine))}
+            played = mine.assign(predicted=mine["simulated"], relative_error=mine["simulated_error"])
+            ways = {"steady": errors_of(mine), "simulated": errors_of(played)}
             numbers = {f"{name}_{way}": told[name] for way, told in ways.items() for name in ERRORS}
             first = {"dimension": dimension, "value": value, "quantity": quantity, "part": part}
             found.append(first | {name: ways["steady"][name] for name in ("rows", "points")} | numbers)
@@ -88,14 +83,6 @@ def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
     left = lines[lines["not_simulated"] != ""].drop_duplicates(["file", "row"])
     counts = left.groupby("not_simulated").size().sort_values(ascending=False)
     return counts.rename_axis("reason").reset_index(name="rows")
-
-
-def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
-    """Hold the points that were played to the bars: as the steady state reaches them, and as the simulation does."""
-    played = lines[np.isfinite(lines["simulated"])]
-    steady, simulated = judged(played), judged(as_simulated(lines))
-    names = ["bar", "part", "rows", "points", "limit"]
-    return steady[names].assign(steady=steady["reached"], simulated=simulated["reached"], met=simulated["met"])
 
 
 def write_simulated(

@@ -147,8 +147,8 @@ def test_a_board_is_held_against_the_plan_of_its_best_run(monkeypatch):
     stated |= {"ttft_limit_s": 2.0, "tpot_limit_s": 0.1, "mode": "disaggregated", "reason": ""}
     stated |= {"planned": "prefill 2 x 1 GPU; decode 1 x PP2", "never_served": "PP of one-GPU stages never served"}
     assert {name: told[name] for name in stated} == stated
-    numbers = [told[name] for name in ("run", "best_over_least", "share", "plan", "plan_over_run")]
-    assert numbers == pytest.approx([1935.0, 4.0, 0.4, 1935.0, 1.0])
+    numbers = [told[name] for name in ("run", "share", "plan", "plan_over_run")]
+    assert numbers == pytest.approx([1935.0, 0.4, 1935.0, 1.0])
     assert (told["of_kind"], told["of_kind_together"]) == (0.9, 0.8)
     mean = lengths_named("mlperf_llama_3_1_8b").mean_osl
     assert asked == [{"rate": pytest.approx(7740.0 / mean), "gpus": None}]

@@ -451,25 +451,16 @@ def test_every_measured_file_is_read_and_every_row_kept(name):
     assert len(read_rows(path)) == (0 if name in WITHOUT_RUNS else lines)
 
 
-@pytest.mark.parametrize(
-    ("file", "model", "count"),
-    [
-        ("measured/nvidia_gap_runs", "qwen3_235b_a22b", 106),
-        ("measured_2026/inferencex_newmodels_runs", "minimax_m2_5", 47),
-    ],
-)
-def test_published_runs_on_hopper_are_judged_with_the_weights_that_plans_take(file, model, count):
+def test_published_runs_on_hopper_are_judged_with_the_weights_that_plans_take():
     """The cache differs where an engine keeps that of an fp8 checkpoint in bf16 by default, and plans do not."""
-    spec = load_model(model)
-    rows = [row for row in read_rows(shared_file(f"{file}.csv")) if row.model == model]
-    rows = [row for row in rows if load_system(row.system).architecture == "Hopper"]
-    assert len(rows) == count
-
-    def weights(name: str) -> tuple[object, ...]:
-        found = load_precision(name).resolve(spec)
-        return found.attention_projection, found.ffn, found.expert, found.embedding, found.head, found.router
-
-    assert all(weights(row.recipe) == weights(usual_precision(spec, load_system(row.system))) for row in rows)
+    spec = load_model("minimax_m2_5")
+    rows = read_rows(shared_file("measured_2026/inferencex_newmodels_runs.csv"))
+    found = [(row.recipe, load_system(row.system)) for row in rows if row.model == "minimax_m2_5"]
+    pairs = {(recipe, usual_precision(spec, system)) for recipe, system in found if system.architecture == "Hopper"}
+    weights = attrgetter("attention_projection", "ffn", "expert", "embedding", "head", "router")
+    assert pairs
+    for measured, planned in pairs:
+        assert weights(load_precision(measured).resolve(spec)) == weights(load_precision(planned).resolve(spec))
 
 
 def test_pages_of_tensorrt_llm_run_the_fp8_checkpoints_of_nvidia():
