@@ -108,8 +108,10 @@ CASES: dict[str, dict[str, Any]] = {
         "lengths": (8192, 256),
     },
     "chunks": {
-        "at": ("llama_3_1_70b", "h200_sxm", "fp8"),
-        "mappings": [degrees(2, pp=2, chunk_tokens=1024)],
+        "at": ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"),
+        "speculation": "deepseek_r1_mtp",
+        "prices": {"gb200_nvl72": 5.0},
+        "mappings": [degrees(1, 4, ep=4, pp=2, chunk_tokens=2048, draft_tokens=1), degrees(4, pp=2)],
         "lengths": (16384, 128),
     },
     "ideal": {"at": ("llama_3_1_8b", "h100_sxm", "fp8", "ideal"), "mappings": [degrees(), degrees(2)]},
