@@ -329,7 +329,6 @@ def test_a_table_that_its_settings_do_not_give_is_refused():
         *((name, "evil/spec.yaml") for name in ("model", "system", "prefill_precision", "profile", "speculation")),
         *(("model", "evil"), ("speculation", "draft_model evil 0.8"), ("speculation", "draft_model evil/a.yaml 0.8")),
         *(("traffic", "evil.yaml"), ("traffic", "evil.yaml/turns0.2"), ("traffic", "x'; touch ./ran")),
-        *(("traffic", "chat/turnsx"), ("traffic", "1024/128/cachedx"), ("nvlink_domain", "x")),
     ],
 )
 def test_what_a_table_names_is_a_name_and_opens_no_file(column, value, tmp_path, monkeypatch):

@@ -52,16 +52,7 @@ def test_best_algorithm_takes_the_least_volume():
 
 def test_only_switches_that_reduce_do():
     """Ideal TP8: (1 + 1/8)*S on an NVSwitch of Hopper or Blackwell, the ring's 14/8*S on A100 and MI300X."""
-    for name, volume in (
-        ("gb200_nvl72", 9e6),
-        ("gb300_nvl72", 9e6),
-        ("b200_sxm", 9e6),
-        ("h100_sxm", 9e6),
-        ("h200_sxm", 9e6),
-        ("h800_sxm", 9e6),
-        ("a100_sxm_80gb", 14e6),
-        ("mi300x", 14e6),
-    ):
+    for name, volume in (("gb200_nvl72", 9e6), ("h100_sxm", 9e6), ("a100_sxm_80gb", 14e6), ("mi300x", 14e6)):
         at = setup("llama_3_1_70b", name, "bf16", "ideal")
         expected = volume / at.system.nvlink_bandwidth
         assert float(all_reduce_cost(MESSAGE, 8.0, at).time) == pytest.approx(expected, rel=1e-12)

@@ -205,9 +205,6 @@ def test_grids_with_tiles_are_those_of_constant_lengths_without_variance_and_a_s
     ("call", "words"),
     [
         (lambda: lengths("beyond_the_buzz"), "9 cases"),
-        (lambda: lengths("log_normal"), "log_normal_4096_512"),
-        (lambda: lengths(np.array([1, 2]), np.array([3])), "not a list of requests"),
-        (lambda: lengths(np.array([0, 2]), np.array([3, 3])), "0 tokens"),
         (lambda: lengths(np.array([5, 2]), np.array([1, 1])), "prefill only"),
         (lambda: decode_grid(setup("opt_30b", SYSTEM, "bf16"), DENSE, lengths(TRAFFIC)), "context limit of opt_30b"),
         (

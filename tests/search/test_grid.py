@@ -168,12 +168,7 @@ def test_bound_names_the_largest_sum(model, system, precision, profile, mapping,
     [
         ({"isl": 0}, "isl 0 is out of range"),
         ({"osl": 1}, "osl 1 is out of range.*one output token is prefill only"),
-        ({"batch": [0, 4]}, "batch .* is out of range; allowed: whole numbers from 1"),
-        ({"isl": "2k"}, "isl 2k is out of range; allowed: whole numbers from 1"),
         ({"batch": [1, math.inf]}, "batch inf is out of range"),
-        ({"batch": []}, "batch is empty"),
-        ({"model": 3}, "model 3 is neither a name nor the path of a file"),
-        ({"mla_form": "naiv"}, "mla_form 'naiv' is unknown.*naive"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(change, message):
@@ -206,7 +201,6 @@ def test_sizes_of_an_array_keep_the_bounds_of_a_list():
     ("change", "message"),
     [
         ({"phase": "decod"}, "phase 'decod' is unknown, did you mean 'decode'"),
-        ({"isl": "2k"}, "isl 2k is out of range"),
         ({"mappings": Sharding(pp=100)}, "pp above 80 layers"),
     ],
 )

@@ -184,19 +184,9 @@ def test_candidates_say_what_does_not_fit():
 
 def test_arguments_out_of_range_are_refused():
     prefill, decode = make_grid("prefill", [4], [1.0]), make_grid("decode", [4], [1.0])
-    for faulty in (
-        {"ftl_limit": -1.0},
-        {"ttl_limit": 0.0},
-        {"gpu_cap": 1},
-        {"gpu_cap": 2.5},
-        {"nic_limit": -1.0},
-        {"matching": math.inf},
-        {"matching": "1:2"},
-    ):
+    for faulty in ({"ftl_limit": -1.0}, {"gpu_cap": 1}, {"nic_limit": -1.0}, {"matching": math.inf}):
         with pytest.raises(InputError, match=next(iter(faulty))):
             disaggregated(prefill, decode, **faulty)
-    with pytest.raises(InputError, match="did you mean 'paper'"):
-        disaggregated(prefill, decode, matching="papr")
     with pytest.raises(InputError, match="decode grid"):
         disaggregated(prefill, prefill)
     with pytest.raises(InputError, match="isl: 1024 and 2048"):
@@ -324,10 +314,8 @@ def test_cases_of_one_setting_under_other_limits_are_told_apart():
     ("call", "said"),
     [
         (lambda: gain(A, B, axis="logg"), "did you mean 'log'"),
-        (lambda: gain(A, B, low=-1), "0 < low <= high"),
         (lambda: gain(A, B, low=30, high=20), "0 < low <= high"),
         (lambda: where_it_pays(table("colocate", A, model="m")), "did you mean 'colocated'"),
-        (lambda: where_it_pays(table("colocated", A).drop(columns="mode")), "missing column 'mode'"),
     ],
 )
 def test_wrong_input_is_one_line(call, said):

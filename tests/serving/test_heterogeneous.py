@@ -124,14 +124,10 @@ def test_an_unknown_price_names_its_key_and_the_way_out():
         disaggregated(*both, per={"left": 1.0})
     for faulty, text in (
         ({"lefft": 1.0}, "'lefft' is not a system, did you mean 'left'"),
-        ({"h100": 1.0}, "'h100' is not a system, did you mean 'h100_sxm'"),
-        (prices_of(-1.0, 1.0), "left must be above 0 USD/h, got -1"),
         (prices_of(1.0, float("nan")), "right must be above 0 USD/h, got nan"),
     ):
         with pytest.raises(InputError, match=text):
             disaggregated(*both, per=faulty)
-    with pytest.raises(InputError, match="did you mean 'watt'"):
-        disaggregated(*both, per="wat")
 
 
 def test_the_price_is_the_middle_of_the_market_unless_given():
@@ -158,8 +154,6 @@ def test_fronts_per_gpu_and_per_usd_differ():
     assert pareto_front(points, by=case, throughput="tokens_per_usd")["system"].tolist() == ["left"]
     with pytest.raises(InputError, match="no column 'token_per_usd', did you mean 'tokens_per_usd'"):
         pareto_front(points, throughput="token_per_usd")
-    with pytest.raises(InputError, match="no column 'systm', did you mean 'system'"):
-        pareto_front(points, by=("systm",))
 
 
 @pytest.fixture(scope="module")

@@ -193,11 +193,6 @@ def test_prices_may_differ_from_choice_to_choice_of_a_pool():
     assert (none.binds, none.nearest) == ("required_rate", 2.0)
 
 
-def test_a_goal_has_a_budget_or_a_rate():
-    with pytest.raises(InputError, match="give gpu_budget"):
-        fill_pools(pools_of([[(1, 1.0)]]), Goal())
-
-
 pool = st.tuples(st.integers(1, 6), st.floats(0.1, 5))
 
 

@@ -18,7 +18,6 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.pareto import best_from
-from disagg_sim.serving.disaggregated import Rules
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import plan_pools
@@ -259,17 +258,9 @@ def test_arguments_out_of_range_are_refused():
     prefill, decode = grids([(2, 1.0)], [(4, 1.0)])
     with pytest.raises(InputError, match="give gpu_budget"):
         plan_pools([prefill, decode])
-    for faulty in (
-        {"ftl_limit": 0.0},
-        {"required_rate": -1.0},
-        {"ttl_limit": "fast"},
-        {"gpu_budget": 2.5},
-        {"gpu_budget": 10**30},
-    ):
+    for faulty in ({"ftl_limit": 0.0}, {"required_rate": -1.0}, {"gpu_budget": 10**30}):
         with pytest.raises(InputError, match=next(iter(faulty))):
             plan_pools([prefill, decode], **({"gpu_budget": 8} | faulty))
-    with pytest.raises(InputError, match="toy_gpu must be above 0 USD/h, got -2"):
-        plan_pools([prefill, decode], gpu_budget=8, per={"toy_gpu": -2.0})
     with pytest.raises(InputError, match="no prefill pool; give a prefill grid"):
         plan_pools([decode], gpu_budget=8)
 
@@ -352,8 +343,3 @@ def test_at_any_ttl_limit_it_is_the_best_that_the_integer_program_finds_within_t
     ]
     found = float(best_from(front[INTERACTIVITY], front[THROUGHPUT], 1 / ttl_limit))
     assert found == pytest.approx(max(plan.tokens_per_s_per_gpu for plan in plans), rel=1e-8)
-
-
-def test_what_may_be_kept_is_said():
-    with pytest.raises(InputError, match=r"keep 'front' is unknown, did you mean 'frontier'\?"):
-        Rules(keep="front")

@@ -153,8 +153,6 @@ class TestSearch:
     [
         ("draft_model llama_2_7b 0.8", "32000 tokens in its vocabulary, llama_3_1_70b 128256"),
         ("draft_model 0.8 0.6", "such as 'mtp 0.8 0.6' or 'draft_model llama_3_1_8b 0.8 0.6'"),
-        ("draft_model llama_3_1_8c 0.8", "unknown model 'llama_3_1_8c', did you mean 'llama_3_1_8b'"),
-        ("draft_model llama_3_1_8b", "acceptance .* is out of range"),
     ],
 )
 def test_a_wrong_draft_model_is_refused_in_one_line(word, said):
