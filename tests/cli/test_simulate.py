@@ -222,7 +222,6 @@ def test_another_trace_takes_the_place_of_the_scenarios(scenario, tmp_path, caps
     ("changes", "said"),
     [
         ({"slo": {"ttft_s": 0.0001, "tpot_s": 1.0}}, "the least TTFT on deployment 'two' with no other request is"),
-        ({"deployments": {"two": {"colocated": {}}}}, "no prefill and no decode instances, which policy"),
         ({"deployments": {"two": {"gpus": 1, "prefill": {}, "decode": {}, "colocated": {}}}}, "1 more than its 1"),
         ({"model": "llama_3_1_405b"}, "GB too few"),
     ],

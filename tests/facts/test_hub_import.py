@@ -216,8 +216,6 @@ def test_a_method_that_no_recipe_has_is_named(place):
         ("Qwen3-30B-A3B", 30e9),
         ("Qwen3.8-2.4T-A95B-FP8", 2.4e12),
         ("Llama-4-Maverick-17B-128E", None),  # 17B are active
-        ("Mixtral-8x22B-v0.1", None),
-        ("DeepSeek-R1", None),
     ],
 )
 def test_the_published_figure_in_a_name(name, figure, place):
@@ -242,10 +240,8 @@ def test_the_index_of_the_weights_and_the_card_come_before_the_name(place):
     ("content", "said"),
     [
         ("{", "broken JSON: line 1, column 2: Expecting property name enclosed in double quotes"),
-        ("[1]", "not a model's config.json: a list"),
         ("{}", "not a model's config.json: missing key 'architectures'"),
         ("[" * 100_000, "broken JSON: nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "broken JSON: a number is too long"),
     ],
 )
 def test_a_file_that_is_no_config(content, said, place):
@@ -255,18 +251,11 @@ def test_a_file_that_is_no_config(content, said, place):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hidden_size": None}, "missing key 'hidden_size'"),
         ({"hidden_size": "4096 "}, "hidden_size: '4096 ' is not a whole number"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000 is out of range; allowed: from 1 to 10000"),
-        (
-            {"architectures": ["LamaForCausalLM"]},
-            "architectures: 'LamaForCausalLM' is unknown, did you mean 'LlamaForCausalLM'?",
-        ),
-        ({"architectures": "LlamaForCausalLM"}, "architectures: 'LlamaForCausalLM' is not a list of class names"),
         ({"num_attention_heads": 30}, "num_attention_heads: 30 does not divide hidden_size 4096; give head_dim"),
         ({"num_key_value_heads": 5}, "attention.gqa: kv_heads 5 does not divide q_heads 32"),
         ({"mlp_bias": True}, "mlp_bias: true: biases of gated layers are not modelled"),
-        ({"is_encoder_decoder": True}, "is_encoder_decoder: true: encoders are not modelled"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_with_its_key(change, said, place):

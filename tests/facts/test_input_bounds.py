@@ -53,17 +53,7 @@ def test_an_alias_inside_what_it_stands_for_is_refused():
         parse_yaml("x: &a [*a]")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x: " + "[" * 10**6,
-        "x: " + "{a: " * 10**5,
-        "x: " + "[" * 2000 + "]" * 2000,
-        "x:\n" + "".join("[" * 100 + "\n" for _ in range(20)),
-        "- " * 10**6 + "1",
-        "? " * 10**5,
-    ],
-)
+@pytest.mark.parametrize("text", ["x: " + "[" * 10**6, "x: " + "[" * 2000 + "]" * 2000, "- " * 10**6 + "1"])
 def test_deep_nesting_reaches_no_stack(text):
     """A C parser dies of a list in a list a hundred thousand times over, or refuses a thousand in words of its own."""
     with pytest.raises(ValueError, match=f"more than {DEEPEST} lists and mappings inside each other"):
@@ -94,11 +84,7 @@ def test_a_file_that_has_no_end_is_not_read_to_its_end():
     [
         ("seed: 1" + "0" * 6000, "line 1, column 7: '1000"),
         ("a: !!int x", "'x' cannot be read as int"),
-        ("a: !!bool x", "'x' cannot be read as bool"),
-        ("a: !!timestamp x", "'x' cannot be read as timestamp"),
         ('a: "b\\x1b[31m"', "a text holds the control character '\\x1b'"),
-        ('"a\\x07": 1', "a text holds the control character '\\x07'"),
-        ('a: "\\u202e"', "a text holds the control character '\\u202e'"),
         ('"a\\nb": 1', "key 'a\\nb' has a line end in it"),
         ("? " + "[1, 2]\n: 3", "key [1, 2] is not text"),
     ],
@@ -113,13 +99,9 @@ def test_what_is_no_value_is_told_with_its_place(text, said):
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (("  fp8: ", "  fp9: "), "'fp9' is unknown, did you mean 'fp8'?"),
         (("hbm_capacity: 141 GB", "hbm_capacity: 100 GB"), "hbm_reported: '139.8 GiB' is above hbm_capacity '100 GB'"),
         (("title: ", "title: |\n  two\n  lines\nvendr: "), "title: 'two\\nlines\\n' has a line end in it"),
         (("sm_count: 132", f"sm_count: {'x' * 10**5}"), "sm_count: 'xxx"),
-        (("sm_count: 132", f"sm_count: [{'1, ' * 10**4}]"), "sm_count: [1, 1, "),
-        (("sm_count: 132", f"sm_count: 1{'0' * 4000}"), "sm_count: 1000"),
-        (("tdp: 700 W", f"tdp: {'9' * 10**4} W"), "tdp: '999"),
         (("tdp: 700 W", f"tdp: 700 W\n? {'k' * 10**4}\n: 1"), "unknown key 'kkk"),
     ],
 )
@@ -267,16 +249,10 @@ def test_all_faults_of_a_file_come_at_once(tmp_path):
 
 BROKEN = [
     (b"", "empty file; expected 'key: value' lines"),
-    (b"# only a comment\n", "empty file; expected 'key: value' lines"),
     (b"\x89PNG\r\n\x1a\n\xff\xfe", "not a YAML file: it is no UTF-8 text"),
-    (b"title: x\x00y\n", r"not a YAML file: .*"),
     (b"- a\n- b\n", "expected 'key: value' lines, found a list"),
-    (b"42\n", "expected 'key: value' lines, found the single value 42"),
     (b"title: x\nhidden: [1, 2\n", r"broken YAML: line 3, column 1: .*"),
-    (b"title: a: b\n", r"broken YAML: line 1, column 9: mapping values are not allowed .*"),
-    (b"\ttitle: x\n", r"broken YAML: line 1, column 1: .*"),
     (b"title: x\nhidden: 1\ntitle: y\n", r"broken YAML: line 3, column 1: key 'title' is given twice"),
-    (b"title: x\n7: y\n", "broken YAML: line 2, column 1: key 7 is not text"),
     (b"layers: [{on: 1}]\n", "broken YAML: line 1, column 11: key True is not text"),
     (b"title: !!python/object:os.system {}\n", r"broken YAML: line 1, column 8: could not determine a constructor .*"),
 ]
@@ -306,18 +282,7 @@ def test_files_below_the_working_directory_are_shown_relative(tmp_path, monkeypa
         load_model("x.yaml")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("hardware", "mi300x"),
-        ("efficiency", "h800_sxm"),
-        ("precision", "fp8"),
-        ("profile", "ideal"),
-        ("model", "opt_30b"),
-        ("traffic", "reasoning"),
-        ("efficiency", "h100_sxm"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [("hardware", "mi300x"), ("model", "opt_30b"), ("efficiency", "h100_sxm")])
 def test_the_kind_of_a_file_elsewhere_is_told_by_its_keys(tmp_path, kind, name):
     path = tmp_path / f"{name}.yaml"
     path.write_bytes(spec_files(kind)[name].read_bytes())

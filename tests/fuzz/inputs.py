@@ -108,8 +108,6 @@ SERVED = (
     "24,3,8,8,True,,,,\n"
     "r2,h100,H100,llama70b,fp8,vllm,none,aggregated,1024,1024,16,2,1200,150,20,21,160,,,,,,,,,,,,2,1,False\n"
 )
-#: What another tool predicts for them.
-
 #: Forward passes of an engine, without and with a past.
 PASSES = (
     "engine,backend_version,model_path,system,weight_quantization,kv_cache_dtype,tp,dp,moe_tp,"
@@ -145,6 +143,7 @@ def _dump(document: Any) -> bytes:
 
 #: What every plan is asked for.
 PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms@p99")
+LOAD = ("--isl", "512", "--osl", "64", "--rate", "20")
 TABLES = {"gemm": GEMM, "exclude": EXCLUDE, "power": POWER, "served": SERVED, "passes": PASSES, "run": REQUESTS}
 TABLES |= {"servers": SERVERS, "trace": TRACES["csv"]}
 TABLES |= {name: text for name, text in TRACES.items() if name not in ("csv", "mooncake")}
@@ -277,23 +276,10 @@ LINES = (
     ["trace", "stats", "burstgpt.csv", "--column", "arrival=Timestamp"],
     ["trace", "stats", "mooncake.jsonl", "--as-is", "--time-unit", "ms"],
     ["trace", "stats", "lengths.csv", "--rate", "2"],
-    ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
+    ["plan", *PLAN, *LOAD],
     ["plan", *PLAN, "--trace", "trace.csv", "--json"],
-    [
-        "plan",
-        "--model",
-        "config.json",
-        *PLAN[2:],
-        "--isl",
-        "512",
-        "--osl",
-        "64",
-        "--rate",
-        "20",
-        "--hold-prompts",
-        "none",
-    ],
-    ["evaluate", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20", "--pool", "colocated:instances=2"],
+    ["plan", "--model", "config.json", *PLAN[2:], *LOAD, "--hold-prompts", "none"],
+    ["evaluate", *PLAN, *LOAD, "--pool", "colocated:instances=2"],
     ["specs", "list"],
     ["specs", "list", "model"],
     ["specs", "show", "hardware", "h100_sxm"],

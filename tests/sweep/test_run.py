@@ -404,13 +404,7 @@ def test_a_nic_limit_counts_what_it_removes(smoke, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("excess", "said"),
-    [
-        (2e9, "needs 5.3 GB/s, limit 3.3 GB/s"),
-        (1e5, "needs 3.3001 GB/s, limit 3.3 GB/s"),
-        (1.0, "needs 3.300000001 GB/s, limit 3.3 GB/s"),
-        (0.0, "needs 3.3 GB/s, limit 3.3 GB/s"),
-    ],
+    ("excess", "said"), [(2e9, "needs 5.3 GB/s, limit 3.3 GB/s"), (1.0, "needs 3.300000001 GB/s, limit 3.3 GB/s")]
 )
 def test_a_miss_is_told_with_the_digits_that_show_it(excess, said):
     item, late = (

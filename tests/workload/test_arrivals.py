@@ -15,7 +15,6 @@ from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, arrivals, fit_mmpp, named_rng
 from disagg_sim.workload.distributions import Pareto
 from disagg_sim.workload.synthetic import LengthTable, log_normal
-from lab.studies.published_like import burstgpt_standin
 
 BURSTS = Mmpp(contrast=4.0, burst_share=0.25, burst_s=30.0)  # all requests come in bursts
 SHORT_BURSTS = Mmpp(contrast=1.0, burst_share=0.5, burst_s=1e-12)
@@ -109,16 +108,12 @@ def test_lengths_follow_their_laws():
     ("make", "said"),
     [
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=10**12), "requests are too many"),
-        (lambda: synthetic_trace(rate=1e6, lengths=(1, 1), duration=1e9), "requests are too many"),
         (lambda: synthetic_trace(rate=1e-12, lengths=(1, 1), requests=3), "allowed: up to 1e\\+09 s"),
         (lambda: synthetic_trace(rate=1.0, lengths=(10**12, 1), requests=3), "input_tokens 1e\\+12 is out of range"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=SHORT_BURSTS), "bursts in 26 s"),
         (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9, arrivals_as=LONG_BURSTS), "8 bursts at 1 requ"),
-        (lambda: synthetic_trace(rate=1.0, lengths=(1, 1), requests=9).scaled(1e-12), "allowed: up to 1e\\+09 s"),
-        (lambda: Gamma(1e200), "allowed: 0 to 1000"),
-        (lambda: Mmpp(contrast=5.0, burst_share=0.25, burst_s=1.0), "contrast"),
         (lambda: LengthTable([1], [1, 2]), "1"),
-        (lambda: burstgpt_standin(requests=1), "requests 1 is out of range"),
+        (lambda: Gamma(1e200), "allowed: 0 to 1000"),
     ],
 )
 def test_no_count_takes_all_memory_or_all_time(make, said):

@@ -97,22 +97,14 @@ def test_an_azure_table_whose_times_are_crossed_out_has_none(tmp_path):
         (CSV + "0,1,1\n1,2\n", ":3: no value of 'output_tokens'"),
         (CSV + '0,1,1\n1,"2,3\n', ":3: malformed: a quotation mark"),
         (CSV + "0,1,1\n\n1,-2,3\n", ":4: input_tokens '-2' is negative"),
-        (CSV + "inf,1,1\n", ":2: arrival_s 'inf' is not a number"),
-        (CSV + "0,1.5,1\n", ":2: input_tokens '1.5' is not a whole number"),
-        (CSV + "0,1e12,1\n", ":2: input_tokens '1e12' is out of range"),
         (CSV + "0,0,1\n1,1,0\n", "all 2 rows have zero tokens"),
         (CSV, "no line below the header"),
         ("arrival_s,input_token,output_tokens\n0,1,1\n", ":1: no column 'input_tokens', did you mean 'input_token'?"),
         ("arrival_s,input_tokens,input_tokens\n0,1,2\n", ":1: column 'input_tokens' occurs twice in the header"),
         (AZURE + "2023-11-16 18:17:03.97,1,1\r\nyesterday,1,1\r\n", ":3: TIMESTAMP 'yesterday' is not a date"),
-        ("\n" + CSV + "0,1,1\n", ":1: the line is blank"),
-        ((CSV + "0,1,1\n").encode("utf-16-le"), ":1: not a text file in UTF-8: it holds a byte 0"),
         (CSV.encode() + b"0,1,1\n\xff,1,1\n", ":3: not a text file in UTF-8: invalid start byte (0xff)"),
         (b"PK\x03\x04abc", "a zip archive; unpack it"),
-        (CSV + "0," + 10**6 * "1" + ",3\n", "1111... (1,000,002 characters) is not a number"),
-        (10**6 * "a," + "\n1\n", ":1: 1,000,001 columns; allowed: up to 1,000"),
         (CSV + "2024-05-10,1,1\n7,1,1\n", ":3: arrival_s '7' is not a date and time, as the rows before it are"),
-        (CSV + "0,1,1\n1e18,1,1\n", "an arrival at 1e+18 s is out of range; allowed: up to 1e+09 s"),
         (gzip.compress(CSV.encode() * 99, mtime=0)[:-9], "cannot be read"),
     ],
 )
@@ -229,17 +221,12 @@ def test_blocks_of_dropped_and_sorted_rows_stay_with_their_requests(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[{"ts": 1, "isl": 5, "osl": 6}, 7]', ":2: malformed: expected a JSON object"),
         ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 1, "isl": 5', ":2: malformed JSON at column 19"),
         ("[]", "the array is empty"),
-        ('[{"a": 1}]', "no column 'arrival_s'"),
         (GOOD + '{"timestamp": 1, "input_lenght": 3, "output_length": 2}', ":2: no key 'input_length', did you mean"),
-        (GOOD + '{"timestamp": NaN, "input_length": 3, "output_length": 2}', ":2: timestamp nan is not a number"),
         (GOOD + '{"timestamp": 1' + 6000 * "0" + "}", ":2: malformed JSON: Exceeds the limit"),
-        (GOOD + json.dumps(record(0, hash_ids=["a"])), ":2: hash_ids must be a list"),
         (GOOD + json.dumps(record(0, hash_ids=[1, 2, 3])), ":2: 3 hash_ids for an input_length of 600"),
         (LONG % ("[" * 10**5 + "]" * 10**5), ":1: malformed: nested too deeply"),
-        (LONG % ('"' + "x" * 10**5 + '"'), ":1: input_length 'xxx"),
     ],
 )
 def test_faulty_json_is_one_short_line_with_its_place(tmp_path, text, said):
@@ -315,7 +302,6 @@ def test_a_file_in_windows_is_the_file_read_at_once(tmp_path, kind, window):
     ("change", "fault"),
     [
         ({"output_tokens": 0}, "request 1: output_tokens '0'; allowed: whole numbers from 1 to"),
-        ({"input_tokens": 1.5}, "request 1: input_tokens '1.5'; allowed: whole numbers from 1"),
         ({"arrival_s": -1.0}, "request 1: arrival_s '-1.0'; allowed: numbers from 0 s on"),
     ],
 )

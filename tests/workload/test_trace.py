@@ -44,14 +44,7 @@ def test_arrays_refuse_writing():
 
 @pytest.mark.parametrize(
     ("arrival", "inputs", "outputs", "said"),
-    [
-        ([], [], [], "has no request"),
-        ([0.0, 1.0], [1], [1], "not a list of requests"),
-        ([1.0, 0.5], [1, 1], [1, 1], "ascend"),
-        ([0.0, float("nan")], [1, 1], [1, 1], "ascend"),
-        ([0.0, float("inf")], [1, 1], [1, 1], "finite"),
-        ([0.0], [0], [1], "below 1 token"),
-    ],
+    [([], [], [], "has no request"), ([1.0, 0.5], [1, 1], [1, 1], "ascend"), ([0.0], [0], [1], "below 1 token")],
 )
 def test_what_is_no_trace_is_refused(arrival, inputs, outputs, said):
     with pytest.raises(InputError, match=said):
@@ -60,12 +53,7 @@ def test_what_is_no_trace_is_refused(arrival, inputs, outputs, said):
 
 @pytest.mark.parametrize(
     ("names", "number", "said"),
-    [
-        (("a", "a"), [0], "a name is given twice"),
-        (("a", "b"), [0, 2], "numbers from 0 to 1, one a request"),
-        (("a", "b"), [-1], "numbers from 0 to 1"),
-        (("a", "b"), [[0], [1]], "one a request"),
-    ],
+    [(("a", "a"), [0], "a name is given twice"), (("a", "b"), [0, 2], "numbers from 0 to 1, one a request")],
 )
 def test_labels_are_places_among_names_that_differ(names, number, said):
     with pytest.raises(InputError, match=said):
@@ -235,7 +223,6 @@ def test_a_system_prompt_does_not_make_one_conversation():
     ("rate", "how", "said"),
     [
         (0.0, {}, "rate must be above 0"),
-        (float("inf"), {}, "finite"),
         (2.0, {"by": "requests", "shift_s": -1.0}, "shift_s -1.0 is out of range"),
         (1e6, {"by": "requests"}, "too many"),
     ],

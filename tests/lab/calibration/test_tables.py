@@ -36,9 +36,7 @@ def test_a_row_keeps_its_line_and_gets_si_units(tmp_path):
     ("header", "line", "said"),
     [
         (GEMM.replace("latency_us", "latency"), GOOD, "unknown column 'latency', did you mean 'latency_us'?"),
-        (GEMM.replace(",k,", ","), "h100_sxm,trtllm,1,k,bfloat16,128,4096,20.5", "missing column 'k' of a gemm table"),
         (GEMM, GOOD.replace("20.5", "nan"), "line 2: latency_us 'nan' is not a time above 0"),
-        (GEMM, GOOD.replace(",128,", ",12.5,"), "line 2: m '12.5' is not a whole number from 1"),
         (GEMM, GOOD.replace("h100_sxm", "h100_smx"), "line 2: system 'h100_smx' is unknown, did you mean 'h100_sxm'?"),
         ("a,b,c", "1,2,3", "columns of no known table; known tables: gemm, "),
     ],
@@ -117,12 +115,8 @@ def test_a_product_beyond_all_floats_is_infinite():
     ("text", "said"),
     [
         ('@pd.io.common.os.system("touch x") == 0', "no column '@pd.io.common.os.system"),
-        ("mm == 1", "no column 'mm', did you mean 'm'?; columns: dtype, m, n, system"),
         ("m == '1'", "\"'1'\" stands where a number is allowed"),
         ("dtype < 'fp8'", "column 'dtype' holds words; allowed: ==, != and in"),
-        ("m == 1 or m == 2", "'1 or m == 2' stands where a number is allowed"),
-        ("m in []", "'[]' stands where a list of such: a number is allowed"),
-        ("m == 1" + "0" * 400, "stands where a number is allowed"),
         ("m == 1 and " * LONGEST + "m == 1", f"allowed: up to {LONGEST}"),
     ],
 )
