@@ -60,11 +60,7 @@ COLUMNS = (
     *GROUP,
     INTERACTIVITY,
     "published",  # input and output tokens [token/s/GPU]
-    "as_run",  # forecast over published [1]
-    "same_workers",  # likewise
-    "same_kinds",  # likewise
-    "planned",  # likewise
-    "free",  # likewise
+    *HEIGHTS,  # forecast over published [1]
     "ran",
     "found",  # of the free frontier, at this interactivity
     "prefill_over_decode",  # GPUs, as published [1]

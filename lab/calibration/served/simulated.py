@@ -13,9 +13,8 @@ from lab.calibration.served.groups import errors_of, with_dimensions, write_fram
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.simulate import Answer, key_of, value_of
 
-#: What the tables group by, and quantities in their order.
+#: What the tables group by.
 BY = ("file", "family and layout", "requests of an instance")
-QUANTITIES = ("ttft", "tpot", "throughput")
 #: What scripts without a warm-up ran: their TTFT holds what a server does once, and counts apart.
 COLD = "aggregated, without a warm-up"
 #: Numbers of a group, of each way to predict. [1]
