@@ -163,11 +163,11 @@ def test_pairs_act_in_sweeps(tmp_path):
     def asked(on, pair):
         result, blocks = swept(on)
         if {"encode", "split"} & pair:
-            return result.pools.select_dtypes("number").to_csv()
+            return result.pools.select_dtypes("number").to_numpy().tobytes()
         tables = [result.frontier, *blocks]
         if "prefill_delay" in pair:
             tables = [table[table["mode"] == "colocated"] for table in tables]
-        return [table.select_dtypes("number").to_csv() for table in tables]
+        return [table.select_dtypes("number").to_numpy().tobytes() for table in tables]
 
     apart = {frozenset(("prefill_delay", pool)) for pool in ("encode", "split")}
     apart |= {frozenset(("context", "split"))}  # only PCP, which this model's linear attention has not

@@ -100,6 +100,7 @@ def test_constant_lengths_need_one_node():
         assert weight.tolist() == [1.0]
     assert law.context == pytest.approx(4096 + 256)
     assert law.resident.deviation == pytest.approx(512 / math.sqrt(12))
+    assert lengths(4096, 512).requests.reach == 4096 + 512  # the tokens of the longest request at its end
 
 
 def timed_passes(at, lengths, chunk):
