@@ -145,12 +145,12 @@ def test_batches_stand_on_both_sides_of_the_last_captured_step() -> None:
 def test_a_server_as_started_by_default_launches_large_steps_kernel_by_kernel() -> None:
     """vLLM captures 512 sequences: 32 layers of 16 kernels of Llama 8B at 51 us are 26.1 ms."""
     own = Replicas(mapping=Sharding(), instances=1, batch=560)
-    default, told, idle = (
+    default, told, full, idle = (
         evaluate("llama_3_1_8b", "h200_sxm", {"prefill": PREFILL, "decode": each}, ds.lengths(64, 64), rate=rate,
                  options=PlanOptions(engine="vllm"))
-        for each, rate in ((own, 1e5), (replace(own, captured=1024), 1e5), (own, 1.0))
+        for each, rate in ((own, 1e5), (replace(own, captured=1024), 1e5), (replace(own, batch=512), 1e5), (own, 1.0))
     )  # fmt: skip
-    assert (default.uncaptured, told.uncaptured, idle.uncaptured) == (512, 0, 0)
+    assert [each.uncaptured for each in (default, told, full, idle)] == [512, 0, 0, 0]
     slow, fast = (each.design.pools[-1].choice for each in (default, told))
     assert slow.step[-1] == pytest.approx(512 * 51e-6, rel=1e-6)
     small = slow.batch <= 512

@@ -89,6 +89,7 @@ def test_odd_degrees_stand_only_where_they_divide_and_only_on_nvl72():
     assert not any(degree % 3 == 0 for row in rows("glm_4_5", "h100_sxm") for degree in row)
     r1 = enumerate_mappings(at(load_model("deepseek_r1"), load_system("gb200_nvl72")))
     assert {m.redundant_slots for m in r1 if not any(degree % 3 == 0 for degree in (m.dp_attn, m.ep))} == {0}
+    assert {(m.dcp, m.pcp) for m in r1} == {(1, 1)}  # only where asked for
 
 
 def test_copies_of_experts_double_up_to_the_most():
