@@ -63,7 +63,6 @@ def record(name: str, folder: Path) -> dict[str, Any]:
             "requests": sums(result.requests(run)),
             "samples": sums(result.samples(run)),
             "instances": note.pop("instances"),
-            "gaps": sums(pd.DataFrame({"count": note.pop("itl")["counts"]})),
             "decisions": [len(decided), float(decided["tick_s"].sum()), *decided["wish"][:WORDS]],
             **note,
         }
