@@ -12,6 +12,8 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.planning.evaluate import evaluate as evaluate_plan
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.serving.colocated import colocated as in_flight
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
@@ -110,7 +112,7 @@ def test_a_full_instance_a_closed_loop_and_the_played_run_agree(model, mapping, 
     assert full == pytest.approx((found.tpot[late].mean(), rate), rel=0.02)
 
 
-def test_a_played_stream_to_several_ranks_is_its_steady_state():
+def test_a_played_stream_to_several_ranks_a_plan_and_a_served_run_agree():
     """More prompts come in the longer steps and share the next: as many in every step would take 6 % longer."""
     run, mapping, isl, osl = served("qwen3_235b_a22b", "h200_sxm", "fp8", ENGINE), Sharding(dp_attn=4, ep=4), 2048, 256
     one, rate, requests = np.ones(1), 4.15, 6000
@@ -122,6 +124,11 @@ def test_a_played_stream_to_several_ranks_is_its_steady_state():
     tpot = ((found.finish_s - found.first_token_s) / (osl - 1))[requests // 4 : -256].mean()
     state = at_rate(run, Sharding.stack([mapping]), RowLengths(isl * one, osl * one), rate * one)
     assert state.tpot == pytest.approx(tpot, rel=0.03)
+    options = PlanOptions(precision="fp8", engine="vllm")
+    planned = evaluate_plan(
+        "qwen3_235b_a22b", "h200_sxm", {"colocated": instance}, lengths(isl, osl), rate=rate, options=options
+    )
+    assert planned.tpot["p50"] == pytest.approx(tpot, rel=0.03)
 
 
 @pytest.mark.parametrize("clients", [4.0, 32.0])
