@@ -39,9 +39,15 @@ class Times(NamedTuple):
 
     step: Any  # a decode step
     fill: Any  # to the first token: a pass of prefill, or the mixed steps that take in a prompt
-    busy: Any  # from the start of a prefill pass to the next; co-located the passes for one prompt, or a mixed step
+    busy: Any  # of the slowest stage in a prefill pass; co-located the passes for one prompt, or a mixed step
     long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
     load: Any = 0.0  # to load cached pasts into HBM before a pass
+    stall: Any = 0.0  # between passes of prefill beyond ``busy``, for which the slowest stage of a pipeline waits
+
+    @property
+    def interval(self) -> Any:
+        """From the start of a pass of prefill to that of the next one. [s]"""
+        return np.maximum(self.busy + self.stall, self.load)
 
 
 class Prompt(NamedTuple):
@@ -210,21 +216,21 @@ def _unequal(designs: Designs) -> bool:
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
     """Time every pass of the designs under their settings, (rows,). [s]"""
     zero = np.zeros(designs.rows.size)
-    decode, first, busy, long, load = zero, zero, zero, zero, zero
+    decode, first, busy, long, load, stall = zero, zero, zero, zero, zero, zero
     if step:
         held = designs.load
         decode = decode_step(
             designs.at, designs.mapping, batch=designs.batch, context=held.context, rank_batch=held.batch
         ).ttl
     for prompt in designs.prompts if fill else ():
-        whole, often, loaded = _fill(designs, prompt)
+        whole, often, loaded, stalls = _fill(designs, prompt)
         first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
-        load = load + loaded
-    return Times(decode, first, busy, long, load)
+        load, stall = load + loaded, stall + prompt.busy * stalls
+    return Times(decode, first, busy, long, load, stall)
 
 
-def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
-    """Time of a pass of prefill, or of a mixed step, how often an instance starts one, and the weighted load. [s]"""
+def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any, Any]:
+    """Time of a pass of prefill, or of a mixed step, of its slowest stage, the weighted load, and the stall. [s]"""
     at, form, tier = designs.prefill_at, designs.form, designs.prefill_at.system.tier(prompt.tier)
     if designs.mode == "piggyback":
         ranks = designs.mapping.dp_attn
@@ -241,12 +247,13 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
             mla_form=form,
             rank_batch=designs.load.batch,
         )
-        return step.time, step.time, prompt.load * load
+        return step.time, step.time, prompt.load * load, 0.0
     mapping, batch = designs.prefill_mapping, designs.prefill_batch if prompt.batch is None else prompt.batch
     timed = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
     waits = slowest_passes(timed, designs.lengths) if prompt.waits else None
     (done,) = waits or timed.passes(prompt.isl, prompt.past, tier)
-    return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
+    busy, stall = (done.busy, done.stall) if prompt.batch is None else (done.ftl, 0.0)  # decode waits for all of it
+    return done.ftl, busy, prompt.load * done.load, stall
 
 
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
@@ -261,10 +268,10 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             rate = rate_of(designs.batch, times.step)
             return Scores(0.0 * times.step, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "prefill":
-            prompts = designs.prefill_batch / np.maximum(times.busy, times.load)
+            prompts = designs.prefill_batch / times.interval
             return Scores(first, 0.0 * times.fill, prompts * isl / designs.total_gpus)
         if not designs.shared:
-            prefill = designs.prefill_batch / np.maximum(times.busy, times.load)
+            prefill = designs.prefill_batch / times.interval
             decode = rate_of(designs.batch, times.step)
             if rematch:
                 needed = designs.prefill_mapping.gpus / prefill + designs.mapping.gpus / decode

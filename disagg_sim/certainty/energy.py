@@ -58,7 +58,7 @@ def spent_on(one: Pass) -> tuple[Floats, Floats]:
     """Find the time of a kind of pass, or between two starts of it [s], and the energy of a GPU for it [J], (rows,)."""
     times = times_of(one.designs)
     shared = one.designs.shared or one.field == 0
-    seconds = np.asarray(times[one.field] if shared else times.busy)
+    seconds = np.asarray(times[one.field] if shared else times.busy + times.stall)
     at = one_by_one(one.at)
     route, share = one.routes[0], _share_of_path(one)
     with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses

@@ -115,7 +115,8 @@ def token_prices(designs: Designs, prefill: Floats, decode: Floats, rate: Floats
     if past == 0.0:
         return TokenPrices(prefill * per_million / lengths.mean_isl, np.nan * output, output)
     alone = tuple(Prompt(each.isl - each.past, 0.0, *each[2:]) for each in designs.prompts)
-    whole, new = (times_of(each, step=False).busy for each in (designs, replace(designs, prompts=alone)))
+    timed = (times_of(each, step=False) for each in (designs, replace(designs, prompts=alone)))
+    whole, new = (times.busy + times.stall for times in timed)
     share = np.asarray(np.maximum(1.0 - new / whole, 0.0))  # of the passes of prefill, that goes by for cached tokens
     new = prefill * (1.0 - share) * per_million / lengths.mean_new
     return TokenPrices(new, prefill * share * per_million / past, output)

@@ -21,7 +21,7 @@ from disagg_sim.choices import LEAST_LOAD
 from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole, prompt_pass
+from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.leaving_order import StageTimes
 from disagg_sim.planning.limits import NO_LIMIT, Demand
@@ -49,11 +49,6 @@ SHORT_PASS_OF_MEANS = 0.1
 #: sequences fill the rest (chosen: forecasts of what servers hold err by up to 2.7 %, and TensorRT-LLM keeps no reserve
 #: beside its cache). [1]
 FULLEST = 0.97
-#: Most tokens of a rank that enter a pipeline at once in a plan, unless one prompt has more: the usual budget of
-#: engines (``hw_specs/schedulers/``). A larger pass holds up all that follow as it walks through the stages. [token]
-STAGE_TOKENS = 8192
-#: Part of a chunk that a last one may lack to count as whole. [1]
-WHOLE_CHUNK = 0.01
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
 #: Batches by whose multiples steps of co-located instances are timed, so that those under other limits are known. [1]
@@ -146,24 +141,11 @@ def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Ma
     found: dict[tuple[int, int], None] = {}
     host = grid.setup.request_host
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
-    small = _small_parts(grid)
     for view, time in product([*_views(grid), *among], pass_times(limit, short)):
-        usable = view[:, None] & alone & grid.feasible & small & (grid.latency + host <= time)
+        usable = view[:, None] & alone & grid.feasible & grid.entered & (grid.latency + host <= time)
         rows, columns = fastest_points(grid, grid.request_rate, usable)
         found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))
     return list(found)
-
-
-def _small_parts(grid: PhaseGrid) -> Mask:
-    """Points without a pipeline, or where a rank has one prompt, or a part of ``STAGE_TOKENS``, enter at once.
-
-    Engines chunk one prompt after the other.
-    """
-    pp, dp, chunk = (each[:, None] for each in (grid.mappings.pp, grid.mappings.dp_attn, grid.mappings.chunk_tokens))
-    own = np.ceil(grid.batch / dp)
-    together = np.where(chunk > 0, own, np.ceil(own / np.minimum(pp, own)))
-    packed = (chunk == 0) & (together * grid.lengths.mean_new <= STAGE_TOKENS)
-    return np.asarray((pp == 1) | (together == 1) | packed)
 
 
 @lru_cache(maxsize=8)  # other limits ask for the same
@@ -213,17 +195,16 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     load = np.zeros((weights.size, len(rows), last))
     if work.lengths.constant and not below:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
-        later = ftl - grid.batch[:last] / grid.request_rate[None, rows, :last]
-        held = chunk_stalls(grid, np.array(rows), grid.batch[:last].astype(float))
+        assert grid.stall is not None
+        later = ftl - grid.batch[:last] / grid.request_rate[None, rows, :last] + grid.stall[None, rows, :last]
     else:
-        held = np.zeros((len(rows), last))  # unlike prompts fill each other's chunks: the rate is kept, TTFT p90 is not
         ftl, busy, load, later = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
         mean = np.tensordot(weights, busy, 1)
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
     found = []
     for row, column in points:
         place, sizes, mapping = rows.index(row), slice(column + 1), mappings[row]
-        busy = held[place] + (mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last])
+        busy = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
         own, after = ftl[:, place, sizes], later[:, place, sizes]
         made = PrefillChoice(
             at=grid.setup,
@@ -246,41 +227,9 @@ def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]])
     return found
 
 
-def chunk_stalls(grid: PhaseGrid, rows: Ints, batch: Floats) -> Floats:
-    r"""Find how much longer a stage has prompts of one length, as a pipeline holds no more chunks than stages. [s]
-
-    A chunk enters a pipeline of p stages when the p-th before it has left. So the last chunk of a prompt, which takes
-    the longest, holds the p - 1 after it up as if they took as long. Stage times that rise by :math:`\delta` from each
-    of n chunks to the next keep a stage for
-
-    .. math:: \sum_i t_i + \delta\,(m - 1)\left(n - \frac{m}{2}\right), \qquad m = \min(n, p)
-
-    (the largest mean cycle of the starts; at n up to p it is n times the last chunk). Where the last of n chunks lacks
-    a part l of its tokens, the next prompt fills it, and a prompt stalls like n - 1 chunks, weighted by
-    :math:`\min(0.5 + l, 1)`, and n, weighted by the rest. These weights were chosen: of 21 streams of R1 and Llama 70B
-    all are met within 7.2 %. Returns (rows, batches).
-    """
-    held, prompt = np.zeros((rows.size, batch.size)), grid.lengths.prompt_nodes()
-    new, past = float(prompt.new[0]), float(prompt.past[0])
-    chunks = grid.mappings.chunk_tokens[rows]
-    for chunk in np.unique(chunks[(chunks > 0) & (chunks < new)]).tolist():
-        some, most = np.flatnonzero(chunks == chunk), math.ceil(new / chunk)
-        mapping = grid.mappings[rows[some]].for_grid()
-        first, last = (
-            prompt_pass(grid.setup, mapping, batch=batch, isl=end, past=end - chunk, chunk_tokens=float(chunk)).busy
-            for end in (past + chunk, past + most * chunk)
-        )
-        rise, lacks = np.maximum(last - first, 0.0) / (most - 1), most - new / chunk
-        whole = 1.0 if lacks <= WHOLE_CHUNK else max(0.5 - lacks, 0.0)
-        for number, part in ((most - 1, 1.0 - whole), (most, whole)):
-            least = np.minimum(number, mapping.pp)
-            held[some] += part * rise * (least - 1) * (number - least / 2)
-    return held
-
-
 def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> Floats:
-    """FTL and busy time of passes of prompts of each length, loads before, and what is left of FTL when the next pass
-    starts, (4, lengths, rows, batches). [s]
+    """FTL of passes of prompts of each length, time to the next pass, loads before, and what is left of FTL when the
+    first stage is free, (4, lengths, rows, batches). [s]
     """
     ftl, busy, load, later = np.empty((4, nodes.isl.size, rows.size, batch.size))
     chunks = grid.mappings.chunk_tokens[rows]
@@ -293,7 +242,7 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
         timed = PromptPasses(grid.setup, mapping, batch[None, :], mapping.chunk_tokens, (form,))
         for place, (isl, past, _, tier) in enumerate(nodes.each()):
             (done,) = timed.passes(isl, past, grid.setup.system.tier(tier))
-            ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.busy, done.load
+            ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.interval, done.load
             later[place, some] = done.ftl - done.busy
         waits = slowest_passes(timed, grid.lengths)
         if waits is not None:  # short prompts wait for the longest of other ranks

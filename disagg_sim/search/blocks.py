@@ -131,13 +131,14 @@ class GridPoints(NamedTuple):
     """Results of the points of a phase; arrays of shape (rows, batches)."""
 
     latency: Any  # FTL or TTL [s]
-    busy: Any  # of a stage for a pass or a step [s]
+    busy: Any  # from the start of a pass or a step to that of the next [s]
     memory: Any  # on the fullest GPU [B]
     microbatches: Any  # [1]
     bound: Any  # index into ``BOUNDS``
     mla_form: Any  # index into ``CHOSEN_FORMS``
     drafts: Any  # draft tokens of a decode step [token]
     load: Any = None  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
+    stall: Any = None  # part of ``busy`` of prefill for which the slowest stage waits [s]
 
     def part(self, rows: slice, batches: int) -> GridPoints:
         """Take some rows, at the first batches."""

@@ -3,7 +3,7 @@
 Grids are scored in blocks of rows that fit in cache; an infeasible point keeps its place, with its status and the bytes
 that it lacks. Lengths are a distribution (``workload.lengths``):
 
-* **Prefill.** The request rate is b/E[t], with the busy time t of a pass averaged over the distribution of ISL.
+* **Prefill.** The request rate is b/E[t], with the time t between passes averaged over the distribution of ISL.
   Attention is convex in the length, so E[t] is at least t(E[ISL]). All prompts of a pass have the same length, as
   if a scheduler grouped prompts by length. That is exact for one prompt per pass. For several it has the mean of
   independent lengths where the time is affine in tokens and query-key pairs (within 0.7 % for 2-16 prompts of a TP
@@ -158,8 +158,7 @@ def _grids(
                 bound=part.bound,
                 mla_form=part.mla_form,
                 drafts=part.drafts,
-                busy=None if part.load is None else part.busy,
-                load=part.load,
+                stall=part.stall,
             )
     return [grids[place] for place in range(len(cases))]
 
@@ -304,7 +303,7 @@ def prefill_points(
 ) -> GridPoints:
     """Time and size the points, (rows, batches), of one case, or of several plain ones, one after the other."""
     shape = (len(table), axis.size)
-    ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
+    ftl, busy, memory, stall = np.empty(shape), np.empty(shape), np.empty(shape), np.zeros(shape)
     below = any(lengths.cached is not None and lengths.cached.reuse.below for lengths in several.cases)
     load = np.zeros(shape) if below else None
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
@@ -312,13 +311,14 @@ def prefill_points(
     for block in _blocks(several, quantile, table.chunk_tokens, axis.size):
         rows = block.rows
         done, memory[rows], forms[rows] = _score(at, block, table[rows].for_grid(), axis, mla_form)
-        ftl[rows], busy[rows], bound[rows] = done.ftl + done.load, done.busy, bound_codes(done.sums)
+        ftl[rows], busy[rows], bound[rows] = done.ftl + done.load, done.interval, bound_codes(done.sums)
+        stall[rows] = done.stall
         if load is not None:
             load[rows] = done.load
     chunk, mapping, new = table.chunk_tokens[:, None], table.for_grid(), several.number(lambda each: each.mean_new)
     of_chunks = np.ceil(new / np.minimum(np.maximum(chunk, 1), new))
     micro[:] = np.where(chunk > 0, of_chunks, np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn)))
-    return GridPoints(ftl, busy, memory, micro, bound, forms, np.zeros(shape, dtype=np.int8), load)
+    return GridPoints(ftl, busy, memory, micro, bound, forms, np.zeros(shape, dtype=np.int8), load, stall)
 
 
 class _Block(NamedTuple):
@@ -381,5 +381,5 @@ def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     [1, 0, 0]
     """
     (old, memory, code), (scored, held, cached) = best, other
-    take = (held <= at.memory_limit) & (scored.busy < old.busy)
+    take = (held <= at.memory_limit) & (scored.interval < old.interval)
     return scored.where(take, old), np.where(take, held, memory), np.where(take, cached, code)

@@ -26,8 +26,12 @@ PHASES = ("prefill", "decode")
 CHOSEN_FORMS = (*MLA_FORMS, "none")
 
 
-#: Arrays of a grid that have a value for each point, the last two where pasts come from tiers below HBM.
-_OF_POINTS = ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts", "busy", "load")
+#: Most tokens of a rank that enter a pipeline at once, unless one prompt has more: the usual budget of engines
+#: (``hw_specs/schedulers/``). A larger pass holds up all that follow as it walks through the stages. [token]
+STAGE_TOKENS = 8192
+
+#: Arrays of a grid that have a value for each point, the last of prefill.
+_OF_POINTS = ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts", "stall")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,8 +53,7 @@ class PhaseGrid(Shown):
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
     drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
-    busy: Floats | None  # of a stage of prefill for a pass; None = batch over rate [s]
-    load: Floats | None  # of pasts from tiers below HBM, part of the latency; None = none come from there [s]
+    stall: Floats | None  # of batch over rate of prefill, what the slowest stage of a pipeline waits [s]
     ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property
@@ -72,6 +75,19 @@ class PhaseGrid(Shown):
     def feasible(self) -> NDArray[np.bool_]:
         """(rows, batches): which points may be used."""
         return np.asarray(self.status == Status.OK)
+
+    @cached_property
+    def entered(self) -> Mask:
+        """(rows, batches): which passes of prefill engines let in: of a pipeline of each rank one prompt at a time, a
+        chunk of one, or several of ``STAGE_TOKENS`` in all.
+        """
+        pp, dp, chunk = (
+            each[:, None] for each in (self.mappings.pp, self.mappings.dp_attn, self.mappings.chunk_tokens)
+        )
+        own = np.ceil(self.batch / dp)
+        together = np.where(chunk > 0, own, np.ceil(own / np.minimum(pp, own)))
+        packed = (chunk == 0) & (together * self.lengths.mean_new <= STAGE_TOKENS)
+        return np.asarray((pp == 1) | (together == 1) | packed)
 
     @cached_property
     def kv_bytes_per_request(self) -> float:

@@ -157,6 +157,8 @@ def prefill_candidates(
 ) -> PrefillCandidates:
     """Find the fastest prefill configuration of every instance size within the limits [s], [B/s], by rising GPUs.
 
+    Pipelines take the passes that engines let into them (``PhaseGrid.entered``).
+
     Ties go to the lexicographic order of mapping, then batch. The best configuration by rate per GPU, which the paper's
     Algorithm 1 picks, is among them.
     """
@@ -168,7 +170,7 @@ def prefill_candidates(
     whole = prefill.latency if after is None else prefill.latency + after[:, None]
     fast = feasible & (whole <= ftl_limit)
     egress = kv_rate_per_gpu(prefill)
-    usable = fast & (egress <= limit)
+    usable = fast & (egress <= limit) & prefill.entered
     rows, columns = fastest_points(prefill, prefill.request_rate, usable)
     at, kept = prefill.setup, prefill.mappings[rows]
     return PrefillCandidates(

@@ -104,7 +104,9 @@ class GridSide(_Side[PhaseGrid]):
 
     def _choose(self) -> None:
         grid = self.grid
-        rows, columns = fastest_points(grid, self.rates, self.in_time & (self.moved <= self.kv_link_limit))
+        usable = self.in_time & (self.moved <= self.kv_link_limit)
+        usable &= grid.entered | (grid.phase == "decode")
+        rows, columns = fastest_points(grid, self.rates, usable)
         gpus, rate = grid.gpus[rows], self.rates[rows, columns]
         keep = undominated(gpus, rate, np.arange(rows.size))
         self.rows, self.columns = rows[keep], columns[keep]

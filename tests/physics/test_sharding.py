@@ -170,7 +170,7 @@ def test_grid_points_equal_single_calls(model, system, profile):
             else:
                 one = prefill_pass(at, mapping, batch=float(b), isl=3000.0, mla_form="naive")
             assert prefill.latency[row, column] == pytest.approx(float(one.ftl), rel=1e-12)
-            assert prefill.request_rate[row, column] == pytest.approx(b / float(one.busy), rel=1e-12)
+            assert prefill.request_rate[row, column] == pytest.approx(b / float(one.interval), rel=1e-12)
 
 
 def test_a_prompt_shorter_than_its_chunk_is_one_chunk():

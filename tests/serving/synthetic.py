@@ -115,6 +115,7 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         drafts=np.zeros(rate.shape, dtype=np.int8),
         busy=None,
         load=None,
+        stall=None,
         kv_bytes_per_request=kv_bytes,
         unique_gpus=gpus if unique is None else np.asarray(unique, dtype=np.int64),
     )

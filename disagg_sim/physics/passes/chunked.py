@@ -77,8 +77,8 @@ def chunked_prefill_pass(
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads the tokens
     before the chunk; MLA projects them up again (``naive``), works in latent space (``absorbed``) or reads
     keys and values that it kept (``cached``). The head runs once, after the last chunk. Without an engine host time
-    counts once, since the chunks in flight hide the rest; with one, once a chunk. In steady state there is no bubble:
-    an instance starts a pass every ``busy`` seconds, host time and ``sum(t_i)`` of the slowest stage.
+    counts once, since the chunks in flight hide the rest; with one, once a chunk. In a full queue an instance starts a
+    pass every host time and ``sum(t_i)`` of the slowest stage (``busy``), and for how long that waits (``stalled``).
     Source: physics page, section 7 (CPP).
 
     Parameters
@@ -172,8 +172,7 @@ def chunked_passes(
         some, length, cached = slowest.scored
         return tabulate(cores, shards, DistinctCounts(some, length, past if cached is None else cached), None)
 
-    uneven = bool(np.any(plan.last != plan.size))
-    before = plan.chunks - 1
+    uneven, before = bool(np.any(plan.last != plan.size)), plan.chunks - 1
 
     def chunks(of: Setup, of_forms: tuple[str, ...]) -> tuple[_Chunks, list[ChunkCores]]:
         """Time everything but scores and values, then scores and values under every form of MLA."""
@@ -200,9 +199,10 @@ def chunked_passes(
     host, host_once = prefill_host(at, mapping, plan.chunks), host_time(at, mapping, 0.0)
     found = []
     for attention in cores:
-        busy, path = _busy_and_path(at, mapping, parts, attention, drafted)
+        busy, path, rise = _stage_times(at, mapping, parts, attention, drafted)
         sums = with_host_and_hops(parts.sums.plus(attention.sums), hop, host_once)
-        found.append(PrefillPass(path + host + hop.time, busy + host, sums))
+        stall = rise * stalled(before + plan.last / plan.size, pp)
+        found.append(PrefillPass(path + host + hop.time, busy + host, sums, stall=stall))
     return found
 
 
@@ -244,10 +244,40 @@ def _drafted(model: ModelSpec, parts: _Chunks, attention: ChunkCores) -> _Drafte
     )
 
 
-def _busy_and_path(
+def stalled(chunks: Numeric, stages: Numeric) -> Numeric:
+    r"""Find how long a prompt in chunks stalls a full pipeline, over what each takes longer than the one before. [1]
+
+    A chunk enters a pipeline of p stages when the p-th before it has left. So the last chunk of a prompt, which takes
+    the longest, holds the p - 1 after it up as if they took as long. Stage times that rise by :math:`\delta` from each
+    of n chunks to the next keep a stage for
+
+    .. math:: \sum_i t_i + \delta\,(m - 1)\left(n - \frac{m}{2}\right), \qquad m = \min(n, p)
+
+    (the largest mean cycle of the starts; at n up to p it is n times the last chunk). Where the last of n chunks lacks
+    a part l of its tokens, the next prompt fills it, and a prompt stalls like n - 1 chunks, weighted by
+    :math:`\min(0.5 + l, 1)`, and n, weighted by the rest. These weights were chosen: of 21 streams of R1 and Llama 70B
+    all are met within 7.2 %. Prompts of unlike lengths stall each by its own.
+
+    Two and eight chunks in four stages, and a prompt of a chunk and a half:
+
+    >>> [float(stalled(chunks, 4)) for chunks in (2.0, 8.0, 1.5)]
+    [1.0, 18.0, 0.0]
+    """
+    most = np.ceil(chunks)
+    lacks = most - chunks
+    whole = np.where(lacks <= WHOLE_CHUNK, 1.0, np.maximum(0.5 - lacks, 0.0))
+    found: Numeric = 0.0
+    for number, part in ((most - 1.0, 1.0 - whole), (most, whole)):
+        least = np.minimum(number, stages)
+        found = found + part * np.maximum(least - 1.0, 0.0) * (number - least / 2.0)
+    return found
+
+
+def _stage_times(
     at: Setup, mapping: Sharding, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
-) -> tuple[Numeric, Numeric]:
-    """Find ``sum(t_i)`` of the slowest stage and the critical path, both with stretched times and without host. [s]
+) -> tuple[Numeric, Numeric, Numeric]:
+    """Find ``sum(t_i)`` of the slowest stage, the critical path, both with stretched times and without host, and what
+    each chunk takes longer than the one before. [s]
 
     The path takes all chunks through one stage and one chunk, of full size or the last, through all
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
@@ -264,6 +294,7 @@ def _busy_and_path(
     every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds) + drafted.last
     busy: list[Numeric] = []
     path: list[Numeric] = []
+    rise: list[Numeric] = []
     embeddings, end = before * full.embedding + final.embedding, final.head + drafted.last
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         here = added(added(0.0, embeddings, first), final.head + drafted.whole, last)
@@ -277,7 +308,12 @@ def _busy_and_path(
         here = np.maximum(here, (before + 1.0) * launch)
         busy.append(here)
         path.append(here + np.maximum(elsewhere, (pp - 1) * launch))
-    return reduce(np.maximum, busy), reduce(np.maximum, path)
+        ends = [
+            np.maximum(here_full + sum((scores[i] - attention.full[i]) * counts[i] for i in kinds), launch)
+            for scores in (attention.first, attention.further)
+        ]
+        rise.append(np.maximum(ends[1] - ends[0], 0.0) / np.maximum(before, 1.0))
+    return reduce(np.maximum, busy), reduce(np.maximum, path), reduce(np.maximum, rise)
 
 
 class ChunkCores(NamedTuple):
@@ -287,12 +323,15 @@ class ChunkCores(NamedTuple):
     full: tuple[Numeric, ...]  # of the last chunk of full size
     last: tuple[Numeric, ...]  # of the last chunk
     sums: Sums  # of every chunk and layer
+    first: tuple[Numeric, ...] = ()  # of a first chunk of full size
+    further: tuple[Numeric, ...] = ()  # of one of full size in the place of the last
 
 
 def chunk_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None) -> ChunkCores:
     """Time scores and values of all chunks, in blocks of rows; ``others`` and ``most`` as in ``Chunks``. [s]"""
+    first, further = (_full_chunk(at, form, plan, others, before) for before in (0.0, plan.chunks - 1.0))
     if at.rates.adjust is not None or max(map(np.ndim, (*plan, *others))) < 2:
-        return _padded_cores(at, form, plan, others)
+        return _padded_cores(at, form, plan, others)._replace(first=first, further=further)
     chunks = Chunks(plan, others, most)
     found = [_cores_of(at, form, chunks, rows) for rows in chunks.blocks()]
 
@@ -304,7 +343,20 @@ def chunk_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ..
         full=joined(each.full for each in found),
         last=joined(each.last for each in found),
         sums=Sums(*joined(each.sums for each in found)),
+        first=first,
+        further=further,
     )
+
+
+def _full_chunk(
+    at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], before: Numeric
+) -> tuple[Numeric, ...]:
+    """Time attention of a chunk of full size after some others, of one layer of each kind. [s]"""
+    tp, dcp, pcp, prompts, prefix = others
+    tokens = Tokens(prompts=prompts, new=plan.size, past=prefix + before * plan.size, dcp=dcp, pcp=pcp)
+    kinds = [layer.attention for layer, _ in layers_of(at.model)]
+    times = {block: attention_cost(block, at, tp, tokens, form).time for block in dict.fromkeys(kinds)}
+    return tuple(times[block] for block in kinds)
 
 
 def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
@@ -355,6 +407,8 @@ def _of_layers(kinds: list[tuple[Layer, int]], found: dict[AttentionBlock[Any], 
     return ChunkCores(tuple(whole), tuple(full), tuple(last), sums)
 
 
+#: Part of a chunk that a last one may lack to count as whole. [1]
+WHOLE_CHUNK = 0.01
 #: Numbers in a block of rows (measured): few enough for the CPU's cache, many enough to hide numpy's overhead. [1]
 BLOCK_CHUNKS = 2**16
 

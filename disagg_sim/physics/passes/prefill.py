@@ -51,22 +51,30 @@ class PrefillPass(NamedTuple):
     """One pass of a batch of prompts through an instance."""
 
     ftl: Numeric  # first-token latency, no queue [s]
-    busy: Numeric  # time of the slowest stage: passes start this far apart [s]
+    busy: Numeric  # time of the slowest stage [s]
     sums: AnySums  # by resource, over the whole pass [s]
     load: Numeric = 0.0  # to load cached tokens into HBM; hidden behind the previous pass, so not in ``busy`` [s]
+    stall: Numeric = 0.0  # for which the slowest stage waits, as a pipeline holds no more chunks than stages [s]
+
+    @property
+    def interval(self) -> Numeric:
+        """Time from the start of a pass to that of the next one in a full queue. [s]"""
+        return self.busy + self.stall
 
     def columns(self, first: int, count: int) -> PrefillPass:
         """Take ``count`` columns of a grid, from column ``first`` on."""
         place = np.arange(first, first + count)
-        ftl, busy = (np.take(each, place, axis=1) for each in (self.ftl, self.busy))
-        return PrefillPass(ftl, busy, at_columns(self.sums, place), self.load)
+        ftl, busy, stall = (
+            np.take(each, place, axis=1) if np.ndim(each) else each for each in (self.ftl, self.busy, self.stall)
+        )
+        return PrefillPass(ftl, busy, at_columns(self.sums, place), self.load, stall)
 
     def where(self, take: Numeric, other: PrefillPass) -> PrefillPass:
         """Take this pass at the points of ``take`` and the ``other`` at the rest."""
-        ftl, busy, load = (
-            np.where(take, getattr(self, name), getattr(other, name)) for name in ("ftl", "busy", "load")
+        ftl, busy, load, stall = (
+            np.where(take, getattr(self, name), getattr(other, name)) for name in ("ftl", "busy", "load", "stall")
         )
-        return PrefillPass(ftl, busy, chosen_sums(take, self.sums, other.sums), load)
+        return PrefillPass(ftl, busy, chosen_sums(take, self.sums, other.sums), load, stall)
 
 
 def prefill_pass(

@@ -85,6 +85,7 @@ class PromptPasses:
                     mean.busy + weight * each.busy,
                     mean.sums.plus(each.sums, weight),
                     mean.load + weight * each.load,
+                    mean.stall + weight * each.stall,
                 )
                 for mean, each in zip(means, self.passes(isl, past, system.tier(tier)), strict=True)
             ]
