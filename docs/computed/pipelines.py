@@ -53,7 +53,7 @@ class Pool(NamedTuple):
     def of(cls, at: Setup, mapping: Sharding, prompt: float, chunk: float) -> Pool:
         """Time prompts of so many tokens in chunks, one prompt a pass."""
         done = chunked_prefill_pass(at, mapping, batch=1.0, isl=prompt, chunk_tokens=chunk)
-        return cls(float(mapping.gpus), float(done.ftl), float(done.busy))
+        return cls(float(mapping.gpus), float(done.ftl), float(done.interval))
 
     def rate(self, prompt: float, in_flight: float) -> float:
         """Prompt tokens a second and GPU with so many prompts in flight."""
