@@ -113,8 +113,6 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         bound=np.ones(rate.shape, dtype=np.int8),
         mla_form=np.zeros(rate.shape, dtype=np.int8),
         drafts=np.zeros(rate.shape, dtype=np.int8),
-        busy=None,
-        load=None,
         stall=None,
         kv_bytes_per_request=kv_bytes,
         unique_gpus=gpus if unique is None else np.asarray(unique, dtype=np.int64),
