@@ -187,7 +187,9 @@ class PlanQuestion:
     headroom: Annotated[float, share("Spare rate of every pool, as a share of its rate.", 0.0, MOST_HEADROOM)] = (
         HEADROOM
     )
-    confidence: Annotated[Number, share("Add GPUs until the limits hold with this probability.", 0.5, 0.99)] = None
+    confidence: Annotated[
+        Number, share("Add GPUs, or lower the rate, until the limits hold with this probability.", 0.5, 0.99)
+    ] = None
     max_nic: Annotated[
         Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
     ] = None

@@ -54,6 +54,7 @@ from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.error_bars import Uncertainty, assumed_factor, kv_factor, uncertainty
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added
+from disagg_sim.choices import MOST_HEADROOM
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
@@ -371,7 +372,7 @@ def _spread(values: Floats, error: Error) -> Floats:
 
 
 def surer(plan: Plan, confidence: float | None) -> Plan:
-    """Give a plan the headroom with which its limits hold at its rate with a probability of at least ``confidence``.
+    """Give a plan the least headroom with which its limits hold with a probability of at least ``confidence``.
 
     Takes ``confidence`` (None = return the plan unchanged [1]).
     """
@@ -379,22 +380,46 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
         return plan
     if any(case.further is not None and case.further.split is not None for case in plan.cases):
         raise InputError("confidence: attention and ffn pools have no error bars, as nobody has measured them")
-    if plan.size.gpus is not None:
-        raise InputError("confidence needs a rate or users; with gpus, --headroom leaves spare capacity")
+    before = plan
     for _ in range(ROUNDS):
         if plan.best is None or plan.ask is None:
             return plan
         kept = np.minimum(*_own(plan).kept(plan.best))
-        if not _reach(kept) > confidence or _chance(kept, RATE_ERROR) >= confidence:
+        if not _reach(kept) > confidence:
             return plan
+        if _chance(kept, RATE_ERROR) >= confidence:
+            return _cheapest(before, plan, confidence)
         low, high = 1.0, 2.0
         while _chance(kept * high, RATE_ERROR) < confidence:
             high *= 2.0
         while high - low > NARROW:
             middle = (low + high) / 2
             low, high = (low, middle) if _chance(kept * middle, RATE_ERROR) >= confidence else (middle, high)
-        plan = _larger(plan, high)
+        before, plan = plan, _larger(plan, high)
     return plan
+
+
+def _cheapest(unsure: Plan, sure: Plan, confidence: float) -> Plan:
+    """Search the headroom between two plans: with more of it, a plan has other layouts, and may be surer than asked."""
+    for _ in range(ROUNDS):
+        if not _request_cost(unsure) < (1.0 - NARROW) * _request_cost(sure):
+            break
+        assert sure.ask is not None
+        middle = math.sqrt((1.0 + unsure.options.headroom) * (1.0 + sure.options.headroom)) - 1.0
+        tried = sure.ask(options=replace(sure.options, headroom=middle))
+        if tried.best is None:
+            break
+        holds = _chance(np.minimum(*_own(tried).kept(tried.best)), RATE_ERROR) >= confidence
+        if holds and _request_cost(tried) <= _request_cost(sure):
+            sure = tried
+        else:
+            unsure = tried
+    return sure
+
+
+def _request_cost(plan: Plan) -> float:
+    assert plan.best is not None
+    return plan.best.cost / plan.best.rate
 
 
 def _larger(plan: Plan, factor: float) -> Plan:
@@ -402,8 +427,9 @@ def _larger(plan: Plan, factor: float) -> Plan:
     assert plan.ask is not None, "a plan can be asked for again"
     step, found = factor, plan
     for _ in range(ROUNDS):
-        found = plan.ask(options=replace(plan.options, headroom=step * (1.0 + plan.options.headroom) - 1.0))
-        if found.best is None or _counts(found) != _counts(plan):
+        headroom = min(step * (1.0 + plan.options.headroom) - 1.0, MOST_HEADROOM)
+        found = plan.ask(options=replace(plan.options, headroom=headroom))
+        if found.best is None or plan.size.gpus is not None or _counts(found) != _counts(plan):
             return found
         step += step - 1.0
     return found

@@ -15,7 +15,7 @@ from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.plan_rows import role_text
+from disagg_sim.report.plan_rows import rate_text, role_text
 from disagg_sim.report.words import seconds_band, seconds_text
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
@@ -57,7 +57,7 @@ def fact_rows(options: PlanOptions, design: Design, sure: Assurance | None) -> I
     yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
     if sure is not None and all(map(math.isfinite, sure.capacity)):
         most, low, high = (design.rate * each for each in (sure.most, *sure.capacity))
-        rates = [f"{each:,.0f}" if each >= 1e3 else f"{each:.4g}" for each in (most, design.rate, low, high)]
+        rates = map(rate_text, (most, design.rate, low, high))
         told = "{} requests/s until a limit is missed, {} planned: the rest is for bursts (80 % band: {} to {})"
         yield "capacity", told.format(*rates), rests
     if sure is not None and sure.ttft_causes:

@@ -90,7 +90,7 @@ def law_words(law: Lengths, drafter: Speculation | None, at: Setup | None) -> st
 
 
 def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
-    """Write the answer: disaggregate or co-locate, by how much and how surely; or what binds."""
+    """Write the answer: disaggregate or co-locate, how surely it holds, by how much it is better; or what binds."""
     best = plan.best
     if best is None:
         return [f"INFEASIBLE: {plan.infeasible}"]
@@ -98,10 +98,10 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.case.further is not None:  # with which instances of both phases do not compete
         moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
-        return [head, *moved, *_odds(plan, sure, mode)]
+        return [head, *_held(best, sure), *moved, *_better(sure, mode)]
     if plan.other is None:
         (rest,) = {ServingMode.DISAGGREGATED, ServingMode.COLOCATED} - {best.mode}
-        return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits"]
+        return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits", *_held(best, sure)]
     chance = math.nan if sure is None else sure.probability
     either = not (plan.gain >= LEAST_GAIN and not chance < LEAST_PROBABILITY)
     head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
@@ -119,24 +119,34 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
         said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {gain} times as much"
     moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     first = [f"{mode} is named first: {_why_first(plan, best)}"] if either else []
-    return [said, *first, *moved, *_odds(plan, sure, mode)]
+    return [said, *_held(best, sure), *first, *moved, *_better(sure, mode)]
 
 
-def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
-    """Write the probabilities that the mode is better and that the limits hold."""
-    if sure is None:
-        return
-    if not math.isnan(sure.probability):
+def _better(sure: Assurance | None, mode: str) -> Iterator[str]:
+    """Write the probability that the mode is better."""
+    if sure is not None and not math.isnan(sure.probability):
         chance, band = percent(sure.probability), _times(sure.gain)
         yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
-    if not math.isnan(sure.holds):
-        alone = f"TTFT {percent(sure.ttft_holds)}, TPOT {percent(sure.tpot_holds)}"
-        told = f"; no headroom makes it more than {percent(sure.within_reach)}"
+
+
+def _held(design: Design, sure: Assurance | None) -> Iterator[str]:
+    """Write the probability that the limits hold, and the rate at which it is 90 %."""
+    if sure is None or math.isnan(sure.holds):
+        return
+    told = f"the limits hold at this rate with a probability of {percent(sure.holds)}"
+    told += f" (TTFT {percent(sure.ttft_holds)}, TPOT {percent(sure.tpot_holds)})"
+    if sure.holds < LEAST_PROBABILITY:
         if sure.within_reach > LEAST_PROBABILITY:
-            more = "--confidence 0.9 plans for 90 %"
-            told = f"; {more if plan.size.gpus is None else '--headroom leaves spare capacity'}"
-        told *= sure.holds < LEAST_PROBABILITY
-        yield f"the limits hold at this rate with a probability of {percent(sure.holds)} ({alone}){told}"
+            told += f", at {rate_text(sure.capacity[0] * design.rate)} requests/s with {percent(LEAST_PROBABILITY)}"
+            told += f"; --confidence {LEAST_PROBABILITY:g} plans for that"
+        else:
+            told += f"; no headroom makes it more than {percent(sure.within_reach)}"
+    yield told
+
+
+def rate_text(rate: float) -> str:
+    """Write a rate in whole requests/s, or with four digits below 1,000."""
+    return f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}"
 
 
 def percent(chance: float) -> str:

@@ -17,7 +17,7 @@ from disagg_sim.planning.kv_links import transfer_between
 from disagg_sim.planning.limits import SHARES, Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
 from disagg_sim.planning.prove import prove, resized
-from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.ranking import passed_over, ranked, standing, standing_of_pool
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_facts import checked_rows
@@ -220,6 +220,24 @@ def test_causes_of_a_first_token_add_up_to_it_and_move_by_themselves(twenty):
     assert later["queue"] > 1.1 * planned["queue"], "slower passes fill the pool, too"
 
 
+def test_a_surer_plan_has_the_least_headroom_that_makes_it_so():
+    """With more headroom other layouts win, which are surer than asked for: half of these GPUs would do."""
+    plan = ds.plan("glm_5_1", "b200_sxm", ds.lengths(8000, 1000), rate=10)
+    sure = surer(plan, 0.9)
+    assert assurance(sure).holds >= 0.9
+    for headroom in (0.25, 0.5, 1.0, 2.0):
+        other = plan.ask(options=replace(plan.options, headroom=headroom))
+        assert other.best.gpus >= sure.best.gpus or assurance(other).holds < 0.9
+
+
+def test_a_surer_plan_of_given_gpus_serves_a_lower_rate():
+    plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), gpus=8)
+    odds, sure = assurance(plan), surer(plan, 0.9)
+    assert odds.holds < 0.9 <= assurance(sure).holds
+    assert sure.best.rate == pytest.approx(odds.capacity[0] * plan.best.rate, rel=0.02) < plan.best.rate
+    assert sure.best.gpus == plan.best.gpus
+
+
 def test_headroom_is_no_help_where_a_prompt_alone_may_be_too_slow():
     plan = ds.plan("llama_3_1_405b", "h100_sxm", ds.lengths(8192, 512), rate=3, ttft="0.8 s")
     assert assurance(plan).within_reach < 0.95
@@ -293,15 +311,15 @@ def test_modes_that_are_as_good_are_told_so(twenty):
     odds = replace(assurance(twenty), probability=0.89, holds=0.61, ttft_holds=0.62, tpot_holds=0.7, within_reach=0.92)
     assert twenty.gain >= 1.1
     assert verdict(twenty, odds)[0].startswith("EITHER WILL DO: ")
-    assert verdict(twenty, odds)[1].endswith("is named first: its forecast is ahead, with a probability below 90 %")
+    assert verdict(twenty, odds)[2].endswith("is named first: its forecast is ahead, with a probability below 90 %")
     for chance in (0.89, 0.896, 0.8999):  # not rounded up to the 90 % that it is below
-        assert "a probability of 89 %" in verdict(twenty, replace(odds, probability=chance))[-2]
+        assert "a probability of 89 %" in verdict(twenty, replace(odds, probability=chance))[-1]
     assert ", 1.09 times as many" in verdict(replace(twenty, gain=1.099), odds)[0]
-    holds = "the limits hold at this rate with a probability of 61 % (TTFT 62 %, TPOT 70 %); "
-    assert verdict(twenty, odds)[-1] == f"{holds}--confidence 0.9 plans for 90 %"
-    assert verdict(twenty, replace(odds, within_reach=0.8))[-1] == f"{holds}no headroom makes it more than 80 %"
-    given = replace(twenty, size=Size(gpus=72))
-    assert verdict(given, odds)[-1] == f"{holds}--headroom leaves spare capacity"
+    holds = "the limits hold at this rate with a probability of 61 % (TTFT 62 %, TPOT 70 %)"
+    odds = replace(odds, capacity=(0.75, 1.2))  # 20 requests/s as planned, 15 with 90 %
+    assert verdict(twenty, odds)[1] == f"{holds}, at 15 requests/s with 90 %; --confidence 0.9 plans for that"
+    assert verdict(twenty, replace(odds, within_reach=0.8))[1] == f"{holds}; no headroom makes it more than 80 %"
+    assert verdict(replace(twenty, other=None), odds)[1].startswith(holds), "told where only one mode is feasible, too"
     sure = replace(odds, probability=0.9)
     assert "EITHER" not in verdict(twenty, sure)[0]
     assert verdict(replace(twenty, gain=1.09), sure)[0].startswith("EITHER WILL DO: ")
