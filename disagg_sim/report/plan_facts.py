@@ -15,8 +15,8 @@ from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.plan_rows import rate_text, role_text
-from disagg_sim.report.words import seconds_band, seconds_text
+from disagg_sim.report.plan_rows import role_text
+from disagg_sim.report.words import rate_text, seconds_band, seconds_text
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.techniques.availability.law import Spares

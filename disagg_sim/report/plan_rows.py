@@ -21,7 +21,7 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.ranking import NEAR, passed_over, was_run
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY, gain_text
-from disagg_sim.report.words import beside_text, seconds_band, seconds_text, size_text, text_of
+from disagg_sim.report.words import beside_text, rate_text, seconds_band, seconds_text, size_text, text_of
 from disagg_sim.search.layouts import unsupported
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
@@ -96,12 +96,12 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
         return [f"INFEASIBLE: {plan.infeasible}"]
     what, mode = "DISAGGREGATE" if best.mode == ServingMode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
+    moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     if plan.case.further is not None:  # with which instances of both phases do not compete
-        moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
-        return [head, *_held(best, sure), *moved, *_better(sure, mode)]
+        return [head, *_odds_of_limits(best, sure), *moved, *_better(sure, mode)]
     if plan.other is None:
         (rest,) = {ServingMode.DISAGGREGATED, ServingMode.COLOCATED} - {best.mode}
-        return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits", *_held(best, sure)]
+        return [f"{what}: {head}; no {MODE_TEXT[rest]} deployment keeps the limits", *_odds_of_limits(best, sure)]
     chance = math.nan if sure is None else sure.probability
     either = not (plan.gain >= LEAST_GAIN and not chance < LEAST_PROBABILITY)
     head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
@@ -117,36 +117,30 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
         said = f"{head}, with {gain} times the output tokens per {unit} of the best {other} deployment"
     else:
         said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {gain} times as much"
-    moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     first = [f"{mode} is named first: {_why_first(plan, best)}"] if either else []
-    return [said, *_held(best, sure), *first, *moved, *_better(sure, mode)]
+    return [said, *_odds_of_limits(best, sure), *first, *moved, *_better(sure, mode)]
 
 
 def _better(sure: Assurance | None, mode: str) -> Iterator[str]:
     """Write the probability that the mode is better."""
     if sure is not None and not math.isnan(sure.probability):
-        chance, band = percent(sure.probability), _times(sure.gain)
-        yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
+        band = f"(80 % band: {_times(sure.gain)})"
+        yield f"{mode} is the better one with a probability of {percent(sure.probability)} {band}"
 
 
-def _held(design: Design, sure: Assurance | None) -> Iterator[str]:
+def _odds_of_limits(design: Design, sure: Assurance | None) -> Iterator[str]:
     """Write the probability that the limits hold, and the rate at which it is 90 %."""
     if sure is None or math.isnan(sure.holds):
         return
     told = f"the limits hold at this rate with a probability of {percent(sure.holds)}"
     told += f" (TTFT {percent(sure.ttft_holds)}, TPOT {percent(sure.tpot_holds)})"
-    if sure.holds < LEAST_PROBABILITY:
-        if sure.within_reach > LEAST_PROBABILITY:
-            told += f", at {rate_text(sure.capacity[0] * design.rate)} requests/s with {percent(LEAST_PROBABILITY)}"
-            told += f"; --confidence {LEAST_PROBABILITY:g} plans for that"
-        else:
-            told += f"; no headroom makes it more than {percent(sure.within_reach)}"
-    yield told
-
-
-def rate_text(rate: float) -> str:
-    """Write a rate in whole requests/s, or with four digits below 1,000."""
-    return f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}"
+    if sure.holds >= LEAST_PROBABILITY:
+        yield told
+    elif sure.within_reach > LEAST_PROBABILITY:
+        told += f", at {rate_text(sure.capacity[0] * design.rate)} requests/s with {percent(LEAST_PROBABILITY)}"
+        yield f"{told}; --confidence {LEAST_PROBABILITY:g} plans for that"
+    else:
+        yield f"{told}; no headroom makes it more than {percent(sure.within_reach)}"
 
 
 def percent(chance: float) -> str:

@@ -130,6 +130,11 @@ def size_text(size: Size) -> str:
 LONG = 0.9995
 
 
+def rate_text(rate: float) -> str:
+    """Write a rate in whole requests/s, or with four digits below 1,000."""
+    return f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}"
+
+
 def seconds_text(seconds: float) -> str:
     """Write a latency: ``31.2 ms``, ``1.27 s``; ``-`` where it has no end."""
     if not math.isfinite(seconds):
