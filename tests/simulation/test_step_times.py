@@ -167,6 +167,10 @@ def test_an_instance_prefills_at_the_mean_past_of_its_chunks():
     assert 1.0 / found == pytest.approx(sum(chunks), rel=0.01)
 
 
+def test_a_sequence_in_decode_holds_its_prompt_and_half_its_answer():
+    assert ExpectedTraffic(prompt=1000.0, output=200.0, tpot=1.0).context == 1100.0
+
+
 def test_an_affine_table_is_its_formula():
     table = StepTable.affine(step=0.5, per_sequence=0.25, per_context=1e-3, per_token=2e-3, max_sequences=64)
     for decodes, context, prefill in ((0, 0, 7), (3, 100, 0), (64, 5000, 5000), (10, 200_000, 40_000), (17, 33, 600)):

@@ -1,11 +1,13 @@
 """What caches hold of prompts: whole blocks, distributions of the share, few prompts that stand for all."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
+from disagg_sim.techniques.prefix.requests import CachedPrefixes
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.named import lengths_named, parted, reuse_text
 
@@ -30,6 +32,13 @@ def test_nothing_cached_is_the_same_as_no_cache():
 def test_decode_does_not_see_what_prefill_found():
     plain, found = lengths(32_768, 1024), lengths(32_768, 1024, cached=0.9)
     assert (found.context, found.resident, found.mean_isl) == (plain.context, plain.resident, plain.mean_isl)
+
+
+def test_a_quantile_of_new_tokens_lies_between_the_middles_of_equal_halves():
+    """Half of the prompts have 100 new tokens of 1,000, half 300: of the median 200 are new and 800 in a cache."""
+    halves, reuse = np.full(2, 0.5), Reuse(share=ConstantShare(share=0.8))
+    found = CachedPrefixes(isl=np.full(2, 1000.0), past=np.array([900.0, 700.0]), weight=halves, reuse=reuse)
+    assert found.quantile(0.5) == pytest.approx((1000.0, 800.0))
 
 
 @settings(max_examples=25)
