@@ -137,8 +137,9 @@ def _odds_of_limits(design: Design, sure: Assurance | None) -> Iterator[str]:
     if sure.holds >= LEAST_PROBABILITY:
         yield told
     elif sure.within_reach > LEAST_PROBABILITY:
-        told += f", at {rate_text(sure.capacity[0] * design.rate)} requests/s with {percent(LEAST_PROBABILITY)}"
-        yield f"{told}; --confidence {LEAST_PROBABILITY:g} plans for that"
+        safe = sure.capacity[0] * design.rate  # the end of the 80 % band is the quantile of one less LEAST_PROBABILITY
+        told += f", at {rate_text(safe)} requests/s with {percent(LEAST_PROBABILITY)}"
+        yield f"{told}; --confidence {LEAST_PROBABILITY:g} plans for {percent(LEAST_PROBABILITY)}"
     else:
         yield f"{told}; no headroom makes it more than {percent(sure.within_reach)}"
 

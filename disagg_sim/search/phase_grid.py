@@ -53,7 +53,7 @@ class PhaseGrid(Shown):
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
     drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
-    stall: Floats | None  # of batch over rate of prefill, what the slowest stage of a pipeline waits [s]
+    stall: Floats | None  # time between passes of prefill in which the slowest stage of a pipeline waits [s]
     ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property
@@ -78,9 +78,11 @@ class PhaseGrid(Shown):
 
     @cached_property
     def entered(self) -> Mask:
-        """(rows, batches): which passes of prefill engines let in: of a pipeline of each rank one prompt at a time, a
-        chunk of one, or several of ``STAGE_TOKENS`` in all.
+        """(rows, batches): which batches engines let in: of prefill in a pipeline, of each rank one prompt at a time, a
+        chunk of one, or several of ``STAGE_TOKENS`` in all; of decode every one.
         """
+        if self.phase == "decode":
+            return np.ones(self.latency.shape, dtype=bool)
         pp, dp, chunk = (
             each[:, None] for each in (self.mappings.pp, self.mappings.dp_attn, self.mappings.chunk_tokens)
         )

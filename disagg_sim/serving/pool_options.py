@@ -104,8 +104,7 @@ class GridSide(_Side[PhaseGrid]):
 
     def _choose(self) -> None:
         grid = self.grid
-        usable = self.in_time & (self.moved <= self.kv_link_limit)
-        usable &= grid.entered | (grid.phase == "decode")
+        usable = self.in_time & (self.moved <= self.kv_link_limit) & grid.entered
         rows, columns = fastest_points(grid, self.rates, usable)
         gpus, rate = grid.gpus[rows], self.rates[rows, columns]
         keep = undominated(gpus, rate, np.arange(rows.size))

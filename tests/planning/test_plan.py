@@ -318,7 +318,7 @@ def test_modes_that_are_as_good_are_told_so(twenty):
     assert ", 1.09 times as many" in verdict(replace(twenty, gain=1.099), odds)[0]
     holds = "the limits hold at this rate with a probability of 61 % (TTFT 62 %, TPOT 70 %)"
     odds = replace(odds, capacity=(0.75, 1.2))  # 20 requests/s as planned, 15 with 90 %
-    assert verdict(twenty, odds)[1] == f"{holds}, at 15 requests/s with 90 %; --confidence 0.9 plans for that"
+    assert verdict(twenty, odds)[1] == f"{holds}, at 15 requests/s with 90 %; --confidence 0.9 plans for 90 %"
     assert verdict(twenty, replace(odds, within_reach=0.8))[1] == f"{holds}; no headroom makes it more than 80 %"
     assert verdict(replace(twenty, other=None), odds)[1].startswith(holds), "told where only one mode is feasible, too"
     sure = replace(odds, probability=0.9)

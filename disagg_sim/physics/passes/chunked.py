@@ -78,7 +78,8 @@ def chunked_prefill_pass(
     before the chunk; MLA projects them up again (``naive``), works in latent space (``absorbed``) or reads
     keys and values that it kept (``cached``). The head runs once, after the last chunk. Without an engine host time
     counts once, since the chunks in flight hide the rest; with one, once a chunk. In a full queue an instance starts a
-    pass every host time and ``sum(t_i)`` of the slowest stage (``busy``), and for how long that waits (``stalled``).
+    pass every ``busy + stall`` seconds: host time with ``sum(t_i)`` of the slowest stage, and what that stage waits
+    (``stalled``).
     Source: physics page, section 7 (CPP).
 
     Parameters
@@ -172,7 +173,7 @@ def chunked_passes(
         some, length, cached = slowest.scored
         return tabulate(cores, shards, DistinctCounts(some, length, past if cached is None else cached), None)
 
-    uneven, before = bool(np.any(plan.last != plan.size)), plan.chunks - 1
+    before = plan.chunks - 1
 
     def chunks(of: Setup, of_forms: tuple[str, ...]) -> tuple[_Chunks, list[ChunkCores]]:
         """Time everything but scores and values, then scores and values under every form of MLA."""
@@ -183,7 +184,7 @@ def chunked_passes(
 
         head_time, head_sums = tabulate(at_end, (mapping.tp_attn,), levels)
         full = linear(of, plan.size)
-        final = linear(of, plan.last) if uneven else full
+        final = linear(of, plan.last) if np.any(plan.last != plan.size) else full
         final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
         sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
         full, final = (stretched(times, prefill_stretch(of)) for times in (full, final))
