@@ -10,6 +10,7 @@ from disagg_sim.facts.load import list_specs, load_engine, load_launcher
 from disagg_sim.launch.engines import ENGINES, sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.read import read_launch
 from disagg_sim.launch.workers import UNKNOWN, Weights, Workers, weights_of, workers_of
+from disagg_sim.planning.question import PlanOptions
 from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, dep, tp, unequal_tp, workers
 
 
@@ -42,6 +43,22 @@ def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system, abl
         with pytest.raises(ds.DisaggSimError, match=f"{system}: it starts systems of NVIDIA") as refused:
             ds.launch(pool, engine=engine)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("system", ["mi300x", "trainium2"])
+def test_no_forecast_is_made_of_an_engine_that_does_not_run_on_a_system(system):
+    other = "runs on systems of NVIDIA, and not of (AMD|Google|AWS); allowed there: sglang, vllm, "
+    for engine in ("trtllm", "trtllm_engine"):
+        with pytest.raises(ds.DisaggSimError, match=other):
+            ds.setup("llama_3_1_8b", system, "bf16", engine=engine)
+    options = PlanOptions(engine="trtllm")
+    lengths = ds.lengths(1024, 128)
+    with pytest.raises(ds.DisaggSimError, match=other):
+        ds.plan("llama_3_1_8b", system, lengths, rate=4, options=options)
+    found = ds.plan("llama_3_1_8b", ["h100_sxm", system], lengths, rate=4, options=options)
+    assert found.best is not None
+    assert found.best.pools[-1].setup.system.name == "h100_sxm"
+    assert [line.partition(": ")[0] for line in found.left_out] == [system]
 
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name in list_specs("engine")])

@@ -8,7 +8,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.pool_parts import split_spent
 from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError, InputError, PolicyError
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.run_energy import run_energy
@@ -17,8 +17,9 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import physical_site
+from disagg_sim.simulation.policies.fixed import Disaggregated
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.wishes import Limits
+from disagg_sim.simulation.wishes import Flip, Limits, Role
 from disagg_sim.techniques.split import physics as split_physics
 from disagg_sim.techniques.split.physics import Split, split_step
 from disagg_sim.techniques.split.search import ffn_mapping
@@ -126,6 +127,25 @@ def test_what_cannot_be_split_is_one_line():
     small = (replace(part, ffn=FfnPool(mapping=ffn_mapping(at, 1))),)
     with pytest.raises(InfeasibleError, match="feed-forward part of deepseek_r1"):
         ds.simulate(deployment("r1", 1, decode=small), trace, slo=SLO)
+
+
+def test_policies_that_change_roles_are_refused_the_change():
+    pytest.importorskip("numba")
+
+    class Flipping(Disaggregated):
+        """Changes the role of instance 1 at its first look."""
+
+        period_s = 0.1
+
+        def build(self, site):
+            return replace(Disaggregated.build(self, site), roles=self)
+
+        def flips(self, _view):
+            return [Flip(instance=1, role=Role.PREFILL, reason="more prompts")]
+
+    trace = ds.synthetic_trace(rate=10.0, requests=20, lengths=(1024, 64))
+    with pytest.raises(PolicyError, match="attention and feed-forward GPUs decode alone"):
+        ds.simulate(deployment("dense", 1), trace, Flipping(), slo=SLO)
 
 
 def test_a_split_instance_draws_what_its_halves_do():
