@@ -297,6 +297,14 @@ def _stage_times(
     path: list[Numeric] = []
     rise: list[Numeric] = []
     embeddings, end = before * full.embedding + final.embedding, final.head + drafted.last
+    alike: dict[int, list[int]] = {}  # kinds of layers of the same attention, which is timed once
+    for i in kinds:
+        alike.setdefault(id(attention.first[i]), []).append(i)
+    climbs = [
+        (kinds_of, attention.further[one] - attention.first[one], attention.further[one] - attention.full[one])
+        for kinds_of in alike.values()
+        for one in kinds_of[:1]
+    ]
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         here = added(added(0.0, embeddings, first), final.head + drafted.whole, last)
         here_full = added(added(0.0, full.embedding, first), drafted.full, last)
@@ -309,12 +317,13 @@ def _stage_times(
         here = np.maximum(here, (before + 1.0) * launch)
         busy.append(here)
         path.append(here + np.maximum(elsewhere, (pp - 1) * launch))
-        ends = [
-            np.maximum(here_full + sum((scores[i] - attention.full[i]) * counts[i] for i in kinds), launch)
-            for scores in (attention.first, attention.further)
-        ]
-        rise.append(np.maximum(ends[1] - ends[0], 0.0) / np.maximum(before, 1.0))
-    return reduce(np.maximum, busy), reduce(np.maximum, path), reduce(np.maximum, rise)
+        climb, above_launch = 0.0, here_full - launch
+        for kinds_of, more, beyond in climbs:
+            layers = sum(counts[i] for i in kinds_of)
+            climb, above_launch = added(climb, more, layers), added(above_launch, beyond, layers)
+        rise.append(np.minimum(climb, above_launch))
+    risen = np.maximum(reduce(np.maximum, rise), 0.0) / np.maximum(before, 1.0)
+    return reduce(np.maximum, busy), reduce(np.maximum, path), risen
 
 
 class ChunkCores(NamedTuple):
@@ -330,23 +339,23 @@ class ChunkCores(NamedTuple):
 
 def chunk_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None) -> ChunkCores:
     """Time scores and values of all chunks, in blocks of rows; ``others`` and ``most`` as in ``Chunks``. [s]"""
-    first, further = (_full_chunk(at, form, plan, others, before) for before in (0.0, plan.chunks - 1.0))
+    first, even = _full_chunk(at, form, plan, others, 0.0), not np.any(plan.last != plan.size)
+
+    def with_ends(cores: ChunkCores) -> ChunkCores:
+        further = cores.last if even else _full_chunk(at, form, plan, others, plan.chunks - 1.0)
+        return cores._replace(first=first, further=further)
+
     if at.rates.adjust is not None or max(map(np.ndim, (*plan, *others))) < 2:
-        return _padded_cores(at, form, plan, others)._replace(first=first, further=further)
+        return with_ends(_padded_cores(at, form, plan, others))
     chunks = Chunks(plan, others, most)
     found = [_cores_of(at, form, chunks, rows) for rows in chunks.blocks()]
 
     def joined(of_each: Iterable[tuple[Numeric, ...]]) -> tuple[Numeric, ...]:
         return tuple(chunks.joined(parts) for parts in zip(*of_each, strict=True))
 
-    return ChunkCores(
-        whole=joined(each.whole for each in found),
-        full=joined(each.full for each in found),
-        last=joined(each.last for each in found),
-        sums=Sums(*joined(each.sums for each in found)),
-        first=first,
-        further=further,
-    )
+    whole, full, last = (joined(getattr(each, name) for each in found) for name in ("whole", "full", "last"))
+    sums = Sums(*joined(each.sums for each in found))
+    return with_ends(ChunkCores(whole, full, last, sums))
 
 
 def _full_chunk(
