@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
@@ -86,6 +87,10 @@ def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: RunListener,
         if case.left_out:
             modes, reasons = zip(*case.left_out, strict=True)
             listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
+    if ServingMode.COLOCATED in plan.spec.modes and ServingMode.PIGGYBACK not in plan.spec.modes:
+        engines = [case.case.decode_setup.overheads for case in plan.cases]
+        for title in sorted({each.title for each in engines if each is not None and each.mixed_steps}):
+            listener.note(f"modes: colocated stops decode for prompts; {title} mixes both in a step: add piggyback")
     lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
     return _Run(plan, store, lacking, Gathered(plan))
 

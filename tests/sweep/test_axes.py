@@ -139,6 +139,17 @@ def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path):
     assert not reaches(naive, free)
 
 
+@pytest.mark.parametrize(
+    ("engine", "modes", "told"),
+    [("vllm", ["colocated"], True), ("vllm", ["colocated", "piggyback"], False), ("sglang", ["colocated"], False)],
+)
+def test_colocated_alone_is_not_what_an_engine_does_that_mixes_prompts_into_decode_steps(tmp_path, engine, modes, told):
+    noted = Mock()
+    run(replace(SMALL, engine=engine, profile="measured", modes=tuple(modes)), tmp_path, noted)
+    notes = [call.args[0] for call in noted.note.call_args_list if call.args[0].startswith("modes: ")]
+    assert notes == ["modes: colocated stops decode for prompts; vLLM (V1) mixes both in a step: add piggyback"] * told
+
+
 def test_pools_on_different_systems_per_usd(tmp_path):
     mixed = PoolSystems(system="h100_sxm", precision="bf16", prefill_system="a100_sxm_80gb", prefill_precision="bf16")
     spec = replace(
