@@ -23,7 +23,7 @@ from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, SIMPLER, answer_of, ranked, standing, was_run
-from disagg_sim.planning.sizing import cost_of, designs_at, most_of, most_rate, near_of
+from disagg_sim.planning.sizing import cost_of, designs_at, gpus_for, most_of, most_rate, near_of
 from disagg_sim.search.phase_grid import PhaseGrid, least
 from disagg_sim.units import GB
 
@@ -83,9 +83,14 @@ class Plan(Shown):
         return next(case for case in self.cases if case.at is last and case.prefill_at is first)
 
 
-def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
-    """Choose among the designs of all cases; what is told, so many beside the best, went through ``check``."""
-    chosen = choose(asked.cases, asked.size, check, others)
+def answer(asked: Plan, check: Check, others: int = RUNNERS_UP, below: float = math.inf) -> Plan:
+    """Choose among the designs of all cases; what is told, so many beside the best, went through ``check``.
+
+    An answer that costs more than ``below`` a request need not be found.
+    """
+    chosen = choose(asked.cases, asked.size, check, others, below)
+    if chosen is None and below < math.inf:
+        return asked
     if chosen is None:
         said = why_infeasible(asked.cases, asked.size, asked.options.max_nic)
         if choose(asked.cases, asked.size, lambda each: each, others) is not None:
@@ -126,16 +131,29 @@ def _kind(design: Design) -> Any:
 _Chosen = tuple[Design, tuple[Design, ...], Design | None, float, Design]
 
 
-def choose(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
+def choose(
+    cases: Sequence[Candidates], size: Size, check: Check, others: int, below: float = math.inf
+) -> _Chosen | None:
     """Choose what is printed, for a rate, users or GPUs; None where nothing serves."""
-    return _of_rate(cases, size, check, others) if size.gpus is None else _of_gpus(cases, size.gpus, check, others)
+    if size.gpus is not None:
+        return _of_gpus(cases, size.gpus, check, others)
+    return _of_rate(cases, size, check, others, SIMPLER * below)
 
 
-def _of_rate(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
-    """Designs for a rate or users: the best, those after it, that of the other mode, and its cost over the best's."""
+def _of_rate(cases: Sequence[Candidates], size: Size, check: Check, others: int, dearest: float) -> _Chosen | None:
+    """Designs for a rate or users: the best, those after it, that of the other mode, and its cost over the best's.
+
+    Those for a rate that cost more than ``dearest`` a request may be left out.
+    """
     designs: list[Design] = []
     for case in cases:
-        designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
+        if size.rate is not None:
+            found = designs_at(case, size.rate, gpus_for(case, dearest * size.rate))
+        else:
+            found = designs_of_users(case, size.users or 1)
+        designs += found
+        if others < RUNNERS_UP:  # the answer alone counts, and it costs at most SIMPLER times the least
+            dearest = min([dearest, *(SIMPLER * _cost(each) for each in found if not each.flattered)])
     known: dict[int, Design] = {}
     while designs:
         designs = ranked(designs, near_of(cases[0]), cases[0].prices)

@@ -132,7 +132,7 @@ def _planned(
     if rate is not None and not any(may_cost(case, rate, below * rate) for case in cases):
         return question
     check = partial(played_if_flattered, question, {})
-    found = answer(question, check, others)
+    found = answer(question, check, others, below)
     if options.objective != JOULE or found.best is None or others < RUNNERS_UP:  # a look at one change tells no other
         return found
     plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
