@@ -1,5 +1,7 @@
 """The mixed step: its limits, and its chunk penalty under MLA."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import cached_setting, cases, mappings_of
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
+from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.memory import colocated_bytes, decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -50,6 +53,15 @@ def test_a_grid_gives_what_single_calls_give():
         for column in range(SIZES.size):
             one = step_of(at, table[row], SIZES[0, column], chunk[0, column], mla_form="naive")
             assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
+
+
+def test_drafts_pass_the_weights_as_tokens_do():
+    """1,000 sequences of three tokens and 3,000 of one, on one cached token, have equal products beside a prompt."""
+    plain = cached_setting("llama_3_1_8b", "h100_sxm", "ideal")
+    drafting = replace(plain, speculation=stated_speculation("mtp", (0.8, 0.6)))
+    drafted = step_of(drafting, Sharding(draft_tokens=2), 1000, 512, context=1, isl=512)
+    tokens = step_of(plain, Sharding(), 3000, 512, context=1, isl=512)
+    assert 1.0 < float(drafted.time / tokens.time) < 1.15  # two passes of the drafter: each a layer of 32 and the head
 
 
 def test_a_stage_takes_as_long_as_its_fullest_micro_batch():

@@ -81,6 +81,23 @@ def test_a_slow_tier_feeds_no_more_than_it_loads(at):
     assert (again.request_rate == whole.request_rate).all()
 
 
+def test_the_slowest_of_unlike_ranks_computes_again_what_a_slow_tier_holds():
+    """Through a link of 10 kB/s all ranks take as long as without a cache, through one of 1 PB/s as with it in HBM."""
+    ranks, uneven = ds.Sharding(dp_attn=4, ep=4), {"rank_imbalance": "random"}
+
+    def first(bandwidth, **cached):
+        plain = ds.load_system("h200_sxm")
+        system = replace(plain, kv_tiers={"ssd": KvTier(bandwidth=bandwidth, latency_s=0.0)})
+        law = ds.lengths("log_normal_4096_512", **uneven, **cached)
+        grid = ds.prefill_grid(ds.setup("qwen3_30b_a3b", system, "fp8"), ranks, law, batch=[4, 16, 64])
+        return np.stack([grid.latency[0], grid.request_rate[0]])
+
+    whole, held = first(1e15), first(1e15, cached=0.9)
+    np.testing.assert_allclose(first(1e4, cached=of_tier(ssd=1.0)), whole, rtol=1e-9)
+    np.testing.assert_allclose(first(1e15, cached=of_tier(ssd=1.0)), held, rtol=1e-4)
+    assert (held[0] < 0.5 * whole[0]).all()
+
+
 def test_loading_wins_above_the_break_even_bandwidth(at):
     """R* of the instance falls with the prefix, as attention is quadratic in it."""
     rates = []
