@@ -55,13 +55,16 @@ def test_a_grid_gives_what_single_calls_give():
             assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
 
 
-def test_drafts_pass_the_weights_as_tokens_do():
-    """1,000 sequences of three tokens and 3,000 of one, on one cached token, have equal products beside a prompt."""
-    plain = cached_setting("llama_3_1_8b", "h100_sxm", "ideal")
+def test_drafts_pass_experts_and_links_as_tokens_do():
+    """1,000 sequences of three tokens and 3,000 of one, on one cached token, beside a prompt; the drafter adds a layer
+    of 48 and the head, twice.
+    """
+    plain, four = cached_setting("qwen3_30b_a3b", "h100_sxm", "ideal"), {"dp_attn": 4, "ep": 4}
     drafting = replace(plain, speculation=stated_speculation("mtp", (0.8, 0.6)))
-    drafted = step_of(drafting, Sharding(draft_tokens=2), 1000, 512, context=1, isl=512)
-    tokens = step_of(plain, Sharding(), 3000, 512, context=1, isl=512)
-    assert 1.0 < float(drafted.time / tokens.time) < 1.15  # two passes of the drafter: each a layer of 32 and the head
+    drafted = step_of(drafting, Sharding(**four, draft_tokens=2), 1000, 512, context=1, isl=512)
+    tokens = step_of(plain, Sharding(**four), 3000, 512, context=1, isl=512)
+    assert 1.0 < float(drafted.time / tokens.time) < 1.2
+    assert 1.0 < float(drafted.sums.communication / tokens.sums.communication) < 1.2
 
 
 def test_a_stage_takes_as_long_as_its_fullest_micro_batch():
