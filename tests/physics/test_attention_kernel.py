@@ -143,19 +143,21 @@ def test_few_tokens_on_a_past_take_as_long_as_a_tile():
 
 
 @pytest.mark.parametrize(
-    ("new", "parts", "rounds"),
+    ("new", "blocks", "parts", "rounds"),
     [
-        (32, 46, 1),  # 4 heads share a tile: 2 tiles on 100 multiprocessors, 1000/ceil(22) parts
-        (128, 12, 1),  # 8 tiles: 1000/ceil(88)
-        (640, 3, 2),  # 40 tiles: 1000/ceil(440); 120 blocks are two rounds
-        (1248, 2, 2),  # 78 tiles: 1000/ceil(858)
-        (1280, 1, 1),  # 80 tiles fill 0.8 of them
+        (32, 1000, 46, 1),  # 4 heads share a tile: 2 tiles on 100 multiprocessors, 1000/ceil(22) parts
+        (128, 1000, 12, 1),  # 8 tiles: 1000/ceil(88)
+        (640, 1000, 3, 2),  # 40 tiles: 1000/ceil(440); 120 blocks are two rounds
+        (1248, 1000, 2, 2),  # 78 tiles: 1000/ceil(858)
+        (1280, 1000, 1, 1),  # 80 tiles fill 0.8 of them
+        (32, 40, 40, 1),  # 2 tiles of 40: a multiprocessor for each
     ],
 )
-def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, parts, rounds):
-    """2 KV heads of 4 query heads on 128000 keys, 1000 blocks of 128."""
-    time = prefill(SHARED, new=float(new), past=128_000.0 - new)
-    keys = max(128_000 / parts, rounds * (128_000 - new) / parts + new_part(new))
+def test_keys_are_split_over_the_multiprocessors_that_tiles_leave_idle(new, blocks, parts, rounds):
+    """2 KV heads of 4 query heads on blocks of 128 keys."""
+    held = 128.0 * blocks
+    time = prefill(SHARED, new=float(new), past=held - new)
+    keys = max(held / parts, rounds * (held - new) / parts + new_part(new))
     assert time == pytest.approx(keys * KEY, rel=1e-9)
 
 

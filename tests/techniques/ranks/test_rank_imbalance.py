@@ -125,14 +125,15 @@ def test_chunks_of_one_length_are_those_of_even_ranks():
 
 
 def test_rests_without_a_past_are_prompts():
-    """T, P and Q = 0 give the equal prompts of T and the squares."""
+    """T, P and Q = 0 give the equal prompts of T and the squares, and the same chunks."""
     prompts = np.array([100.0, 300.0, 2000.0])
     law = request_law(prompts, np.ones(3))
     batch, ranks = np.array([[8.0, 32.0, 100.0]]), np.array([[4.0], [8.0]])
-    plain = RankLoads(law, "least_load").prefill(batch, ranks)
-    rest = RestLoads(prompts, np.full(3, 1e-9), np.full(3, 1 / 3)).prefill(batch, ranks)
-    assert rest.prompts == pytest.approx(plain.prompts, rel=1e-6)
-    assert rest.new == pytest.approx(plain.new, rel=1e-6)
+    plain, rest = RankLoads(law, "least_load"), RestLoads(prompts, np.full(3, 1e-9), np.full(3, 1 / 3))
+    for one, other in zip(rest.prefill(batch, ranks)[:2], plain.prefill(batch, ranks)[:2], strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+    both = zip(rest.chunked(batch, ranks, 512.0)[:4], plain.chunked(batch, ranks, 512.0)[:4], strict=True)
+    assert all(one == pytest.approx(other, rel=1e-6) for one, other in both)
 
 
 def test_one_rank_and_equal_requests_are_as_ever():
