@@ -114,7 +114,7 @@ def test_fp8_weights_have_block_scales_where_the_fp8_checkpoint_of_the_publisher
             blocks = publisher.get("fp8_block")
             assert load_model(name).block_scaled_fp8 == (blocks not in (None, publisher.get("fp8"))), name
     scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
-    assert scaled - published.keys() == {"deepseek_v3"}  # as DeepSeek-R1, which was trained from it
+    assert scaled <= published.keys()
 
 
 def test_a_request_beyond_the_context_limit_is_refused():
