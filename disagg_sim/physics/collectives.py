@@ -66,31 +66,14 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 
     .. math:: t = a + h (n - 1) + w + 2\sqrt{r w}
 
-    ``a`` starts the call, ``h`` is what each further rank adds. With pieces of the best size the pipeline takes
-    :math:`(\sqrt r + \sqrt w)^2`, where ``r`` [s] is the hand-over of a piece times the stages; its constant part is in
-    ``a``. So the rate rises with the message and reaches half of its plateau at w = 4r.
+    ``a`` [s] (``latency``) starts the call, ``h`` [s] (``hop``) is what each further rank adds. With pieces of the best
+    size the pipeline takes :math:`(\sqrt r + \sqrt w)^2`, where ``r`` [s] (``ramp``; 0 = no hand-over) is the hand-over
+    of a piece times the stages; its constant part is in ``a``. So the rate rises with the message and reaches half of
+    its plateau at w = 4r. Latency and time on the wire have the broadcast shape.
 
     References: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
     IJHPCA 19(1), 2005, :doi:`10.1177/1094342005051521`.
 
-    Parameters
-    ----------
-    wire
-        w, time of the whole message on the link. [s]
-    n
-        Ranks. [1]
-    latency, hop
-        a and h. [s]
-    ramp
-        r; 0 = no hand-over, so that the message takes w alone. [s]
-
-    Returns
-    -------
-    MessageTime
-        Latency and time on the wire, of the broadcast shape. [s]
-
-    Examples
-    --------
     At w = 4r, 100 us on the wire, half of the rate is reached:
 
     >>> found = pipelined_transfer(100e-6, 8, latency=10e-6, hop=1e-6, ramp=25e-6)

@@ -33,22 +33,11 @@ class Work(NamedTuple):
 
 
 def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float) -> Work:
-    """Work of ``C[m,n] = A[m,k] @ W[k,n]``; each matrix crosses HBM once.
+    """Work of ``C[m,n] = A[m,k] @ W[k,n]``, of the broadcast shape of the sizes on one GPU [1].
 
-    Parameters
-    ----------
-    m, n, k
-        Sizes on one GPU, after sharding. [1]
-    weight_bytes
-        Size of an element of W; quantised GEMMs read A in the format of W. C is bf16. [B]
+    ``2*m*n*k`` FLOP, and each matrix crosses HBM once: A in the format of W (``weight_bytes`` an element [B]), C in
+    bf16.
 
-    Returns
-    -------
-    Work
-        ``2*m*n*k`` FLOP, and the bytes of A, W and C, of the broadcast shape of the sizes.
-
-    Examples
-    --------
     >>> gemm_work(1, 8192, 8192, weight_bytes=1).flops
     134217728
     """
@@ -58,22 +47,9 @@ def gemm_work(m: Numeric, n: Numeric, k: Numeric, *, weight_bytes: float) -> Wor
 def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Numeric:
     """Query-key pairs of ``new`` tokens after ``past`` cached ones, causal. [1]
 
-    ``S*C + S*(S+1)/2``; with a sliding window w every token sees min(position, w) keys.
+    S tokens after C have ``S*C + S*(S+1)/2`` of one sequence and head, of the broadcast shape; with a sliding window w
+    [token] every token sees min(position, w) keys, all where it is 0.
 
-    Parameters
-    ----------
-    new, past
-        S and C, query tokens and cached tokens before them. [token]
-    window
-        w, of sliding attention; 0 = none. [token]
-
-    Returns
-    -------
-    numeric
-        Pairs of one sequence and head, of the broadcast shape of ``new`` and ``past``. [1]
-
-    Examples
-    --------
     Four tokens see 1 + 2 + 3 + 4 keys; after two cached ones and in a window of three, 3 each:
 
     >>> float(causal_pairs(4)), float(causal_pairs(4, 2, window=3))
@@ -88,24 +64,9 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
 def decode_pairs(context: Numeric, queries: Numeric, window: float = 0.0) -> Numeric:
     """Count query-key pairs of the ``queries`` new tokens of a sequence in decode, the first of which sees ``context``.
 
-    ``sum_{i<q} (ctx + i)``, each sum at most the window.
+    ``sum_{i<q} (ctx + i)`` of one sequence and head, each at most the window (0 = none), of the broadcast shape [1].
+    The context of the first query includes itself; q is 1 + k where a step verifies k drafts. All are in tokens.
 
-    Parameters
-    ----------
-    context
-        Keys that the first query sees, itself included. [token]
-    queries
-        q, new tokens of the sequence: 1 + k where a step verifies k drafts. [token]
-    window
-        Of sliding attention; 0 = none. [token]
-
-    Returns
-    -------
-    numeric
-        Of one sequence and head, of the broadcast shape. [1]
-
-    Examples
-    --------
     Three queries after nine tokens see 10 + 11 + 12 keys, in a window of 11 tokens 10 + 11 + 11:
 
     >>> float(decode_pairs(10, 3)), float(decode_pairs(10, 3, window=11))
@@ -123,22 +84,9 @@ def chunk_pairs(new: Numeric, past: Numeric, chunk: float) -> Numeric:
     """Query-key pairs of ``new`` tokens after ``past`` cached ones, each inside its own chunk of the sequence. [1]
 
     A token at position i of its chunk sees i keys: n tokens from the start of a sequence have
-    ``floor(n/c)*c*(c+1)/2 + r*(r+1)/2`` pairs, r of them in the last chunk.
+    ``floor(n/c)*c*(c+1)/2 + r*(r+1)/2`` pairs, r of them in the last chunk. Of one sequence and head, of the broadcast
+    shape of ``new`` and ``past``; all are in tokens.
 
-    Parameters
-    ----------
-    new, past
-        Query tokens and cached tokens before them. [token]
-    chunk
-        c, of the sequence. [token]
-
-    Returns
-    -------
-    numeric
-        Pairs of one sequence and head, of the broadcast shape of ``new`` and ``past``. [1]
-
-    Examples
-    --------
     In chunks of three, five tokens see 1 + 2 + 3 and 1 + 2 keys:
 
     >>> float(chunk_pairs(5, 0, 3)), float(chunk_pairs(2, 3, 3))
@@ -266,22 +214,8 @@ def expert_work(rows: ExpertRows, *, weight_bytes: float) -> Work:
     """Count what the routed experts of one rank multiply and read.
 
     Three matrices: ``F = 6*d*d_e*picks``, two without a gate: ``4*d*d_e*picks``; the weights of the distinct experts
-    cross HBM once (section 2).
+    cross HBM once (section 2), ``weight_bytes`` an element [B]. Of one layer, of the broadcast shape of ``rows``.
 
-    Parameters
-    ----------
-    rows
-        Picks and distinct experts of the rank, and the sizes of an expert.
-    weight_bytes
-        Size of an element of the weights. [B]
-
-    Returns
-    -------
-    Work
-        Of one layer, of the broadcast shape of ``rows``.
-
-    Examples
-    --------
     One pick of an expert of 7168 x 2048 at one byte: 6 FLOP an element of a matrix, and three matrices read.
 
     >>> work = expert_work(ExpertRows(picks=1, distinct=1, experts=256, hidden=7168, width=2048), weight_bytes=1)

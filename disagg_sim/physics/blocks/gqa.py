@@ -84,32 +84,10 @@ def gqa_decode_work(
     """Count scores and values of the new tokens of each sequence.
 
     ``4*n_q*h*ctx`` FLOP and ``2*n_kv*h*b_kv*ctx`` bytes for one (section 2). The cache is read once for all ``queries``
-    of a sequence, so these have ``sum_i (ctx + i)`` pairs on ``ctx + q - 1`` cached tokens.
+    of a sequence, so these have ``sum_i (ctx + i)`` pairs on ``ctx + q - 1`` cached tokens. Takes what
+    ``gqa_prefill_work`` takes, the mean ``context`` [token], and the new tokens q of each sequence in decode; returns
+    the work of one layer, of the broadcast shape of these three.
 
-    Parameters
-    ----------
-    sequences
-        In decode. [1]
-    context
-        Cached tokens of each, the mean. [token]
-    q_heads, kv_heads
-        n_q and n_kv, heads of one GPU. [1]
-    head_dim
-        h, size of a head; the mean of key and value where these differ. [1]
-    window
-        Of sliding attention; 0 = none. [token]
-    cache_bytes
-        b_kv, size of a cached element. [B]
-    queries
-        q, new tokens of each sequence. [token]
-
-    Returns
-    -------
-    Work
-        Of one layer, of the broadcast shape of ``sequences``, ``context`` and ``queries``.
-
-    Examples
-    --------
     The arithmetic intensity is ``2*n_q/(n_kv*b_kv)``, here 2 x 8 FLOP a byte, whatever the batch and the context:
 
     >>> sizes = {"q_heads": 8, "kv_heads": 1, "head_dim": 128, "window": 0, "cache_bytes": 1}

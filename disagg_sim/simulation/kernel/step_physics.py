@@ -258,12 +258,6 @@ def token_axis(most: int) -> Floats:
     return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
 
 
-def knot_axis(most: int, windows: tuple[int, ...]) -> Floats:
-    """Contexts of the decode axis: half powers of two, and the windows of the model. [token]"""
-    powers = 2.0 ** (0.5 * np.arange(8, int(2 * np.ceil(np.log2(most))) + 1))
-    return np.unique(np.concatenate([[1.0], powers, np.array(windows, dtype=float)]))
-
-
 def row_axis(most: int, stages: int, ranks: int) -> Floats:
     """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
     steps = stages * ranks * np.round(1.2 ** np.arange(64))

@@ -36,7 +36,6 @@ from disagg_sim.simulation.kernel.step_physics import (
     Linear,
     SplitPhysics,
     StepPhysics,
-    knot_axis,
     row_axis,
     stair_axis,
     token_axis,
@@ -87,8 +86,9 @@ class StepTable:
         at = replace(at, techniques=()) if at.techniques else at  # the kernel lengthens whole steps
         physics = StepPhysics(at, bare(mapping), mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
-        knots = knot_axis(max_context, physics.kinks)
-        pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
+        powers = 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))  # half powers of two [token]
+        knots = np.unique(np.concatenate([[1.0], powers, np.array(physics.kinks, dtype=float)]))
+        pasts = np.concatenate([[0.0], powers])
         octave = LATENT_OCTAVE if physics.switches else OCTAVE
         smooth = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
         lengths = np.union1d(smooth, stair_axis(physics, max_tokens, max_context))

@@ -184,28 +184,11 @@ def fullest_load(
 
     .. math:: I = 1 + \sqrt{(I_\infty - 1)^2 + (I_0(\mu) - 1)^2},\quad \mu = Tk/ep
 
-    Popularity and chance are independent, so their variances add. No rank has more than all its experts take.
+    Popularity and chance are independent, so their variances add. No rank has more than all its experts take. T are the
+    tokens of all ranks, k the experts of a token, ``routing`` the variation of the popularity of experts by which they
+    are hit and by which ranks fill, 0 = all alike; ``redundant`` slots beside one for each expert, over all ranks, hold
+    copies. The result has the broadcast shape [1].
 
-    Parameters
-    ----------
-    tokens
-        T, of all ranks. [token]
-    experts, top_k
-        Experts, and k of them a token. [1]
-    ep
-        Ranks. [1]
-    routing
-        Variation of the popularity of experts by which they are hit, and by which ranks fill; 0 = all alike. [1]
-    redundant
-        Slots beside one for each expert, over all ranks; they hold copies. [1]
-
-    Returns
-    -------
-    ExpertLoad
-        Of the broadcast shape. [1]
-
-    Examples
-    --------
     One rank has all 64 x 8 picks and hits 256 x (1 - (1 - 8/256)^64) experts; of 32 ranks the fullest has 1.55 times
     its share of 16:
 

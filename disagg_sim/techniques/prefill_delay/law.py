@@ -74,23 +74,9 @@ def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Del
 
     .. math:: prompts = R\,P(k_T > 0),\qquad idle = \frac{B\,q\,E[T]}{prompts}
 
-    Parameters
-    ----------
-    batch, ranks
-        Slots of an instance, at least one a rank, spread over ranks as evenly as can be, and attention DP ranks,
-        (columns,). [request], [1]
-    ending
-        Probability q that a resident ends in a step, below 1, (columns,). [1]
-    steps
-        Most decode steps w that prompts are delayed, at least one, (columns,). [1]
+    of the mean pass. All arguments are (columns,): slots B [request] of an instance, at least one a rank, spread as
+    evenly as can be over R attention DP ranks; q, below 1; and w, at least one.
 
-    Returns
-    -------
-    DelayedPasses
-        Of the mean pass.
-
-    Examples
-    --------
     With 64 residents on 8 ranks and answers of 1024 tokens, waits of up to 128 steps gather 6.4 prompts; there are 1.2
     times as many slots as decode:
 

@@ -65,26 +65,11 @@ def gathered(come: Floats, ranks: int) -> Floats:
 
 
 def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0, even: float = 1.0) -> Floats:
-    """Find the share of the time in steps with prefill.
+    """Find the share of the time in steps with prefill, of the shape of ``under_way``. [1]
 
-    Parameters
-    ----------
-    under_way
-        k, prompts in progress on average, over all time. [request]
-    ranks
-        R: each has at most one in progress. [1]
-    further
-        h; 0 where nothing waits. [request]
-    even
-        Variance of the arrivals over that of Poisson ones; more than 1 as 1. [1]
+    Takes k, prompts in progress on average over all time [request]; R ranks, each with at most one in progress; h, 0
+    where nothing waits [request]; and the variance of the arrivals over that of Poisson ones, more than 1 as 1 [1].
 
-    Returns
-    -------
-    ndarray
-        As ``under_way``. [1]
-
-    Examples
-    --------
     With 0.1 prompts under way, steps with prefill take 9.5 % of the time, or 1.3 % where eight start together. Two
     ranks that work for 80 % of the time each are both idle for a ninth of it:
 
@@ -129,26 +114,9 @@ def _busier(ranks: int) -> tuple[Floats, Floats]:
 def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:
     """Find the distribution of the prefill delay over the prompts of an instance.
 
-    Parameters
-    ----------
-    rate
-        Arrivals at an instance, above 0. [request/s]
-    longest
-        wT_d, above 0. [s]
-    step
-        With prefill: T. [s]
-    under_way
-        k. [request]
-    ranks
-        R, above 1. [1]
+    Takes the rate of arrivals at it [request/s] and wT_d [s], both above 0, T of a step with prefill [s], k [request]
+    and R, above 1. Returns waits [s], ascending from 0, and their probabilities, (``CELLS`` + 2,).
 
-    Returns
-    -------
-    tuple of ndarray
-        Waits, ascending from 0, and their probabilities, (``CELLS`` + 2,). [s], [1]
-
-    Examples
-    --------
     Without other arrivals every prompt waits for the longest time; with many, nearly none waits that long:
 
     >>> [float(waits(rate, 1.0, 1e-9, 0.0, 8)[1][-1].round(3)) for rate in (1e-6, 1e3)]

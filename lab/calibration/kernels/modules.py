@@ -229,13 +229,10 @@ def _fit(modules: _Modules, rows: pd.DataFrame, system: SystemSpec) -> list[Atte
     for fixed in _variants(kind, modules, few, float(rows["past_tokens"].max())):
         bare = [_bare(kind, part, fixed[part], rows, parameters=len(each)) for part, each in numbers.items()]
         tried.append(solved(partial(build, bare), lambda fits: _times(modules, fits, system), measured, free))
-    return _without_walk(*min(tried, key=lambda each: each[0]), modules, measured, system) if tried else []
-
-
-def _without_walk(
-    loss: float, fits: list[AttentionPartFit], modules: _Modules, measured: Array, system: SystemSpec
-) -> list[AttentionPartFit]:
-    """The fits without the time of a key that is walked, where the rows do not tell it."""
+    if not tried:
+        return []
+    loss, fits = min(tried, key=lambda each: each[0])
+    # without the time of a key that is walked, where the rows do not tell it
     fewer = [replace(fit, key_walk=0.0, parameters=fit.parameters - 1) if fit.key_walk else fit for fit in fits]
     return fewer if mean_loss(_times(modules, fewer, system), measured) <= (1.0 + _WALK_TOLD) * loss else fits
 

@@ -90,7 +90,8 @@ def c4_medium_latency(evidence: Evidence) -> Told:
         low, high = shared(*fronts)
         step = (high / low) ** 0.1
         best = gain_of(fronts)
-        loose, tight = (_mean_gain(fronts, *ends) for ends in ((low, low * step), (high / step, high)))
+        ends = (np.geomspace(a, b * (1 - 1e-12), 50) for a, b in ((low, low * step), (high / step, high)))
+        loose, tight = (float(pointwise_gain(fronts[0].curve, fronts[1].curve, x).mean()) for x in ends)
         holds &= low < best.largest_at < high and all(LITTLE[0] <= end <= LITTLE[1] for end in (loose, tight))
         values.append(f"{model} {best.largest:.3g} at {best.largest_at:.0f}, ends {loose:.3g} and {tight:.3g}")
     return "; ".join(values), holds
@@ -111,12 +112,6 @@ def heights(evidence: Evidence) -> Told:
             f"and {apart[-1]:.2f} at the ends"
         )
     return f"difference over the peak: {'; '.join(said)}", holds
-
-
-def _mean_gain(fronts: tuple[Front, Front], low: float, high: float) -> float:
-    """Mean of G over a range on a log axis. [1]"""
-    x = np.geomspace(low, high * (1 - 1e-12), 50)
-    return float(np.mean(pointwise_gain(fronts[0].curve, fronts[1].curve, x)))
 
 
 @TEXT.claim("C16")
@@ -203,21 +198,18 @@ def c14_fixed_ratios(evidence: Evidence) -> Told:
     return f"0.5 loses {loss_small:.2f}, 3.5 loses {loss_large:.2f}", bool(holds)
 
 
-def closed_form(q: float, r: float) -> float:
-    """Throughput at the fixed ratio ``q`` over that at the best, ``r`` = R/P, of one pair of configurations. [1]"""
-    return min(q, r) / r * (1 + r) / (1 + q)
-
-
 @TEXT.claim("C15")
 def c15_closed_form(evidence: Evidence) -> Told:
-    """Figure 10 against the closed form, R/P of the matched pair, at every point of the optimal frontier in range."""
+    """Figure 10 against the closed form at every point of the optimal frontier in range: throughput at the fixed ratio
+    q over that at the best, r = R/P of the matched pair.
+    """
     best = _fixed(evidence, "optimal")
     p = best.column("prefill_request_rate_per_s") / best.column("prefill_gpus")
-    r = best.column("decode_request_rate_per_s") / best.column("decode_gpus")
+    r = best.column("decode_request_rate_per_s") / best.column("decode_gpus") / p
     largest = 0.0
     for text in FIXED:
-        fixed = _fixed(evidence, text)
-        form = np.array([closed_form(float(text), value) for value in r / p])
+        fixed, q = _fixed(evidence, text), float(text)
+        form = np.minimum(q, r) / r * (1 + r) / (1 + q)
         error = np.abs(fixed.throughput(best.x) / best.column(THROUGHPUT) / form - 1)
         low, high = shared(best, fixed)
         largest = max(largest, float(error[(best.x >= low) & (best.x <= high)].max()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, written
+from disagg_sim.atomic import written
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import check_word
 from disagg_sim.facts.yaml_files import read_mapping
@@ -24,7 +24,6 @@ from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
-from lab.studies.papers import DIGITS
 
 LINES = ("-", "--", ":", "-.")
 PRINTED = "paper: "  # how a curve is called whose points a paper prints: drawn as crosses in the colour of ours
@@ -249,10 +248,3 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str], Picture]] = {
     name: partial(_figure, number=int(name[3:]), **row) if row else _pipelining
     for name, row in _WORDS["figures"].items()
 }
-
-
-def write_picture(path: Path, picture: Picture) -> Path:
-    """Write a picture and its data as ``.csv``. Returns ``path``."""
-    write_csv(path.with_suffix(".csv"), picture.table, digits=DIGITS)
-    draw_picture(picture, path)
-    return path

@@ -16,7 +16,7 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz import TEXT
 from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
-from lab.studies.beyond_the_buzz.figures import FIGURES, figure_data, write_picture
+from lab.studies.beyond_the_buzz.figures import FIGURES, draw_picture, figure_data
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.claims import evaluate as judged_claims
 from lab.studies.claims import evaluate_as_authors
@@ -78,5 +78,8 @@ def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str], column: st
 
 
 def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path:
-    """A picture and its data, written."""
-    return write_picture(path, figure_data(tables, item, profile))
+    """Write a picture, and its data as ``.csv``."""
+    picture = figure_data(tables, item, profile)
+    write_csv(path.with_suffix(".csv"), picture.table, digits=DIGITS)
+    draw_picture(picture, path)
+    return path

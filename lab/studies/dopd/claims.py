@@ -36,16 +36,6 @@ SAMPLE = 256  # prompts of D7 [1]
 DEGREES = (1, 2, 4, 8)  # of D11 [GPU]
 
 
-def table_one_prefill(tokens: float) -> float:
-    """t_p of the paper's table I. [s]"""
-    return PREFILL_FIT[0] + PREFILL_FIT[1] * tokens
-
-
-def table_one_step(sequences: float, context: float) -> float:
-    """t_d of the paper's table I. [s]"""
-    return DECODE_FIT[0] + sequences * (DECODE_FIT[1] + DECODE_FIT[2] * context)
-
-
 class Concurrency(NamedTuple):
     """How many requests a decode instance holds, and what limits them."""
 
@@ -92,8 +82,8 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
     return [
         prefill_decode_ratio(
             each.requests,
-            prefill_time=table_one_prefill(isl),
-            step_time=table_one_step(each.requests, decode_residents(isl, osl).mean),
+            prefill_time=PREFILL_FIT[0] + PREFILL_FIT[1] * isl,
+            step_time=DECODE_FIT[0] + each.requests * (DECODE_FIT[1] + DECODE_FIT[2] * decode_residents(isl, osl).mean),
             osl=osl,
         )
         for (isl, osl), each in zip(SHAPES, concurrencies(bench), strict=True)

@@ -181,13 +181,10 @@ class DynaServeBench(RatedBench[DynaServeMeasures]):
 
         return bracket(serves, start=4.0)[0]
 
-    def at_capacity(self, workload: str, case: str) -> DynaServeMeasures:
-        """The run at the capacity."""
-        return self.seen(workload, case, self.rate(workload, case))
-
     def goodput(self, workload: str, case: str) -> float:
         """Tokens within the limit at the capacity; 0 where there is none. [token/s]"""
-        return self.at_capacity(workload, case).goodput if self.rate(workload, case) else 0.0
+        rate = self.rate(workload, case)
+        return self.seen(workload, case, rate).goodput if rate else 0.0
 
     def colocated(
         self, workload: str, measure: Callable[[str, str], float] | None = None, chunks: Sequence[str] = COLOCATED

@@ -120,30 +120,12 @@ class Profile:
 def matching_prefill(
     requests: float, decode: int, *, prefill_s: float, step_s: float, outputs: float, rule: str
 ) -> float:
-    """Match prefill instances to decode instances, not rounded: n_p of eq. (15).
+    """Match prefill instances to decode instances, not rounded: n_p of eq. (15). [1]
 
-    As printed the ratio is taken at the requests of all instances and then multiplied by their number.
+    Takes the requests in decode at a time on all decode instances, t_p of one prompt and t_d of one decode step [s],
+    the mean output length [token], and a rule, "mended" or "printed": as printed the ratio is taken at the requests of
+    all instances and then multiplied by their number.
 
-    Parameters
-    ----------
-    requests
-        In decode at a time, on all decode instances. [request]
-    decode
-        Decode instances. [1]
-    prefill_s, step_s
-        t_p of one prompt and t_d of one decode step. [s]
-    outputs
-        Mean output length. [token]
-    rule
-        "mended" or "printed".
-
-    Returns
-    -------
-    float
-        Prefill instances. [1]
-
-    Examples
-    --------
     100 requests of 50 tokens in steps of 20 ms complete 100 in 1 s; prompts of 30 ms keep 3 instances busy:
 
     >>> [matching_prefill(100, 2, prefill_s=0.03, step_s=0.02, outputs=50, rule=rule) for rule in ("mended", "printed")]
@@ -159,24 +141,9 @@ def kingman_wait(gaps: Sequence[float] | NDArray[np.float64], services: NDArray[
     .. math:: W = \frac{\rho}{1 - \rho}\,\frac{c_a^2 + c_s^2}{2}\,\tau, \qquad \rho = \tau / E[gap]
 
     Source: J. Kingman, "The single server queue in heavy traffic", Proc. Camb. Phil. Soc. 57 (1961). Several servers
-    count as one so many times as fast, which they are when all of them have work.
+    count as one so many times as fast, which they are when all of them have work. Takes the gaps between arrivals,
+    (requests - 1,), and service times, (requests,) [s]; infinite also without two arrivals at different times. [s]
 
-    Parameters
-    ----------
-    gaps
-        Between arrivals, shape (requests - 1,). [s]
-    services
-        Service times, shape (requests,). [s]
-    servers
-        How many. [1]
-
-    Returns
-    -------
-    float
-        inf when the servers are full, or without two arrivals at different times. [s]
-
-    Examples
-    --------
     Half loaded, gaps with a squared coefficient of variation of 1/4, equal services: 1 * 1/8 * 0.5 s
 
     >>> kingman_wait([0.5, 1.5], np.array([0.5, 0.5, 0.5]), servers=1)
