@@ -255,7 +255,9 @@ class Lengths(ByValue, Shown):
         [58976.0, 58688.0]
         """
         tokens = checkpoint_tokens(at.model, at.precision)
-        return self if self.cached is None or tokens == 1 else replace(self, cached=self.cached.at_whole(tokens))
+        if self.cached is None or tokens == 1:
+            return self
+        return replace(self, cached=replace(self.cached, past=np.floor(self.cached.past / tokens) * tokens))
 
     def isl_quantile(self, p: float) -> float:
         """Quantile ``p`` of the input length. [token]"""

@@ -258,12 +258,6 @@ def token_axis(most: int) -> Floats:
     return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
 
 
-def row_axis(most: int, stages: int, ranks: int) -> Floats:
-    """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
-    steps = stages * ranks * np.round(1.2 ** np.arange(64))
-    return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
-
-
 class SplitPhysics(StepPhysics):
     r"""As ``StepPhysics``, of attention ranks whose feed-forward part stands on GPUs of its own.
 

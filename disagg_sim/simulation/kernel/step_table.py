@@ -32,14 +32,7 @@ from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import TableRecord, dtype_of
-from disagg_sim.simulation.kernel.step_physics import (
-    Linear,
-    SplitPhysics,
-    StepPhysics,
-    row_axis,
-    stair_axis,
-    token_axis,
-)
+from disagg_sim.simulation.kernel.step_physics import Linear, SplitPhysics, StepPhysics, stair_axis, token_axis
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
@@ -93,6 +86,8 @@ class StepTable:
         smooth = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
         lengths = np.union1d(smooth, stair_axis(physics, max_tokens, max_context))
         decodes = np.arange(1.0, max_sequences + 1)
+        full = np.arange(min(physics.stages, max_sequences) + 1.0)  # decodes of the linear part up to a full pipeline
+        fifths = physics.stages * physics.ranks * np.round(1.2 ** np.arange(64))  # and beyond
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
         tokens = token_axis(max_tokens + (physics.queries - 1) * max_sequences)
@@ -100,7 +95,7 @@ class StepTable:
             whole=whole,
             scores=scores,
             knots=knots,
-            rows=row_axis(max_sequences, physics.stages, physics.ranks),
+            rows=np.unique(np.concatenate([full, fifths[fifths < max_sequences], [float(max_sequences)]])),
             tokens=tokens,
             linear=physics.linear,
             lengths=lengths,

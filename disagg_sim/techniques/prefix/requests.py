@@ -10,7 +10,7 @@ Source: physics page, section 8 (Prefix reuse).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -71,10 +71,6 @@ class CachedPrefixes(ByValue):
             return self.new, self.past, self.weight
         new, past = np.concatenate([self.new, self.isl]), np.concatenate([self.past, np.zeros_like(self.past)])
         return new, past, np.concatenate([self.weight * (1.0 - share), self.weight * share])
-
-    def at_whole(self, tokens: int) -> CachedPrefixes:
-        """The same prompts where a past can be taken up at multiples of ``tokens`` alone."""
-        return replace(self, past=np.floor(self.past / tokens) * tokens)
 
     def nodes(self, step: float = 0.0) -> Prompts:
         """Find few prompts that stand for all, of blocks of ``step`` tokens."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from lab.studies.arrow import TEXT
 from lab.studies.arrow.setup import ALL, AZURE, CHUNKED, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.papers import Paper
@@ -26,11 +24,6 @@ def searches() -> list[tuple[str, str]]:
     return [*((name, case) for name in ALL for case in EVERYWHERE), *MORE]
 
 
-def runs(bench: ArrowBench) -> pd.DataFrame:
-    """Every run, in the columns of a simulation's summary."""
-    return bench.table(lambda seen: {"fewest_prefill": seen.fewest[0], "fewest_decode": seen.fewest[1]})
-
-
 PAPER = Paper(
     bench=lambda traces, quick, engine: ArrowBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
@@ -38,5 +31,10 @@ PAPER = Paper(
     engines=("vllm_v0",),
     searches=searches,
     search=ArrowBench.rate,
-    tables={"runs": runs, "capacities": lambda bench: bench.capacities(searches())},
+    tables={
+        "runs": lambda bench: bench.table(
+            lambda seen: {"fewest_prefill": seen.fewest[0], "fewest_decode": seen.fewest[1]}
+        ),
+        "capacities": lambda bench: bench.capacities(searches()),
+    },
 )

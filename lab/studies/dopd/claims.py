@@ -61,11 +61,6 @@ def decode_concurrency(at: Setup, isl: float, osl: float, tpot_limit: float = SL
 def prefill_decode_ratio(concurrency: float, *, prefill_time: float, step_time: float, osl: float) -> float:
     """Prefill instances for each decode instance by eq. (14) and (15), not rounded, ``concurrency`` cut at
     ``LARGEST_GRAPH``. [1]
-
-    100 requests decode 50 tokens in 50 * 20 ms = 1 s; a prefill of 30 ms serves 33.3 of them in that time:
-
-    >>> prefill_decode_ratio(100, prefill_time=0.03, step_time=0.02, osl=50)
-    3.0
     """
     return min(concurrency, LARGEST_GRAPH) * prefill_time / (step_time * osl)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from lab.studies.dynaserve import TEXT
 from lab.studies.dynaserve.setup import COLOCATED, LARGE, MIDDLE, MIX, PROFILE, WORKLOADS, DynaServeBench, workloads
 from lab.studies.papers import Paper
@@ -22,11 +20,6 @@ def searches() -> list[tuple[str, str]]:
     return everywhere + [(MIX, case) for case in others]
 
 
-def runs(bench: DynaServeBench) -> pd.DataFrame:
-    """Every run at a request rate, in the columns of a simulation's summary."""
-    return bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside})
-
-
 PAPER = Paper(
     bench=lambda traces, quick, engine: DynaServeBench(workloads(traces, quick=quick), quick=quick, engine=engine),
     profile=PROFILE,
@@ -35,5 +28,8 @@ PAPER = Paper(
     engine="vllm",
     searches=searches,
     search=DynaServeBench.rate,
-    tables={"runs": runs, "capacities": lambda bench: bench.capacities(searches())},
+    tables={
+        "runs": lambda bench: bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside}),
+        "capacities": lambda bench: bench.capacities(searches()),
+    },
 )
