@@ -109,11 +109,17 @@ def _work(asked: PlanQuestion) -> Lengths | Trace | TrafficCase:
 
 
 def memory_of(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
-    """Read prefix caches, ``hbm=20 GB,dram``; None with a stated cached share, or without sessions and block ids."""
+    """Read prefix caches, ``hbm=20 GB,dram``; None with a stated cached share, or without sessions and block ids.
+
+    Says on stderr where prompts repeat earlier ones and no caches are given.
+    """
     if isinstance(work, Trace):
         known = work.prefix is not None
     else:
         known = traffic in list_specs("traffic") and load_traffic(traffic).session is not None
+    if known and not (tiers or share):
+        said = "prompts repeat earlier ones, and all are computed whole: --tiers 'hbm=20 GB' counts caches"
+        typer.echo(f"{traffic or getattr(work, 'name', 'the trace')}: {said}", err=True)
     if not tiers or share or not known:
         return None
     hbm, below = 0.0, []

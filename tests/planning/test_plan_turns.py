@@ -60,10 +60,14 @@ def test_a_shared_tier_holds_what_all_caches_bring_and_another_what_one_does():
     assert dict(found.rooms) == {"dram": 40_000.0, "pool": 120_000.0}
 
 
-def test_words_of_the_command_are_read():
+def test_words_of_the_command_are_read(capsys):
     work = ds.lengths(1024, 64)
     assert memory_of(work, "coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
     assert memory_of(work, "coding_agent", 0.9, "dram") is None
+    assert memory_of(work, "short_answers", 0.0, "") is None
+    assert not capsys.readouterr().err
+    assert memory_of(work, "coding_agent", 0.0, "") is None
+    assert capsys.readouterr().err.startswith("coding_agent: prompts repeat earlier ones, and all are computed whole")
     assert memory_of(work, "reasoning", 0.0, "dram") is None
     trace = ds.synthetic_trace(rate=1.0, requests=5, lengths=(1024, 64))
     assert memory_of(trace, "", 0.0, "dram") is None  # without blocks
