@@ -25,13 +25,12 @@ from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
-from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import JOULE, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.pool_frontier import COLUMNS as POOL_COLUMNS
 from disagg_sim.serving.pool_frontier import pools_front
+from disagg_sim.serving.shared_laws import SHARED_LAWS
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.digests import SpecFile
 from disagg_sim.sweep.grid_cache import score_group, scored
@@ -227,8 +226,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
 def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
     """Points of a co-located mode."""
     case, limits = block.case, block.case.limits
-    search = search_colocated if block.mode == ServingMode.COLOCATED else search_piggyback
-    found = search(case.shared, block.mappings)
+    found = SHARED_LAWS[block.mode].search(case.shared, block.mappings)
     seen, frame = found.tally, found.points
     lost = (
         (OUT_OF_MEMORY, seen.design_points - seen.feasible, seen.least_shortfall, "B"),

@@ -21,10 +21,9 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_profile
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.serving.shared_laws import SHARED_LAWS
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of
@@ -187,5 +186,5 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
             matching=case.ctx_gen_ratio or case.matching,
             nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
         )
-    search = search_colocated if mode == ServingMode.COLOCATED else search_piggyback
-    return search(replace(case.shared, at=at), table[table.gpus <= limits.gpu_cap]).require().points
+    within = table[table.gpus <= limits.gpu_cap]
+    return SHARED_LAWS[mode].search(replace(case.shared, at=at), within).require().points

@@ -25,9 +25,8 @@ from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.physics.setup import Setup, engine_name
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
-from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.piggyback import count_piggyback
+from disagg_sim.serving.shared_laws import SHARED_LAWS
 from disagg_sim.sweep.cases import Case, cases_of, setup_case, why_not_shared
 from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
 from disagg_sim.sweep.spec import SweepSpec
@@ -298,7 +297,7 @@ def _plan_shared(case: Case, mode: str, digest: str, block_points: int, common: 
     within = table.gpus <= case.limits.gpu_cap
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
-    count = partial(count_colocated if mode == ServingMode.COLOCATED else count_piggyback, case.shared)
+    count = partial(SHARED_LAWS[mode].count, case.shared)
     whole = common.batch(case) if within.all() else batch_axis(case.decode_setup, table, case.lengths, phase="decode")
     batches = whole.size
     blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)
