@@ -93,7 +93,10 @@ def _document(out: Path) -> str:
 
 def _counts(plan: SweepPlan) -> str:
     """Print the design points of every case by mode."""
-    width, modes = max(len(case.case.name) for case in plan.cases), plan.spec.modes
+    width = max(len(case.case.name) for case in plan.cases)
+    modes = dict.fromkeys(
+        mode for case in plan.cases for mode in (*(each.mode for each in case.modes), *dict(case.left_out))
+    )
     head = f"{'case':{width}}" + "".join(f"  {mode:>13}" for mode in modes) + f"  {'blocks':>6}"
     rows = []
     for case in plan.cases:

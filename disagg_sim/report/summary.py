@@ -23,7 +23,7 @@ from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
 from disagg_sim.sweep.results import SweepResult
-from disagg_sim.sweep.spec import SweepSpec
+from disagg_sim.sweep.spec import ENGINES_MODE, SweepSpec
 from disagg_sim.units import GB, MS
 
 #: What a table of throughput counts in.
@@ -176,12 +176,13 @@ def _cells(point: Mapping[str, Any]) -> list[str]:
 def _made(result: SweepResult) -> str:
     """What was computed, under which limits, and where the rest stands."""
     spec, total = result.plan.spec, result.total
+    kind, word = ("as its engine serves", "or") if ENGINES_MODE in spec.modes else ("the better of two modes", "and")
     return (
         f"## What stands behind it\n\n{len(result.cases)} cases, {total.computed:,} design points, "
         f"{total.feasible:,} of them fit in memory; profile `{spec.profile}`, matching `{spec.matching}`; "
         f"{_limits(spec)}. Throughput is output tokens per second over all GPUs, without queues: of the designs that "
-        "give every user at least so many tokens per second the one of highest throughput. Co-located is the better of "
-        "two modes: prompts between decode steps, and prompts in chunks inside them (piggybacked).\n\n"
+        "give every user at least so many tokens per second the one of highest throughput. Co-located is "
+        f"{kind}: prompts between decode steps, {word} prompts in chunks inside them (piggybacked).\n\n"
         "* `frontier.csv`: every point of every frontier, with bounds, KV bandwidth, layouts, inherited fits\n"
         "* `points/`: all points; `infeasible.csv`: what was rejected\n"
         "* `disagg-sim report DIR`: one page to look around in; `disagg-sim explain DIR --best`: a design taken apart"

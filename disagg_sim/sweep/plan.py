@@ -26,10 +26,10 @@ from disagg_sim.physics.setup import Setup, engine_name
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.shared_laws import SHARED_LAWS
+from disagg_sim.serving.shared_laws import SHARED_LAWS, engine_mode
 from disagg_sim.sweep.cases import Case, cases_of, setup_case, why_not_shared
 from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
-from disagg_sim.sweep.spec import SweepSpec
+from disagg_sim.sweep.spec import ENGINES_MODE, SweepSpec
 from disagg_sim.sweep.store import Key
 
 Made = TypeVar("Made")
@@ -223,7 +223,8 @@ def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePl
     specs = common.digests(case)
     digest = common.once(("case", case), lambda: digest_of((case, specs, _version(), code_digest(ROOMS))))
     of_points = digest if keep == EVERYTHING else digest_of((digest, keep))
-    served = [mode for mode in spec.modes if mode == ServingMode.DISAGGREGATED or not why_not_shared(case)]
+    asked = dict.fromkeys(engine_mode(case.decode_setup) if mode == ENGINES_MODE else mode for mode in spec.modes)
+    served = [mode for mode in asked if mode == ServingMode.DISAGGREGATED or not why_not_shared(case)]
     size = spec.block_points
 
     def planned(mode: str) -> ModePlan:
@@ -232,7 +233,7 @@ def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePl
         return _plan_shared(case, mode, of_points, size, common)
 
     modes = tuple(common.once(("mode", case, mode, size), partial(planned, mode)) for mode in served)
-    left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
+    left_out = tuple((mode, why_not_shared(case)) for mode in asked if mode not in served)
     pools = () if {*case.pool_names} == {*TWO} else (_plan_many(case, digest, common),)
     return CasePlan(case=case, digest=digest, specs=specs, modes=modes, left_out=left_out, pools=pools)
 

@@ -19,6 +19,7 @@ from disagg_sim.sweep.grid_cache import MOST_TOGETHER, groups
 from disagg_sim.sweep.manifest import read_manifest
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import Gathered, SweepResult, collect
+from disagg_sim.sweep.spec import ENGINES_MODE
 from disagg_sim.sweep.store import Key, Own, RunListener, Store, missing, opened
 from disagg_sim.sweep.written import Effort, write_tables
 
@@ -87,10 +88,10 @@ def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: RunListener,
         if case.left_out:
             modes, reasons = zip(*case.left_out, strict=True)
             listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
-    if ServingMode.COLOCATED in plan.spec.modes and ServingMode.PIGGYBACK not in plan.spec.modes:
+    if ServingMode.COLOCATED in plan.spec.modes and not {ServingMode.PIGGYBACK, ENGINES_MODE} & {*plan.spec.modes}:
         engines = [case.case.decode_setup.overheads for case in plan.cases]
         for title in sorted({each.title for each in engines if each is not None and each.mixed_steps}):
-            listener.note(f"modes: colocated stops decode for prompts; {title} mixes both in a step: add piggyback")
+            listener.note(f"modes: colocated stops decode for prompts; {title} mixes both in a step: take engine")
     lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
     return _Run(plan, store, lacking, Gathered(plan))
 

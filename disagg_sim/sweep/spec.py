@@ -99,6 +99,8 @@ def ratio(value: object) -> Fraction | None:
 
 #: ``disaggregated`` first; in the other modes every instance does both phases.
 MODES = tuple(mode.value for mode in ServingMode)
+#: In place of a co-located mode: the one of each case's engine.
+ENGINES_MODE = "engine"
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
 #: Default size of a block, so that most cases are one block. The demo takes 12 % less time than with 32,768 design
@@ -314,7 +316,7 @@ class _File(ServedKeys):
     systems: Annotated[tuple[PoolSystems, ...], Written(Several[_Pools], lambda each: distinct(tuple(chain(*each))))]
     traffic: Annotated[tuple[Traffic, ...], Written(Several[Entry], with_constant)]
     recipes: Annotated[tuple[tuple[str, str, str], ...], Written(_OwnRecipes, _own_recipes)] = ()
-    modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
+    modes: Axis[Annotated[str, OneOf((*MODES, ENGINES_MODE))]] = MODES[:1]
     limits: Annotated[tuple[PointLimits, ...], Written(_Limits, _combined)] = (PointLimits(),)
     profile: Annotated[str, OneOf(partial(list_specs, "profile"))] = _USUAL["profile"]
     expert_skew: Axis[Annotated[float, Range(0.0, MOST_SKEW)]] = (0.0,)
@@ -514,7 +516,8 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
         ("hold_steps", sharing.hold_steps != neutral.hold_steps, ("colocated",)),
     )
     for key, given, modes in uses:
-        if given and not {*modes} & {*spec.modes}:
+        acts = {*modes} if modes == MODES[:1] else {*modes, ENGINES_MODE}
+        if given and not acts & {*spec.modes}:
             yield f"{key}: acts in {' and '.join(modes)} only; modes has {', '.join(spec.modes)}"
 
 

@@ -15,7 +15,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.cli.main import run as link_run
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InfeasibleError
+from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.kv_transfer import KvLayout, kv_hand_over
 from disagg_sim.physics.setup import setup
 from disagg_sim.report.page.sweep import sweep_content
@@ -147,7 +147,7 @@ def test_colocated_alone_is_not_what_an_engine_does_that_mixes_prompts_into_deco
     noted = Mock()
     run(replace(SMALL, engine=engine, profile="measured", modes=tuple(modes)), tmp_path, noted)
     notes = [call.args[0] for call in noted.note.call_args_list if call.args[0].startswith("modes: ")]
-    assert notes == ["modes: colocated stops decode for prompts; vLLM (V1) mixes both in a step: add piggyback"] * told
+    assert notes == ["modes: colocated stops decode for prompts; vLLM (V1) mixes both in a step: take engine"] * told
 
 
 def test_pools_on_different_systems_per_usd(tmp_path):
@@ -366,3 +366,18 @@ def test_receivers_of_one_class_have_equal_hand_overs():
     kinds = classes_of(mappings, takers, at)
     assert len(takers) == len(np.unique(mappings.pp))
     assert (np.asarray(takers.pp)[kinds] == mappings.pp).all()
+
+
+@pytest.mark.parametrize(("engine", "mode"), [("vllm", "piggyback"), ("sglang", "colocated")])
+def test_an_engine_has_a_mode_of_its_own(engine, mode):
+    """Chunked prefill of vLLM V1 is always on, mixed chunks of SGLang are off by default."""
+    asked, named = (
+        plan_sweep(replace(SMALL, engine=engine, modes=("disaggregated", each))).cases[0] for each in ("engine", mode)
+    )
+    assert [each.mode for each in asked.modes] == ["disaggregated", mode]
+    assert [each.key for each in asked.blocks] == [each.key for each in named.blocks]
+
+
+def test_a_profile_without_an_engine_has_no_mode_of_its_own():
+    with pytest.raises(InputError, match="no engine that would choose"):
+        plan_sweep(replace(SMALL, profile="ideal", modes=("engine",)))

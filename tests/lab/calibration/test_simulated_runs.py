@@ -14,9 +14,8 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.planning.evaluate import evaluate as evaluate_plan
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.serving.colocated import colocated as in_flight
-from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.serving.colocation import ColocatedCase, Colocation
+from disagg_sim.serving.shared_laws import SHARED_LAWS, engine_mode
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.run import run as play_trace
 from disagg_sim.workload.lengths import lengths
@@ -65,8 +64,8 @@ def full_instance(run, mapping, isl, osl, decoding):
     steps take whole prompts where the engine mixes, as it does where they fit."""
     batch, ranks = (int(decoding), int(decoding) + 1), mapping.dp_attn
     options = Colocation(batch=batch, hold_steps=(), every_step_mixed=True)
-    search = piggyback if run.engine.mixed_steps else in_flight
-    rows = search(run.at, mapping, lengths(isl, osl), ftl_limit=np.inf, options=options)
+    case = ColocatedCase(at=run.at, lengths=lengths(isl, osl), ftl_limit=np.inf, options=options)
+    rows = SHARED_LAWS[engine_mode(run.at)].search(case, mapping).points
     if run.engine.mixed_steps:
         share = rows.mixed_chunk_tokens / (ranks * isl)
         rows = rows.assign(mixed_chunk_tokens=ranks * float(isl), mixed_step_share=share)
