@@ -305,41 +305,36 @@ def hold(seeds, most=4, drafts=(0,), swaps=False, chunks=False, stages=False, ah
     return seen
 
 
-def test_one_instance_does_what_the_reference_does():
-    assert hold(range(25), most=1)["preempted"] > 0
+FULL = dict.fromkeys(("preempted", "waits for blocks", "leaves early"), 0)
+#: Seeds, options of ``case``, and what happens there more often than so many times.
+WAYS = {
+    "one instance": (range(25), {"most": 1}, {"preempted": 0}),
+    "hand-overs": (range(50), {}, FULL | {"remembered": 0, "rejected": 0, "shared": 10, "shared and preempted": 10}),
+    "drafts": (range(15), {"most": 2, "drafts": (0, 1, 3)}, FULL | {"remembered": 0}),
+    "swaps": (
+        *(range(3000, 3040), {"most": 2, "drafts": (0, 0, 2), "swaps": True}),
+        {"swapped": 100, "waits for blocks": 0, "leaves early": 0},
+    ),
+    "chunks": (range(30000, 30030), {"chunks": True}, FULL | {"chunks": 100, "circle": 0, "rejected": 0}),
+    "short passes behind long ones": (range(40000, 40030), {"stages": True}, FULL | {"shared": 0}),
+    "more drafts": (range(2000, 2025), {"drafts": (0, 1, 2, 3)}, {"rejected": 0}),
+    "many more": (range(1060, 1135), {}, {"circle": 0}),
+    "many more in chunks": (range(31000, 31100), {"chunks": True, "drafts": (0, 0, 2)}, {"circle": 2}),
+    "many more with swaps": (range(5000, 5100), {"most": 3, "drafts": (0, 0, 2), "swaps": True}, {"swapped": 500}),
+}
+MARKS = {"more drafts": pytest.mark.long} | {way: pytest.mark.rare for way in WAYS if way.startswith("many more")}
 
 
-def test_instances_that_hand_over_do_what_the_reference_does():
-    seen = hold(range(50))
-    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered", "rejected")) > 0
-    assert min(seen[name] for name in ("shared", "shared and preempted")) > 10
-
-
-def test_steps_that_verify_drafts_do_what_the_reference_does():
-    seen = hold(range(15), most=2, drafts=(0, 1, 3))
-    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered")) > 0
-
-
-def test_preemption_by_swap_does_what_the_reference_does():
-    seen = hold(range(3000, 3040), most=2, drafts=(0, 0, 2), swaps=True)
-    assert seen["swapped"] > 100
-    assert min(seen[name] for name in ("waits for blocks", "leaves early")) > 0
+@pytest.mark.parametrize("way", [pytest.param(way, marks=MARKS.get(way, ())) for way in WAYS])
+def test_the_kernel_does_what_the_reference_does(way):
+    seeds, options, happens = WAYS[way]
+    seen = hold(seeds, **options)
+    assert all(seen[name] > times for name, times in happens.items()), seen
 
 
 @pytest.mark.parametrize("way", [{}, {"drafts": (0, 1, 3)}, {"swaps": True}, {"chunks": True}])
 def test_steps_formed_ahead_do_what_the_reference_does(way):
     assert hold(range(60000, 60015), ahead=True, **way)["preempted"] > 0
-
-
-def test_chunks_that_take_blocks_one_by_one_do_what_the_reference_does():
-    seen = hold(range(30000, 30030), chunks=True)
-    assert seen["chunks"] > 100
-    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "circle", "rejected")) > 0
-
-
-def test_short_passes_behind_long_ones_leave_a_pipeline_as_in_the_reference():
-    seen = hold(range(40000, 40030), stages=True)
-    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "shared")) > 0
 
 
 @functools.lru_cache
@@ -468,26 +463,6 @@ def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_insta
     reference = compare(requests, routes, specs, RunOptions(transfer="push", first_token="prefill", link=link))
     assert reference.circles > 0
     assert np.isfinite(reference.records()["finish_s"]).all()
-
-
-@pytest.mark.rare
-def test_many_more_cases():
-    assert hold(range(1060, 1135))["circle"] >= 1
-
-
-@pytest.mark.rare
-def test_many_more_cases_in_chunks():
-    assert hold(range(31000, 31100), chunks=True, drafts=(0, 0, 2))["circle"] > 2
-
-
-@pytest.mark.rare
-def test_many_more_cases_with_swap():
-    assert hold(range(5000, 5100), most=3, drafts=(0, 0, 2), swaps=True)["swapped"] > 500
-
-
-@pytest.mark.long
-def test_more_cases_with_drafts():
-    assert hold(range(2000, 2025), drafts=(0, 1, 2, 3))["rejected"] > 0
 
 
 def test_without_the_compiler_runs_are_the_same_to_the_last_bit():
