@@ -81,28 +81,11 @@ def prompt_delay(
 ) -> list[tuple[Floats, Floats]]:
     """Find the time from the arrival of a prompt to the end of the step that completes it.
 
-    Parameters
-    ----------
-    coming
-        How requests come.
-    prompts, weights
-        Lengths [token] and their probabilities [1].
-    room
-        Prompt tokens of a full step. [token]
-    step
-        Time of a step by its prompt tokens. [s]
-    own
-        Lengths that are timed; None = ``prompts``. [token]
-    running
-        Where steps are formed as the one before begins, the chance that decodes run; None = as it ends. [1]
+    Takes how requests come; lengths of prompts [token] and their probabilities; the prompt tokens of a full step
+    (``room``) and the time of a step by them [s]; the lengths that are timed (``own``; None = all); and, where steps
+    are formed as the one before begins, the chance that decodes run (``running``; None = as it ends). Returns for each
+    timed length times [s] and their probabilities; infinite where the queue grows without end.
 
-    Returns
-    -------
-    list of tuple of ndarray
-        For each timed length times [s] and their probabilities [1]; infinite where the queue grows without end.
-
-    Examples
-    --------
     Steps of 1 s, alone or full; prompts fill one. At a load of half, a prompt waits for half a step, and half a step in
     the queue of others on average (M/D/1), before its own:
 

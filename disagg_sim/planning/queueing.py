@@ -20,8 +20,6 @@ Cunneen); S. Halfin and W. Whitt, "Heavy-traffic limits for queues with many exp
 29 (1981), for many servers; W. Kraemer and M. Langenbach-Belz, "Approximate formulae for the delay in the queueing
 system GI/G/1", 8th International Teletraffic Congress, 1976; F. P. Kelly, "Reversibility and Stochastic Networks",
 1979, section 3.3.
-
-Past 400 lines: laws of waits, and the latency that they give, which searches ask of millions of values.
 """
 
 from __future__ import annotations
@@ -54,22 +52,10 @@ _NORMAL = NormalDist()
 
 
 def share_that_waits(servers: int, utilisation: float) -> float:
-    """Find the share of Poisson arrivals that find all servers busy: Erlang C.
+    """Find the share of Poisson arrivals that find all c servers busy: Erlang C. [1]
 
-    Parameters
-    ----------
-    servers
-        c, at least 1. [1]
-    utilisation
-        Offered load over the capacity of all servers. [1]
+    The utilisation is the offered load over the capacity of all servers; from 1 on the share is 1.
 
-    Returns
-    -------
-    float
-        1 from a utilisation of 1 on. [1]
-
-    Examples
-    --------
     At one server the share is its utilisation; at two that are used by half a third waits:
 
     >>> share_that_waits(1, 0.6), round(share_that_waits(2, 0.5), 4)
@@ -254,27 +240,12 @@ def _mean(shares: Floats, values: Floats | Mask) -> float:
 
 
 def mean_wait(servers: int, utilisation: float, service: float, variation: float) -> float:
-    """Find the mean wait, of the requests that wait, at several servers with one queue, after Allen and Cunneen.
+    """Find the mean wait, of the requests that wait, at several servers with one queue, after Allen and Cunneen. [s]
 
-    Parameters
-    ----------
-    servers
-        c. [1]
-    utilisation
-        Offered load over the capacity of all servers. [1]
-    service
-        Mean service time of a request. [s]
-    variation
-        Half the sum of the squared coefficients of variation of arrivals and service: 1/2 for Poisson arrivals of
-        equal requests. [1]
+    Takes c servers, the utilisation as ``share_that_waits`` does (infinite from 1 on), the mean service time [s], and
+    as variation half the sum of the squared coefficients of variation of arrivals and service: 1/2 for Poisson arrivals
+    of equal requests.
 
-    Returns
-    -------
-    float
-        Infinite from a utilisation of 1 on. [s]
-
-    Examples
-    --------
     Equal requests of 1 s at one server with utilisation 0.5: half of them wait, 1 s on average.
 
     >>> mean_wait(1, 0.5, 1.0, 0.5)
@@ -302,26 +273,10 @@ def shortest_queue_delay(
     exponential time. Its mean is the wait of Allen and Cunneen less the shortest of the c rests (s/(c + 1) for equal
     services), over that share. With one server the mean wait is that of M/G/1.
 
-    Parameters
-    ----------
-    own, weights
-        Latency of a request that does not wait [s] and its probabilities [1].
-    servers
-        c. [1]
-    utilisation
-        Offered work over what the servers can do. [1]
-    law
-        Time for which a request occupies a server, and how evenly requests arrive.
-    queued
-        Latency without its wait of a request that waits, as probable as ``own`` [s]; None = ``own``.
+    Takes the latency of a request that does not wait [s] and its probabilities; c servers and the offered work over
+    what they can do; for how long a request occupies one, and how evenly requests arrive (``law``); and the latency
+    without its wait of a request that waits, as probable as ``own`` [s]; None = ``own``. Returns that of all requests.
 
-    Returns
-    -------
-    Delay
-        Of all requests. [s]
-
-    Examples
-    --------
     >>> found = shortest_queue_delay(np.array([1.0]), np.array([1.0]), 1, 0.5, Service(1.0))
     >>> found.wait, round(found.late(1.0), 9)
     (1.0, 0.5)
@@ -382,22 +337,10 @@ class Occupancy:
 def occupancy(rate: float, instances: int, seats: int, batch: Floats, completed: Floats) -> Occupancy:
     """Find the number of sequences in service of a pool that shares its work evenly over instances.
 
-    Parameters
-    ----------
-    rate
-        Arrival rate of the pool. [request/s]
-    instances, seats
-        Instances of the pool, and most sequences of one. [1]
-    batch, completed
-        Sequences of an instance, ascending from 1 [request], and the rate at which it completes them [request/s].
+    Takes the arrival rate of the pool [request/s], its instances, the most sequences of one (``seats``), sequences of
+    one, ascending from 1, and the rate at which it completes them [request/s]. With more requests than seats some wait:
+    such times count in ``full``.
 
-    Returns
-    -------
-    Occupancy
-        With more requests than seats some wait: such times count in ``full``.
-
-    Examples
-    --------
     Where a step takes as long for any batch, the number in service is Poisson: mean 20 at 20 requests/s of 1 s each.
 
     >>> some = np.arange(1.0, 101.0)
