@@ -61,7 +61,8 @@ class PolicyError(DisaggSimError):
 
 
 _STILL = "was removed: forecasts and simulations take copies of experts that have just been placed; leave it out"
-#: Keys, options and commands of earlier releases, with what to use instead.
+_OF_POOL = "is a key of a pool: --pool colocated:tp=4,instances=2"
+#: Keys, options and commands of earlier releases, or of engines, with what to use instead.
 REMOVED = {
     "popularity_drift_s": _STILL,
     "rebalance_s": _STILL,
@@ -69,6 +70,7 @@ REMOVED = {
     "--popularity-drift": _STILL,
     "--bucket": "was removed: give --out on a disk that all workers share, or an object store that is mounted as one",
     "--no-figures": "was removed: no pictures are written beside tables; disagg-sim report DIR shows them",
+    **dict.fromkeys(("--tp", "--dp", "--pp", "--ep", "--instances"), _OF_POOL),
     "store compact": "was removed: every command reads many small files, so nothing needs it",
 }
 

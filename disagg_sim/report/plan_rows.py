@@ -331,12 +331,12 @@ def change_lines(plan: Plan, changes: Changes) -> list[str]:
         name, text = AXES[each.axis]
         own = text(getattr(plan.work, each.axis).seconds)
         if plan.size.gpus is None:
-            saved = f"{each.gpus} GPUs in place of {best.gpus}"
+            saved = f"{each.gpus} GPU{'s' * (each.gpus > 1)} in place of {best.gpus}"
         else:
             saved = f"{each.rate:.4g} requests/s in place of {best.rate:.4g}"
         lines.append(f"{name} of {text(each.value)} in place of {own}: {saved}")
     if (design := changes.aside) is not None:
-        saved = f"{design.gpus} GPUs in place of {best.gpus}"
+        saved = f"{design.gpus} GPU{'s' * (design.gpus > 1)} in place of {best.gpus}"
         if plan.size.gpus is not None:
             saved = f"{design.rate:.4g} requests/s in place of {best.rate:.4g}"
         why = _why_aside(best, design, plan.options.prices)

@@ -242,6 +242,7 @@ SHORT_PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl"
         ("--no-figures", ["sweep", "smoke", "--no-figures"]),
         ("--bucket", ["sweep", "smoke", "--bucket", "s3://a"]),
         ("store compact", ["store", "compact", "results"]),
+        ("--tp", ["evaluate", *SHORT_PLAN[1:], "--tp", "4"]),
     ],
 )
 def test_a_removed_option_is_told(option, asked, capsys):
