@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from sites import deployment, site
 from sites import served as slowly_linked
 
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Sharding, Slo
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.dopd.sizes import greedy
 from disagg_sim.simulation.policies.dynamo import load
 from disagg_sim.simulation.policies.dynamo.load import LoadPlanner, Planner2025, stepping
 from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_instances
-from disagg_sim.simulation.policies.pools import LEAST, Arima, Arma, Sizes, within
+from disagg_sim.simulation.policies.pools import LEAST, Arima, Arma, Pools, Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
@@ -35,6 +36,18 @@ IDLE = [(k * 1.0, 100, 5) for k in range(60)]
 def served(requests, policy, served_by, **more):
     """A run whose network is no limit."""
     return slowly_linked(requests, policy, served_by, link_bandwidth=1e15, **more)
+
+
+@pytest.mark.parametrize(("free", "started"), [(3, 3), (7, 4), (8, 2), (9, 3), (100, 5)])
+def test_planners_start_as_many_instances_as_free_gpus_hold(free, started):
+    """Two more of four GPUs each for prefill are wanted, then three of one for decode."""
+    four, one = (Replicas(mapping=Sharding(tp_attn=gpus, tp_ffn=gpus), instances=1) for gpus in (4, 1))
+    own = ServedDeployment(name="unlike", gpus=128, prefill=(four,), decode=(one,))
+    view = SimpleNamespace(
+        prefill=np.array([0]), decode=np.array([1]), starting=lambda _: [], free_gpus_for=lambda _: free
+    )
+    wishes = Pools(site(Engine(0), own, table=TABLE)).steps(view, Sizes(3, 4), "more load")
+    assert len(wishes) == started
 
 
 # --- forecasts ------------------------------------------------------------------------------------------------------

@@ -43,13 +43,13 @@ def test_a_quantile_of_new_tokens_lies_between_the_middles_of_equal_halves():
 
 @settings(max_examples=25)
 @given(st.floats(0.5, 20.0), st.floats(0.5, 20.0))
-def test_nodes_of_a_beta_share_keep_its_first_two_moments(alpha, beta):
-    """Mean alpha/(alpha + beta), E[h^2] = mean*(alpha + 1)/(alpha + beta + 1)."""
+def test_nodes_of_a_beta_share_keep_its_moments(alpha, beta):
+    """Mean alpha/(alpha + beta), and each further one (alpha + k)/(alpha + beta + k) times the one before."""
     reuse = Reuse(share=BetaShare(alpha=alpha, beta=beta), block_tokens=1)
-    cached = lengths(10**8, 2, cached=reuse).cached
-    share, mean = cached.past / 1e8, alpha / (alpha + beta)
-    assert cached.weight @ share == pytest.approx(mean, rel=1e-6)
-    assert cached.weight @ share**2 == pytest.approx(mean * (alpha + 1) / (alpha + beta + 1), rel=1e-6)
+    cached, moment = lengths(10**8, 2, cached=reuse).cached, 1.0
+    for k in range(5):
+        moment *= (alpha + k) / (alpha + beta + k)
+        assert cached.weight @ (cached.past / 1e8) ** (k + 1) == pytest.approx(moment, rel=1e-6)
 
 
 def test_a_quantile_table_of_shares_is_uniform_between_its_points():
