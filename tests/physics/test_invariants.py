@@ -12,7 +12,6 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.schema import units_of
-from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -20,7 +19,6 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import head
 
 quick = settings(max_examples=100)
 batches = st.integers(1, 3000)
@@ -117,7 +115,7 @@ def test_pipelines_never_lower_ttl_below_the_unsharded_sum(case, batch, context)
 @quick
 @given(cases(), st.integers(256, 4000), st.integers(2, 8))
 def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks):
-    """A mixed step stands for the mean chunk; in the chunked pass of bare kernels head and host are paid once.
+    """A mixed step stands for the mean chunk; in the chunked pass of bare kernels host is paid once.
 
     The ramp of the attention kernel and the maximum of its compute and memory time are not quite
     affine in the past: 1 %.
@@ -126,12 +124,8 @@ def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks)
     args, isl, form = (at, Sharding()), float(chunks * chunk), "cached"
     step = mixed_step(*args, batch=0.0, context=1.0, chunk=Chunk(float(chunk), isl), mla_form=form)
     whole = chunked_prefill_pass(*args, batch=1.0, isl=isl, chunk_tokens=float(chunk), mla_form=form)
-    ends = (chunks - 1) * (at.profile.host + head_time(at))
+    ends = (chunks - 1) * at.profile.host
     assert chunks * float(step.time) - ends == pytest.approx(float(whole.ftl), rel=0.01)
-
-
-def head_time(at: Setup, tp: float = 1.0, emitted: float = 1.0) -> float:
-    return float(kernel_cost(head(at.model, at.precision, tp, emitted), at).time)
 
 
 PROFILE_TIMES = (

@@ -23,13 +23,13 @@ def timed(at, stages, chunk, end, past=0.0):
     )
 
 
-def interval(stages, times):
-    """Mean time from chunk to chunk in the second half of a full queue, each as long in every stage."""
+def interval(stages, times, through):
+    """Mean time from chunk to chunk in the second half of a full queue; all stages take so many times the slowest."""
     free, leaves = 0.0, [0.0] * stages
     for time in times:
         start = max(free, leaves[-stages])
         free = start + time
-        leaves.append(max(start + stages * time, leaves[-1] + time))
+        leaves.append(max(start + through * time, leaves[-1] + time))
     half = len(leaves) // 2
     return (leaves[-1] - leaves[half]) / (len(leaves) - 1 - half)
 
@@ -41,15 +41,19 @@ def interval(stages, times):
 def test_the_last_chunk_of_a_prompt_holds_up_those_after_it(r1, stages, prompt, chunk):
     """Two to sixteen chunks of R1 on GB200 in two to eight stages; a prompt in one pass holds nothing up."""
     starts = range(0, prompt, chunk)
-    times = [float(timed(r1, stages, chunk, start + chunk, float(start)).busy) for start in starts]
+    each = [timed(r1, stages, chunk, start + chunk, float(start)) for start in starts]
+    times, through = [float(one.busy) for one in each], float(each[-1].ftl / each[-1].busy)
     found = timed(r1, stages, chunk, prompt)
-    assert float(found.interval) == pytest.approx(len(times) * interval(stages, times * PROMPTS), rel=0.015)
+    assert float(found.interval) == pytest.approx(len(times) * interval(stages, times * PROMPTS, through), rel=0.015)
     assert (float(found.stall) > 0.01 * float(found.busy)) == (len(times) > 1)
 
 
 def packed(at, stages, chunk, prompts):
     """Mean time from prompt to prompt of a full queue whose chunks go on with the next prompt."""
-    first, last = (float(timed(at, stages, chunk, past + chunk, past).busy) for past in (0.0, 7.0 * chunk))
+    one, end = (timed(at, stages, chunk, past + chunk, past) for past in (0.0, 7.0 * chunk))
+    first, last = float(one.busy), float(end.busy)
+    past = chunk * (np.ceil(np.mean(prompts) / chunk) - 1.0)
+    stalls = timed(at, stages, chunk, past + chunk, past)  # the last chunk of a mean prompt
     of_pair = (last - first) / (7 * chunk**2)  # a chunk takes longer by the keys that its queries meet
     ends = np.cumsum(prompts)
     begins = ends - prompts
@@ -59,14 +63,14 @@ def packed(at, stages, chunk, prompts):
         owners = begins[np.searchsorted(ends, cuts[:-1], side="right")]
         pairs = sum((b - a) * (a - own + (b - a) / 2) for (a, b), own in zip(pairwise(cuts), owners, strict=True))
         times.append(first + of_pair * (pairs - chunk**2 / 2))
-    return interval(stages, times) / chunk * float(np.mean(prompts))
+    return interval(stages, times, float(stalls.ftl / stalls.busy)) / chunk * float(np.mean(prompts))
 
 
 @pytest.mark.parametrize(("stages", "prompt", "chunk"), [(4, 16383, 8192), (8, 32000, 8192), (4, 8000, 4096)])
 def test_chunks_that_go_on_with_the_next_prompt_hold_up_as_much(r1, stages, prompt, chunk):
-    """A prompt that lacks a few tokens of whole chunks is no faster; ``stalled`` weights such prompts, to 2 %."""
+    """A prompt that lacks a few tokens of whole chunks is no faster; ``stalled`` weights such prompts, to 2.5 %."""
     found = float(timed(r1, stages, chunk, float(prompt)).interval)
-    assert found == pytest.approx(packed(r1, stages, chunk, np.full(100, float(prompt))), rel=0.02)
+    assert found == pytest.approx(packed(r1, stages, chunk, np.full(100, float(prompt))), rel=0.025)
 
 
 @pytest.mark.parametrize(("stages", "mean", "chunk", "spread"), [(4, 16384, 4096, 0.5), (8, 32000, 4096, 0.3)])
@@ -81,3 +85,15 @@ def test_unlike_prompts_hold_up_each_by_its_own_chunks(r1, stages, mean, chunk, 
     simulated = packed(r1, stages, chunk, prompts)
     assert stalled == pytest.approx(simulated, rel=0.05)
     assert plain < 0.93 * simulated
+
+
+@pytest.mark.parametrize(("stages", "chunk"), [(4, 1024), (8, 1024), (8, 512)])
+def test_the_head_runs_after_every_chunk(stages, chunk):
+    """Llama 70B on B200, a GPU a stage: the last stage alone has the head, so what it adds to it is no stall."""
+    at, isl = ds.setup("llama_3_1_70b", "b200_sxm", "nvfp4_fp8kv"), 16384
+    starts = range(0, isl, chunk)
+    each = [timed(at, stages, chunk, start + chunk, float(start)) for start in starts]
+    times, through = [float(one.busy) for one in each], float(each[-1].ftl / each[-1].busy)
+    found = timed(at, stages, chunk, isl)
+    assert float(found.busy) == pytest.approx(sum(times), rel=1e-3)
+    assert float(found.interval) == pytest.approx(len(times) * interval(stages, times * PROMPTS, through), rel=0.01)

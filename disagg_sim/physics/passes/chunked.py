@@ -76,10 +76,10 @@ def chunked_prefill_pass(
 
     A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads the tokens
     before the chunk; MLA projects them up again (``naive``), works in latent space (``absorbed``) or reads
-    keys and values that it kept (``cached``). The head runs once, after the last chunk. Without an engine host time
-    counts once, since the chunks in flight hide the rest; with one, once a chunk. In a full queue an instance starts a
-    pass every ``busy + stall`` seconds: host time with ``sum(t_i)`` of the slowest stage, and what that stage waits
-    (``stalled``).
+    keys and values that it kept (``cached``). The head runs after every chunk: engines sample of part of a prompt,
+    too. Without an engine host time counts once, since the chunks in flight hide the rest; with one, once a chunk. In a
+    full queue an instance starts a pass every ``busy + stall`` seconds: host time with ``sum(t_i)`` of the slowest
+    stage, and what that stage waits (``stalled``).
     Source: physics page, section 7 (CPP).
 
     Parameters
@@ -185,7 +185,7 @@ def chunked_passes(
         head_time, head_sums = tabulate(at_end, (mapping.tp_attn,), levels)
         full = linear(of, plan.size)
         final = linear(of, plan.last) if np.any(plan.last != plan.size) else full
-        final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
+        full, final = (each._replace(head=head_time, sums=each.sums.plus(head_sums)) for each in (full, final))
         sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
         full, final = (stretched(times, prefill_stretch(of)) for times in (full, final))
         return _Chunks(before, full, final, sums), [scores(of, form) for form in of_forms]
@@ -200,10 +200,10 @@ def chunked_passes(
     host, host_once = prefill_host(at, mapping, plan.chunks), host_time(at, mapping, 0.0)
     found = []
     for attention in cores:
-        busy, path, rise = _stage_times(at, mapping, parts, attention, drafted)
+        busy, path, rise, lacks = _stage_times(at, mapping, parts, attention, drafted)
         sums = with_host_and_hops(parts.sums.plus(attention.sums), hop, host_once)
-        stall = rise * stalled(before + plan.last / plan.size, pp)
-        found.append(PrefillPass(path + host + hop.time, busy + host, sums, stall=stall))
+        stall = rise * stalled(before + plan.last / plan.size, pp) - lacks * np.minimum(plan.chunks, pp) / pp
+        found.append(PrefillPass(path + host + hop.time, busy + host, sums, stall=np.maximum(stall, 0.0)))
     return found
 
 
@@ -211,7 +211,7 @@ class _Chunks(NamedTuple):
     """Times of all chunks of a pass, without scores and values."""
 
     before: Numeric  # chunks before the last [1]
-    full: LayerTimes  # of one of them [s]
+    full: LayerTimes  # of one of them, with the head [s]
     final: LayerTimes  # of the last, with the head [s]
     sums: AnySums  # of all [s]
 
@@ -257,7 +257,9 @@ def stalled(chunks: Numeric, stages: Numeric) -> Numeric:
     (the largest mean cycle of the starts; at n up to p it is n times the last chunk). Where the last of n chunks lacks
     a part l of its tokens, the next prompt fills it, and a prompt stalls like n - 1 chunks, weighted by
     :math:`\min(0.5 + l, 1)`, and n, weighted by the rest. These weights were chosen: of 21 streams of R1 and Llama 70B
-    all are met within 7.2 %. Prompts of unlike lengths stall each by its own.
+    all are met within 7.2 %. Prompts of unlike lengths stall each by its own. Where all stages of a chunk take s less
+    than p times the slowest (the head is on the last alone), the p-th chunk before has left sooner, and a prompt stalls
+    by :math:`s\,m/p` less (``chunked_passes``).
 
     Two and eight chunks in four stages, and a prompt of a chunk and a half:
 
@@ -276,9 +278,9 @@ def stalled(chunks: Numeric, stages: Numeric) -> Numeric:
 
 def _stage_times(
     at: Setup, mapping: Sharding, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
-) -> tuple[Numeric, Numeric, Numeric]:
-    """Find ``sum(t_i)`` of the slowest stage, the critical path, both with stretched times and without host, and what
-    each chunk takes longer than the one before. [s]
+) -> tuple[Numeric, Numeric, Numeric, Numeric]:
+    """Find ``sum(t_i)`` of the slowest stage, the critical path, both with stretched times and without host, what each
+    chunk takes longer than the one before, and what the stages of one take less than as many of the slowest. [s]
 
     The path takes all chunks through one stage and one chunk, of full size or the last, through all
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
@@ -291,11 +293,13 @@ def _stage_times(
     one_full = [full.layers[i] + attention.full[i] for i in kinds]
     one_last = [final.layers[i] + attention.last[i] for i in kinds]
     counts_of_all = model.kind_counts
-    every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds) + drafted.full
+    every_full = full.embedding + full.head + sum(one_full[i] * counts_of_all[i] for i in kinds) + drafted.full
     every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds) + drafted.last
     busy: list[Numeric] = []
     path: list[Numeric] = []
     rise: list[Numeric] = []
+    slowest: Numeric = 0.0
+    heads = before * full.head + final.head
     embeddings, end = before * full.embedding + final.embedding, final.head + drafted.last
     alike: dict[int, list[int]] = {}  # kinds of layers of the same attention, which is timed once
     for i in kinds:
@@ -306,14 +310,15 @@ def _stage_times(
         for one in kinds_of[:1]
     ]
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        here = added(added(0.0, embeddings, first), final.head + drafted.whole, last)
-        here_full = added(added(0.0, full.embedding, first), drafted.full, last)
+        here = added(added(0.0, embeddings, first), heads + drafted.whole, last)
+        here_full = added(added(0.0, full.embedding, first), full.head + drafted.full, last)
         here_last = added(added(0.0, final.embedding, first), end, last)
         for i in kinds:
             here = added(here, summed[i], counts[i])
             here_full = added(here_full, one_full[i], counts[i])
             here_last = added(here_last, one_last[i], counts[i])
         elsewhere = np.maximum(np.where(before > 0, every_full - here_full, 0.0), every_last - here_last)
+        slowest = np.maximum(slowest, here_full)
         here = np.maximum(here, (before + 1.0) * launch)
         busy.append(here)
         path.append(here + np.maximum(elsewhere, (pp - 1) * launch))
@@ -323,7 +328,8 @@ def _stage_times(
             climb, above_launch = added(climb, more, layers), added(above_launch, beyond, layers)
         rise.append(np.minimum(climb, above_launch))
     risen = np.maximum(reduce(np.maximum, rise), 0.0) / np.maximum(before, 1.0)
-    return reduce(np.maximum, busy), reduce(np.maximum, path), risen
+    lacks = np.maximum(pp * slowest - every_full, 0.0)
+    return reduce(np.maximum, busy), reduce(np.maximum, path), risen, lacks
 
 
 class ChunkCores(NamedTuple):
