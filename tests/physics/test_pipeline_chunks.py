@@ -41,19 +41,15 @@ def interval(stages, times, through):
 def test_the_last_chunk_of_a_prompt_holds_up_those_after_it(r1, stages, prompt, chunk):
     """Two to sixteen chunks of R1 on GB200 in two to eight stages; a prompt in one pass holds nothing up."""
     starts = range(0, prompt, chunk)
-    each = [timed(r1, stages, chunk, start + chunk, float(start)) for start in starts]
-    times, through = [float(one.busy) for one in each], float(each[-1].ftl / each[-1].busy)
+    times = [float(timed(r1, stages, chunk, start + chunk, float(start)).busy) for start in starts]
     found = timed(r1, stages, chunk, prompt)
-    assert float(found.interval) == pytest.approx(len(times) * interval(stages, times * PROMPTS, through), rel=0.015)
+    assert float(found.interval) == pytest.approx(len(times) * interval(stages, times * PROMPTS, stages), rel=0.015)
     assert (float(found.stall) > 0.01 * float(found.busy)) == (len(times) > 1)
 
 
 def packed(at, stages, chunk, prompts):
     """Mean time from prompt to prompt of a full queue whose chunks go on with the next prompt."""
-    one, end = (timed(at, stages, chunk, past + chunk, past) for past in (0.0, 7.0 * chunk))
-    first, last = float(one.busy), float(end.busy)
-    past = chunk * (np.ceil(np.mean(prompts) / chunk) - 1.0)
-    stalls = timed(at, stages, chunk, past + chunk, past)  # the last chunk of a mean prompt
+    first, last = (float(timed(at, stages, chunk, past + chunk, past).busy) for past in (0.0, 7.0 * chunk))
     of_pair = (last - first) / (7 * chunk**2)  # a chunk takes longer by the keys that its queries meet
     ends = np.cumsum(prompts)
     begins = ends - prompts
@@ -63,14 +59,14 @@ def packed(at, stages, chunk, prompts):
         owners = begins[np.searchsorted(ends, cuts[:-1], side="right")]
         pairs = sum((b - a) * (a - own + (b - a) / 2) for (a, b), own in zip(pairwise(cuts), owners, strict=True))
         times.append(first + of_pair * (pairs - chunk**2 / 2))
-    return interval(stages, times, float(stalls.ftl / stalls.busy)) / chunk * float(np.mean(prompts))
+    return interval(stages, times, stages) / chunk * float(np.mean(prompts))
 
 
 @pytest.mark.parametrize(("stages", "prompt", "chunk"), [(4, 16383, 8192), (8, 32000, 8192), (4, 8000, 4096)])
 def test_chunks_that_go_on_with_the_next_prompt_hold_up_as_much(r1, stages, prompt, chunk):
-    """A prompt that lacks a few tokens of whole chunks is no faster; ``stalled`` weights such prompts, to 2.5 %."""
+    """A prompt that lacks a few tokens of whole chunks is no faster; ``stalled`` weights such prompts, to 2 %."""
     found = float(timed(r1, stages, chunk, float(prompt)).interval)
-    assert found == pytest.approx(packed(r1, stages, chunk, np.full(100, float(prompt))), rel=0.025)
+    assert found == pytest.approx(packed(r1, stages, chunk, np.full(100, float(prompt))), rel=0.02)
 
 
 @pytest.mark.parametrize(("stages", "mean", "chunk", "spread"), [(4, 16384, 4096, 0.5), (8, 32000, 4096, 0.3)])
