@@ -125,8 +125,7 @@ class _OfStage(NamedTuple):
     @property
     def total(self) -> Numeric:
         """All of it. [B]"""
-        held = self.weights + self.cache
-        return held if np.ndim(self.state) == 0 and self.state == 0.0 else held + self.state
+        return self.weights + self.cache + self.state
 
 
 class MemoryParts(NamedTuple):

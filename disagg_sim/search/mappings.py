@@ -47,9 +47,8 @@ def mappings_for(at: Setup, mappings: Sharding | list[Sharding]) -> Sharding:
 def _require(at: Setup, m: Sharding) -> None:
     """Refuse a mapping that the model cannot have on the system."""
     if m.stage_gpus != m.tp_ffn * m.ep:
-        shared = f" x pcp {m.pcp}" if m.pcp > 1 else ""
         raise InputError(
-            f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn}{shared} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
+            f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} x pcp {m.pcp} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
             "attention and FFN of a stage must use the same GPUs"
         )
     reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m, tp_over_nics=True)

@@ -262,9 +262,7 @@ def _of_prompts(
     def of_all(values: Any) -> Any:
         return values if np.ndim(values) < 2 or one else np.tile(values, len(prompts))
 
-    isl, past = (
-        each[0] if len(prompts) == 1 else np.repeat(each, wide)[None, :] for each in zip(*prompts, strict=True)
-    )
+    isl, past = (each[0] if one else np.repeat(each, wide)[None, :] for each in zip(*prompts, strict=True))
     steps = mixed_step_by_form(
         case.at,
         mapping,
