@@ -18,7 +18,6 @@ from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_re
 
 quick = settings(max_examples=40)
 batches, chunks, contexts = st.integers(1, 2000), st.integers(1, 40_000), st.integers(2, 50_000)
-SIZES = np.array([1.0, 2, 3, 7, 64, 100, 1000])[None, :]
 
 
 def step_of(at, mapping, batch, chunk, context=5000, isl=4096, **more):
@@ -42,17 +41,6 @@ def test_a_grid_of_steps_without_decodes_is_one_prompt_a_rank(model):
     mixed = mixed_step(at, mapping, batch=0.0, context=9.0, chunk=Chunk(chunk, 4096.0))
     alone = prefill_pass(at, mapping, batch=mapping.dp_attn, isl=4096.0)
     np.testing.assert_allclose(mixed.time, alone.ftl, rtol=1e-12)
-
-
-def test_a_grid_gives_what_single_calls_give():
-    at, table = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), mappings_of("deepseek_r1", "gb200_nvl72")
-    chunk = SIZES * 8.0
-    whole = table.for_grid()
-    grid = mixed_step(at, whole, batch=SIZES, context=5000.0, chunk=Chunk(chunk, 4096.0), mla_form="naive")
-    for row in range(0, len(table), 29):
-        for column in range(SIZES.size):
-            one = step_of(at, table[row], SIZES[0, column], chunk[0, column], mla_form="naive")
-            assert float(grid.time[row, column]) == pytest.approx(float(one.time), rel=1e-12)
 
 
 def test_drafts_pass_experts_and_links_as_tokens_do():

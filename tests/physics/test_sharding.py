@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import cached_setting, mappings_of
+from cases import cached_setting, cases, mappings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +19,7 @@ from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.chunked import chunk_plan, chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import stages_of
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.work import Tokens
@@ -26,6 +27,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths
 
 quick = settings(max_examples=60)
+FORMS = ("auto", "naive", "absorbed")
 
 
 def layer_flops(model, precision, tp, tokens: Tokens) -> dict[str, float]:
@@ -138,6 +140,44 @@ def test_compute_bound_gemms_and_attention_take_one_nth(tp):
         ops += layer.ffn.local(at.model, at.precision, n, 32_768.0)
         times.append(sum(float(kernel_cost(op, at).time) for op in ops if op.kind != "all_reduce"))
     assert times[1] == pytest.approx(times[0] / tp, rel=1e-12)
+
+
+#: Models that have every kind of attention between them.
+EVERY_KIND = (
+    *("llama_3_1_70b", "deepseek_r1", "deepseek_v3_2", "deepseek_v4_flash", "minimax_m3", "gpt_oss_120b"),
+    *("kimi_linear_48b_a3b", "qwen3_next_80b_a3b", "nemotron_3_nano_30b_a3b"),
+)
+PASSES = {
+    "decode": lambda *given, batch, isl, past, form, chunk: decode_step(*given, batch=batch, context=isl).ttl,
+    "prefill": lambda *given, chunk, form, **more: prefill_pass(*given, mla_form=form, **more).ftl,
+    "chunks": lambda *given, chunk, form, **more: (
+        chunked_prefill_pass(*given, chunk_tokens=chunk, mla_form=form, **more).ftl
+    ),
+    "mixed": lambda *given, batch, isl, past, form, chunk: (
+        mixed_step(
+            *given, batch=batch, context=isl, chunk=Chunk(chunk * given[1].dp_attn, isl, past=past), mla_form=form
+        ).time
+    ),
+}
+work = st.tuples(*map(st.sampled_from, ([1.0, 3.0, 64.0, 500.0], [600.0, 3000.0, 20_000.0], [0.0, 500.0])))
+place = st.integers(0, 10_000)
+
+
+@pytest.mark.parametrize("kind", PASSES)
+@quick
+@given(cases(models=EVERY_KIND), place, st.tuples(work, work), st.sampled_from(FORMS), st.sampled_from([128.0, 2048.0]))
+def test_points_of_unlike_work_are_timed_as_each_alone(kind, case, other, columns, form, chunk):
+    """With a past and without, of one chunk and of many, of more decodes and of more prefill, on unlike mappings."""
+    at, mapping = case
+    table = mappings_of(at.model.name, at.system.name)
+    rows = [mapping, table[other % len(table)]]
+
+    def timed(by, *work):
+        return PASSES[kind](at, by, **dict(zip(("batch", "isl", "past"), work, strict=True)), form=form, chunk=chunk)
+
+    found = timed(Sharding.stack(rows).for_grid(), *np.array(columns).T[:, None, :])
+    alone = [[float(timed(row, *each)) for each in columns] for row in rows]
+    np.testing.assert_allclose(np.broadcast_to(found, (2, 2)), alone, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
