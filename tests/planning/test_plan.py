@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from statistics import NormalDist
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
-from disagg_sim.planning.flips import _axes, flips
+from disagg_sim.planning.flips import _asked_at, _axes, flips
 from disagg_sim.planning.kv_links import transfer_between
 from disagg_sim.planning.limits import SHARES, Limit, limit_of
 from disagg_sim.planning.plan import demand_of, unevenness
@@ -335,6 +336,14 @@ def test_chances_count_what_simulations_found(error, ahead):
     assert _chance(np.exp([ahead, ahead - error.deviation]), error) == pytest.approx((0.8413 + 0.5) / 2, abs=1e-4)
     assert np.median(_spread(np.ones(1), error)) == pytest.approx(np.exp(error.mean), rel=0.02)
     assert np.isnan(_chance(np.zeros(0), error))
+
+
+@pytest.mark.parametrize(("axis", "means"), [("isl", (8192, 512)), ("osl", (4096, 1024))])
+def test_a_question_asked_again_changes_one_length(twenty, axis, means):
+    ask = Mock()
+    _asked_at(replace(twenty, ask=ask), axis, 2.0)
+    law = ask.call_args.kwargs["lengths"]
+    assert (law.mean_isl, law.mean_osl) == means
 
 
 @pytest.mark.parametrize("isl", [1, 2])

@@ -330,8 +330,19 @@ def test_the_ftl_limit_counts_the_wait_for_a_slot():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_point_meets_the_ftl_limit_with_its_wait(mode):
-    assert (run(mode, table=mappings(), ftl_limit=1.0).ftl_with_slot_wait_s <= 1.0).all()
+@pytest.mark.parametrize(("limit", "column"), [("ftl_limit", "ftl_with_slot_wait_s"), ("ttl_limit", "ttl_s")])
+def test_a_limit_keeps_what_just_meets_it_and_nothing_beyond(mode, limit, column):
+    free = run(mode, table=mappings(), ftl_limit=1.0)
+    assert (free.ftl_with_slot_wait_s <= 1.0).all()
+    most = float(free[column].sort_values().iloc[len(free) // 2])
+    assert run(mode, table=mappings(), **{"ftl_limit": 1.0, limit: most})[column].max() == most
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_prompts_of_nearly_one_length_are_served_as_of_it(mode):
+    at, options = setup(LLAMA, SYSTEM, RECIPE), Colocation(batch=(4, 64))
+    two, one = (MODES[mode](at, TP4, lengths([isl, 4096], [512, 512]), options=options) for isl in (4097, 4096))
+    np.testing.assert_allclose(two[[THROUGHPUT, "ftl_s", "ttl_s"]], one[[THROUGHPUT, "ftl_s", "ttl_s"]], rtol=5e-3)
 
 
 @pytest.mark.parametrize("mode", MODES)
