@@ -274,7 +274,7 @@ def _nearness(fault: Fault, place: Path) -> int:
     imports = rf"{package}\.{name}\b|from {package} import .*\b{name}\b"
     words = {word for word in fault.function.split(".") if len(word.strip("_")) > 2}
     worth = NAMED * named + IMPORTS * bool(re.search(imports, text))
-    worth += SAYS * sum(bool(re.search(rf"\b{word}\b", text)) for word in words)
+    worth += SAYS * sum(bool(re.search(rf"\b{word}\b", text, re.IGNORECASE)) for word in words)
     beside = fault.path.parts[1] if fault.path.parts[0] == "techniques" else fault.path.parts[0]
     return worth and worth + BESIDE * (beside in place.parts)
 

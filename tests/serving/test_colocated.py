@@ -339,13 +339,6 @@ def test_a_limit_keeps_what_just_meets_it_and_nothing_beyond(mode, limit, column
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_prompts_of_nearly_one_length_are_served_as_of_it(mode):
-    at, options = setup(LLAMA, SYSTEM, RECIPE), Colocation(batch=(4, 64))
-    two, one = (MODES[mode](at, TP4, lengths([isl, 4096], [512, 512]), options=options) for isl in (4097, 4096))
-    np.testing.assert_allclose(two[[THROUGHPUT, "ftl_s", "ttl_s"]], one[[THROUGHPUT, "ftl_s", "ttl_s"]], rtol=5e-3)
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_faults_are_told_in_one_line(mode):
     with pytest.raises(InfeasibleError, match="no co-located mapping fits in memory; the closest lacks"):
         run(mode, "llama_3_1_405b", Sharding())

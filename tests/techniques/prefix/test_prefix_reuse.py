@@ -82,20 +82,26 @@ def test_a_slow_tier_feeds_no_more_than_it_loads(at):
 
 
 def test_the_slowest_of_unlike_ranks_computes_again_what_a_slow_tier_holds():
-    """Through a link of 10 kB/s all ranks take as long as without a cache, through one of 1 PB/s as with it in HBM."""
-    ranks, uneven = ds.Sharding(dp_attn=4, ep=4), {"rank_imbalance": "random"}
+    """Through a link of 10 kB/s all ranks take as long as without a cache, through one of 1 PB/s as with it in HBM.
+    At 1.8 GB/s two ranks compute again, and four do not."""
+    four, two = ([ds.Sharding(dp_attn=ranks, ep=ranks)] for ranks in (4, 2))
+    uneven, tiered = {"rank_imbalance": "random"}, {"cached": of_tier(ssd=1.0)}
 
-    def first(bandwidth, **cached):
+    def first(bandwidth, table=four, **cached):
         plain = ds.load_system("h200_sxm")
         system = replace(plain, kv_tiers={"ssd": KvTier(bandwidth=bandwidth, latency_s=0.0)})
         law = ds.lengths("log_normal_4096_512", **uneven, **cached)
-        grid = ds.prefill_grid(ds.setup("qwen3_30b_a3b", system, "fp8"), ranks, law, batch=[4, 16, 64])
-        return np.stack([grid.latency[0], grid.request_rate[0]])
+        grid = ds.prefill_grid(ds.setup("qwen3_30b_a3b", system, "fp8"), table, law, batch=[4, 16, 64])
+        return np.stack([grid.latency, grid.request_rate])
 
     whole, held = first(1e15), first(1e15, cached=0.9)
-    np.testing.assert_allclose(first(1e4, cached=of_tier(ssd=1.0)), whole, rtol=1e-9)
-    np.testing.assert_allclose(first(1e15, cached=of_tier(ssd=1.0)), held, rtol=1e-4)
+    np.testing.assert_allclose(first(1e4, **tiered), whole, rtol=1e-9)
+    np.testing.assert_allclose(first(1e15, **tiered), held, rtol=1e-4)
     assert (held[0] < 0.5 * whole[0]).all()
+    each = [first(1.8e9, table, **tiered) for table in (four, two)]
+    np.testing.assert_allclose(first(1.8e9, four + two, **tiered), np.concatenate(each, axis=1), rtol=1e-12)
+    assert (each[0][0] < 0.8 * whole[0]).all()
+    np.testing.assert_allclose(each[1], first(1e4, two, **tiered), rtol=1e-12)
 
 
 def test_loading_wins_above_the_break_even_bandwidth(at):
