@@ -136,13 +136,9 @@ def _parts(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
     for one in passes_of(designs):
         often = 1.0 if one.name == "decode step" else _often(designs, next(prompts))
         seconds, joules = spent_on(one)
-        found: dict[tuple[str, str], tuple[Any, Any]] = {}
-        for (name, kind, _), (time, energy) in operators_of(one).items():
-            before = found.get((name, kind), (0.0, 0.0))
-            found[name, kind] = (before[0] + time, before[1] + energy)
-        rest = (seconds - sum(time for time, _ in found.values()), joules - sum(each for _, each in found.values()))
-        found[WAITING, WAITING] = rest
-        for (name, kind), (time, energy) in found.items():
+        parts = [(name, kind, *spent) for (name, kind, _), spent in operators_of(one).items()]
+        rest = seconds - sum(time for *_, time, _ in parts), joules - sum(energy for *_, energy in parts)
+        for name, kind, time, energy in [*parts, (WAITING, WAITING, *rest)]:
             columns = {"row": labels, "step": one.name, "operator": name, "kind": kind}
             frame = pd.DataFrame({**columns, "seconds": time * often, "joules": energy * often})
             yield frame[frame["seconds"] > _ROUNDING * seconds * often]
