@@ -148,15 +148,13 @@ EVERY_KIND = (
     *("kimi_linear_48b_a3b", "qwen3_next_80b_a3b", "nemotron_3_nano_30b_a3b"),
 )
 PASSES = {
-    "decode": lambda *given, batch, isl, past, form, chunk: decode_step(*given, batch=batch, context=isl).ttl,
-    "prefill": lambda *given, chunk, form, **more: prefill_pass(*given, mla_form=form, **more).ftl,
-    "chunks": lambda *given, chunk, form, **more: (
-        chunked_prefill_pass(*given, chunk_tokens=chunk, mla_form=form, **more).ftl
+    "decode": lambda *given, batch, isl, past, form, chunk: decode_step(*given, batch=batch, context=isl),
+    "prefill": lambda *given, chunk, form, **more: prefill_pass(*given, mla_form=form, **more),
+    "chunks": lambda *given, chunk, form, **more: chunked_prefill_pass(
+        *given, chunk_tokens=chunk, mla_form=form, **more
     ),
-    "mixed": lambda *given, batch, isl, past, form, chunk: (
-        mixed_step(
-            *given, batch=batch, context=isl, chunk=Chunk(chunk * given[1].dp_attn, isl, past=past), mla_form=form
-        ).time
+    "mixed": lambda *given, batch, isl, past, form, chunk: mixed_step(
+        *given, batch=batch, context=isl, chunk=Chunk(chunk * given[1].dp_attn, isl, past=past), mla_form=form
     ),
 }
 work = st.tuples(*map(st.sampled_from, ([1.0, 3.0, 64.0, 500.0], [600.0, 3000.0, 20_000.0], [0.0, 500.0])))
@@ -173,11 +171,13 @@ def test_points_of_unlike_work_are_timed_as_each_alone(kind, case, other, column
     rows = [mapping, table[other % len(table)]]
 
     def timed(by, *work):
-        return PASSES[kind](at, by, **dict(zip(("batch", "isl", "past"), work, strict=True)), form=form, chunk=chunk)
+        work = dict(zip(("batch", "isl", "past"), work, strict=True))
+        done = PASSES[kind](at, by, **work, form=form, chunk=chunk)
+        return np.array([np.broadcast_to(each, np.shape(done[0])) for each in (done[0], *done.sums)])
 
     found = timed(Sharding.stack(rows).for_grid(), *np.array(columns).T[:, None, :])
-    alone = [[float(timed(row, *each)) for each in columns] for row in rows]
-    np.testing.assert_allclose(np.broadcast_to(found, (2, 2)), alone, rtol=1e-12)
+    alone = [[timed(row, *each) for each in columns] for row in rows]
+    np.testing.assert_allclose(np.moveaxis(found, 0, -1), alone, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Sharding
+from disagg_sim.planning.pieces import PromptLengths
 from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.planning.queueing import (
     Delay,
@@ -94,6 +95,20 @@ def test_a_pool_in_steps_is_the_pool_one_by_one():
     mean, wide = found.moments(10 * found.number)
     assert mean == pytest.approx(4000, rel=0.01)
     assert wide == pytest.approx(math.sqrt(4000), rel=0.05)
+
+
+def test_pieces_of_steps_that_wait_are_followed_as_beside_steps_that_do_not():
+    law = PromptLengths(np.array([500.0, 3000.0]), np.zeros(2), np.array([0.5, 0.5])).cut(
+        np.array([512.0, 1024.0, 4096.0])
+    )
+    idle, further = np.array([0.1, 0.3, 0.9]), np.array([0.0, 2.0, 0.0])
+
+    def followed(rooms):
+        of = law.at(rooms)
+        come = 0.2 * of.kinds
+        return np.vstack(of.follow(idle[rooms], further[rooms])(of.kinds, come, come[0], come[1]))
+
+    np.testing.assert_allclose(followed([0, 1, 2]), np.hstack([followed([room]) for room in range(3)]), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("servers", "most", "load"), [(1, 4, 0.4), (2, 8, 0.7), (8, 4, 0.7)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.cli.main import run
@@ -38,17 +38,18 @@ def points(*pools):
 
 
 @settings(max_examples=30)
-@given(st.sampled_from([1, 2, 8]), st.integers(1, 9), st.sampled_from([1, 4, 16]), st.integers(1, 9))
-def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first, taker, second):
+@given(st.sampled_from([1, 2, 8]), st.integers(1, 9), st.sampled_from([1, 4, 16]), st.integers(1, 9), st.just(0.999))
+@example(8, 30, 16, 3, 0.9)  # two of 8 GPUs, and none of 16, cost less than one of each
+def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first, taker, second, target):
     total = sender * first + taker * second
     row = with_spares(
-        points((sender, first, taker, second)), SpareRules(target=0.999, failing=OFTEN, gpu_cap=total), SYSTEMS
+        points((sender, first, taker, second)), SpareRules(target=target, failing=OFTEN, gpu_cap=total), SYSTEMS
     )
     needs = [
         Need(instances=count, cost=gpus, blast=blast_of(OFTEN, H100, gpus, links=total > 8))
         for gpus, count in ((sender, first), (taker, second))
     ]
-    found = spares_for(needs, 0.999)
+    found = spares_for(needs, target)
     assert (row["prefill_spares"][0], row["decode_spares"][0]) == found.counts
     assert row["availability"][0] == pytest.approx(found.availability)
     assert row["gpus_with_spares"][0] == total + sender * found.counts[0] + taker * found.counts[1]

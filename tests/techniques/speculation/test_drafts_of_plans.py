@@ -10,6 +10,9 @@ from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.page.write import content_of, page_html, plan_content
 from disagg_sim.report.plan import PlanExtras, screen, write_plan
 from disagg_sim.report.plan_rows import question_line
+from disagg_sim.serving.colocated import count_colocated
+from disagg_sim.serving.colocation import ColocatedCase
+from disagg_sim.serving.piggyback import count_piggyback
 
 ASKED = {"ttft": "2 s", "tpot": "15 ms", "rate": 5}
 DRAFTERS = ("mtp 0.75 0.5", "draft_model llama_3_1_8b 0.75 0.5")
@@ -54,10 +57,16 @@ def drafted(*drafts: int):
     return ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=drafter)
 
 
-@pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
-def test_several_numbers_of_drafts_are_searched_as_each_alone(mode):
+@pytest.mark.parametrize(("mode", "count"), [(ds.colocated, count_colocated), (ds.piggyback, count_piggyback)])
+def test_several_numbers_of_drafts_are_searched_as_each_alone(mode, count):
     """The best of all numbers is the best of what each has alone, and three accepted tokens pay."""
     options = ds.Colocation(batch=(8, 256))
+
+    def counted(*drafts):
+        case = ColocatedCase(at=drafted(*drafts), lengths=ds.lengths(4096, 1024), ftl_limit=100.0, options=options)
+        return count(case, WIDE)
+
+    assert counted(1, 2, 3) == counted(1) + counted(2) + counted(3)
     alone = [mode(drafted(k), WIDE, ds.lengths(4096, 1024), ftl_limit=100.0, options=options) for k in (1, 2, 3)]
     together = mode(drafted(1, 2, 3), WIDE, ds.lengths(4096, 1024), ftl_limit=100.0, options=options)
     best = [min(table["ttl_mean_s"].iloc[row] for table in alone) for row in (0, 1)]
