@@ -151,6 +151,7 @@ def main() -> int:
         files = sorted({place for fault in planted.values() for place in nearest_files(fault, files)})
     options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not long and not rare"]
     options += ["-W", WRAPS] if "NUMBA_DISABLE_JIT" in os.environ else []
+    options += ["--assert=plain"] if asked.imported else []  # pytest reads what it rewrites by itself
     if planted:
         planter = Planter(planted, asked.near, asked.imported, out)
         pytest.main([*options, *dict.fromkeys(places), *map(str, files)], plugins=[planter])
