@@ -162,8 +162,10 @@ def counts_at_ratio(gpus_p: int, gpus_d: Floats, gpu_cap: int, ratio: Fraction) 
     --------
     Half as many GPUs for prefill, 4 an instance: one beside one decode instance of 8, or beside two of 4.
 
-    >>> [each.tolist() for each in counts_at_ratio(4, np.array([8.0, 4.0]), 64, Fraction(1, 2))]
+    >>> for cap in (12, 11):
+    ...     [each.tolist() for each in counts_at_ratio(4, np.array([8.0, 4.0]), cap, Fraction(1, 2))]
     [[1.0, 1.0], [1.0, 2.0]]
+    [[0.0, 0.0], [0.0, 0.0]]
     """
     left, right = ratio.numerator * gpus_d, np.full_like(gpus_d, ratio.denominator * gpus_p)
     common = np.gcd(left.astype(np.int64), right.astype(np.int64))
