@@ -13,6 +13,7 @@ from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.setup import setup
+from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import colocated, search_colocated
@@ -360,9 +361,10 @@ def test_passes_above_every_batch_are_refused():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_mapping_has_the_points_that_it_has_alone(mode):
+@pytest.mark.parametrize("block", [BLOCK_POINTS, 8])
+def test_each_mapping_has_the_points_that_it_has_alone(mode, block, monkeypatch):
     """Whatever its neighbours are: ranks, depths and batches of their own, prompts as short as answers, so that either
-    phase may have more tokens in a step."""
+    phase may have more tokens in a step; and however few points are scored at once."""
     table = [
         DEP8,
         TP4,
@@ -371,7 +373,10 @@ def test_each_mapping_has_the_points_that_it_has_alone(mode):
         Sharding(tp_attn=2, tp_ffn=2, pp=4),
     ]
     options = {"isl": 600, "osl": 1200, "batch": (1, 16, 48, 640)}
+    for module in ("search.blocks", "serving.piggyback"):
+        monkeypatch.setattr(f"disagg_sim.{module}.BLOCK_POINTS", block)
     together = run(mode, R1, table, **options)
+    monkeypatch.undo()
     apart = pd.concat([run(mode, R1, each, **options) for each in table])
     by = ["decode_tp_attn", "decode_dp_attn", "decode_pp", "decode_batch"]
     both = [points.sort_values(by).reset_index(drop=True) for points in (together, apart)]
