@@ -368,6 +368,7 @@ def test_each_mapping_has_the_points_that_it_has_alone(mode, block, monkeypatch)
     table = [
         DEP8,
         TP4,
+        Sharding(tp_attn=8, tp_ffn=8),
         Sharding(dp_attn=2, ep=2, pp=8),
         Sharding(dp_attn=8, ep=8, pp=2),
         Sharding(tp_attn=2, tp_ffn=2, pp=4),
