@@ -302,7 +302,11 @@ def _ranges(calls: list[dict[str, Any]], rows: int) -> Ranges:
 
 
 def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
-    """Least and largest of each row: a value may be a number, one a row, or several a row (chunks)."""
+    """Least and largest of each row: a value may be a number, one a row, or several a row (chunks).
+
+    >>> [each.tolist() for each in _over_rows([[1.0, 3.0], [4.0, 2.0]], 2)]
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
     array = np.asarray(values, dtype=float)
     if array.ndim < 2:
         return (same := np.broadcast_to(array, rows)), same

@@ -99,6 +99,8 @@ def test_a_host_without_an_engine_is_assumed_and_of_an_unserved_class_inherited(
     assert trust_of_host(at) == Trust.FITTED
     assert trust_of_host(ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels")) == Trust.ASSUMED
     assert trust_of_host(replace(at, system=replace(at.system, architecture="Rubin"))) == Trust.INHERITED
+    partly = replace(at.overheads, sources=at.overheads.sources | {"step_host": "assumed"})
+    assert trust_of_host(replace(at, overheads=partly)) == Trust.ASSUMED
 
 
 def test_a_throughput_counts_pools_by_their_gpus():
