@@ -185,8 +185,6 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
     assert row.workers is not None
     at, engine = run.at, run.engine
     slots = max(round(row.concurrency), 1)
-    if engine.ranks_wait and engine.mixed_steps and not row.prefill and row.workers.mapping.dp_attn > 1:
-        raise InputError("ranks that gather a prompt each before they prefill are no rule of the simulation")
 
     def part(side: WorkerGroup, *, decodes: bool = True) -> tuple[Replicas]:
         ranks = int(side.mapping.dp_attn)
@@ -205,7 +203,8 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
         decode=own if row.prefill else (),
         colocated=() if row.prefill else own,
     )
-    policy: Policy = Disaggregated() if row.prefill else Vllm(chunked=engine.mixed_steps)
+    held = engine.held_at_most * engine.ranks_wait
+    policy: Policy = Disaggregated() if row.prefill else Vllm(chunked=engine.mixed_steps, hold_steps=held)
     inside = deployment.gpus <= at.system.nvlink_domain
     link = LinkSpec(bandwidth=own_link_bandwidth(at.system, at.profile, within_domain=inside))
     wire = link.wire(at, deployment.gpus)

@@ -5,9 +5,9 @@ than its memory holds), a share x of the time of each is decode and the rest is 
 it. A request sees the others (the arrival theorem of closed networks), hence with :math:`B = 1 + (A-1)\,x`
 sequences in a decode step, and m pieces of at most one token budget a prompt, :math:`d = (A-1)\,x\,m/(OSL-1)`
 pieces fall due in a step. Each of R attention ranks has one in the share :math:`\varphi = d/R` of the steps, apart
-from the others, several where d > R; ranks that wait for each other have theirs in the same steps. Steps with pieces,
-of T on average (``serving.step_mixing``), take :math:`A\,m\,T\,f/d` in the life of a request, f their share. A time t
-of it, all but those of its own prompt and its wait, falls between its tokens:
+from the others, several where d > R; ranks that wait for each other, as in a plan (``prefill_delay``), have theirs in
+the same steps. Steps with pieces, of T on average (``serving.step_mixing``), take :math:`A\,m\,T\,f/d` in the life of
+a request, f their share. A time t of it, all but those of its own prompt and its wait, falls between its tokens:
 
 .. math:: TPOT = T_d(B)\,\left(1 - \frac{t}{(OSL-1)\,T}\right) + \frac{t}{OSL-1}\ \text{(mixed)}\quad\text{or}\quad
           T_d(B) + \frac{t}{OSL-1},\quad x = \frac{(OSL-1)\,TPOT}{TTFT + (OSL-1)\,TPOT}
@@ -50,6 +50,7 @@ from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_re
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.serving.step_mixing import MixedShares, mixed_steps, own_step, time_alone, token_time
+from disagg_sim.techniques.prefill_delay.plan_queue import gathered, mixed_share, waits
 
 #: Runs of split workers whose load a decode rank lies above a power of two, by this factor at most, are taken to fill
 #: batches of that size, while the others wait for a slot: 2,151 requests on 16 ranks are 128 a rank and 5 % more. The
@@ -291,6 +292,19 @@ def _of_stream(
     return 1.0 - often, due / ranks / busy
 
 
+@np.vectorize
+def _gathered(prompts: float, pieces: float, steps: int, ranks: float) -> tuple[float, float]:
+    """Pieces of a step with some, and steps that a prompt waits for other ranks, as in a plan, by what falls due in
+    a step and the ``steps`` that they wait at most. [1]
+    """
+    if ranks < 2 or not steps:
+        return 1.0, 0.0
+    some, count = np.array(min(pieces, ranks)), int(ranks)
+    late, chances = waits(prompts, steps, 1.0, float(some), count)
+    share = mixed_share(some, count, gathered(np.array(prompts * steps), count))
+    return pieces / float(share), float(late @ chances)
+
+
 def _seen(used: Numeric, others: Numeric) -> Numeric:
     r"""Load that an arrival in a closed loop meets, of a server that is ``used`` for so much of the time. [1]
 
@@ -326,7 +340,8 @@ def _loop(
     fit = room * dp  # pieces that one pass can take
     running = 1.0 + others * (share if mixes else 1.0)
     due = np.maximum(others * share * pieces / lengths.gaps, LEAST_DUE)
-    waits = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0  # for so many pieces
+    held = engine.held_at_most * engine.ranks_wait
+    waits, gathering = _gathered(due / pieces, due, held, np.minimum(dp, others + 1.0))
     if pattern.spread == 0 and not mixes:
         waits = np.minimum(fit, (others + 1.0) * pieces)
     polled = due if mixes else run.poll_steps * due  # pieces that one look at new requests finds
@@ -370,8 +385,7 @@ def _loop(
     residual = np.where(others > 0, under_way / 2 + engine.steps_ahead * mean + looked, 0.0)
     met = np.maximum(passes - own - shared - waited - used * (engine.request_host + residual), 0.0)  # of others
     tpot = token_time(plain, met, lengths.gaps, loaded if mixes else None)
-    gathering = np.where(dp > 1, np.minimum((waits - 1) / (2 * due), engine.held_at_most) * tpot, 0.0)
-    return _Loop(tpot, engine.request_host + own + shared + residual + gathering + waited)
+    return _Loop(tpot, engine.request_host + own + shared + residual + gathering * tpot + waited)
 
 
 def looked_late(run: ServedModel, step: Numeric, due: Numeric = 0.0) -> Numeric:

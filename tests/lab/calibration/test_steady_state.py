@@ -137,20 +137,6 @@ def test_pieces_fill_the_token_budget():
     assert room.tolist() == [20, 1, 1, 1]
 
 
-@pytest.mark.parametrize("most", [1, 20, 100])
-def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
-    """Four requests on eight ranks: another prompt comes once in hundreds of steps."""
-    lengths, ranks = RowLengths(1024 * ONE, 1024 * ONE), Sharding(dp_attn=8, ep=8)
-
-    def times(**changes: object) -> tuple[float, float]:
-        engine = replace(load_engine("trtllm"), **changes)
-        state = colocated(served("deepseek_r1", "b200_sxm", "nvfp4_fp8kv", engine), ranks, lengths, 4 * ONE)
-        return float(state.ttft[0]), float(state.tpot[0])
-
-    (held, step), (at_once, _) = times(held_at_most=most), times(held_at_most=0)
-    assert held - at_once == pytest.approx(most * step, rel=0.05)
-
-
 AHEAD, POLL, GATHER = {"steps_ahead": 1}, {"poll_steps": 31}, {"gather_steps": 20}
 
 
