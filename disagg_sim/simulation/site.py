@@ -234,8 +234,7 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: ExpectedTraffic) -> 
             past = round((prompt - chunk) / 2)
             return tokens / table.pass_time(max(tokens // pieces, 1), past, pieces, packed=True)[1] / prompt
         return tokens / table.step_time(0, 0.0, tokens, (prompt - chunk) / 2, pieces) / prompt
-    most = 1 if limits.mode == Mode.ONE_PROMPT else limits.max_prompts
-    prompts = max(min(most, limits.token_budget // prompt), 1)
+    prompts = max(min(limits.max_prompts, limits.token_budget // prompt), 1)
     return prompts / table.pass_time(prompt, prompts=prompts)[1]
 
 

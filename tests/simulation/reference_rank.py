@@ -446,15 +446,12 @@ class Rank:
 
     def whole_prompts(self, now: float) -> None:
         """Whole prompts of one pass, while decodes wait."""
-        spec = self.spec
         for turn in self.candidates():
             left = self.token_budget - sum(each.piece for each in self.pieces)
             rest = turn.left
             if self.shares and turn in self.waiting:
                 rest -= len(self.found(turn)[0]) * BLOCK
-            if len(self.pieces) == (1 if spec.mode == Mode.ONE_PROMPT else self.max_prompts):
-                break
-            if spec.mode == Mode.PREFILL_FIRST and self.pieces and rest > left:
+            if len(self.pieces) == self.max_prompts or (self.pieces and rest > left):
                 break
             if not self.begin(turn, rest, now):
                 break

@@ -186,7 +186,7 @@ BATCHES = 40
 def waits_on_fleet(gaps, services):
     """Prompts whose length is their service time, one a pass."""
     table = StepTable.affine(per_token=MEAN_SERVICE / TOKENS)
-    fleet = Fleet([InstanceSpec(table=table, blocks=2**40, mode=Mode.ONE_PROMPT, token_budget=2**40)])
+    fleet = Fleet([InstanceSpec(table=table, blocks=2**40, mode=Mode.PREFILL_FIRST, max_prompts=1, token_budget=2**40)])
     prompts = np.maximum(np.round(services / MEAN_SERVICE * TOKENS), 1).astype(int).tolist()
     arrivals = np.cumsum(gaps).tolist()
     for k, (time, prompt) in enumerate(zip(arrivals, prompts, strict=True)):

@@ -212,7 +212,8 @@ def test_caches_that_keep_coming_do_not_hold_up_a_prompt_that_was_there():
 def test_where_nothing_decodes_prompts_that_come_during_a_pass_begin_at_its_end():
     """Passes of 1 s of one prompt: those of 0.2 and 0.4 s wait for its end alone, as the queue was empty at 0 s."""
     table = StepTable.affine(step=1.0, max_sequences=16)
-    fleet = Fleet([InstanceSpec(table=table, blocks=100, mode=Mode.ONE_PROMPT, max_sequences=16, steps_ahead=1)])
+    limits = {"max_prompts": 1, "max_sequences": 16}
+    fleet = Fleet([InstanceSpec(table=table, blocks=100, mode=Mode.PREFILL_FIRST, steps_ahead=1, **limits)])
     for arrival in (0.0, 0.2, 0.4):
         fleet.run_until(arrival)
         fleet.submit(0, 0, (0, 10, 1), arrival)

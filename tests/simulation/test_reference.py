@@ -218,7 +218,7 @@ def case(seed, most, drafts, swaps=False, chunks=False, stages=False, ahead=Fals
     modes = [mode for mode in Mode if mode != Mode.MANUAL]
     if stages:
         kinds = draw.choices(["stages", "both", "chunks"], k=count)
-        least_blocks, modes = 200, [Mode.PREFILL_FIRST, Mode.ONE_PROMPT]  # blocks of the longest request
+        least_blocks, modes = 200, [Mode.PREFILL_FIRST]  # blocks of the longest request
     tables = [table(number, kind, draw.choice(drafts)) for number, kind in enumerate(kinds)]
     specs = [
         InstanceSpec(
@@ -379,7 +379,7 @@ def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_n
     rules = {"admission": AdmissionRule.PROMPT_FITS, "watermark": 0.1, "keeps_preempted": True, "max_sequences": 4}
     limits = {"step_limit_s": 1.2e-3, "least_prefill": 16}
     specs = [
-        InstanceSpec(table=table(0, "formula"), blocks=53, mode=Mode.ONE_PROMPT, max_prompts=1, **limits, **rules),
+        InstanceSpec(table=table(0, "formula"), blocks=53, mode=Mode.PREFILL_FIRST, max_prompts=1, **limits, **rules),
         InstanceSpec(table=table(1, "formula"), blocks=54, mode=Mode.SLO_AWARE, token_budget=64, **limits, **rules),
     ]
     times = (0.196, 0.230, 0.230, 0.245, 0.245)

@@ -30,9 +30,8 @@ class Mode(IntEnum):
 
     CHUNKED = 0  # all decodes, and prefill up to the token budget (vLLM)
     PREFILL_FIRST = 1  # passes of whole prompts; decodes stall (in-flight batching without piggyback)
-    ONE_PROMPT = 2  # passes of one whole prompt, first in first out; decodes stall (DistServe, Arrow)
-    MANUAL = 3  # passes of the prompts that a policy submitted as one batch; decodes stall (DOPD)
-    SLO_AWARE = 4  # all decodes, and the most prefill that keeps the step within its limit (DynaServe)
+    MANUAL = 2  # passes of the prompts that a policy submitted as one batch; decodes stall (DOPD)
+    SLO_AWARE = 3  # all decodes, and the most prefill that keeps the step within its limit (DynaServe)
 
 
 class AdmissionRule(IntEnum):

@@ -86,7 +86,7 @@ def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
     for row in range(inst.rank_at, inst.rank_at + ranks):
         rank = st.inst[row]
         n = rank.running_requests if decodes else 0
-        tokens, _, pairs = sums_of_pieces(st, row, rank.pieces)
+        tokens, pairs = sums_of_pieces(st, row, rank.pieces)
         fullest = max(fullest, -(-n * ranks // micro) * micro * queries + tokens * ranks)
         prefill += tokens
         time = 0.0

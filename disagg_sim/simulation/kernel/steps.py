@@ -32,7 +32,7 @@ from disagg_sim.simulation.kernel.submission import changed, row_of
 from disagg_sim.simulation.kernel.times import mixed_time, piece_time
 
 WHOLE_PROMPT, OUTPUT_FITS = int(AdmissionRule.PROMPT), int(AdmissionRule.OUTPUT_FITS)
-CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
+CHUNKED, PREFILL_FIRST, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 QUEUED, LEAVING = int(SegmentStatus.QUEUED), int(SegmentStatus.LEAVING)
 RESERVED = int(SegmentStatus.RESERVED)
 #: More tokens than any chunk lacks. [token]
@@ -137,11 +137,10 @@ def take_prompts(st: FleetState, i: int, now: float) -> int:
     mode = inst.mode
     if mode == MANUAL and inst.closed == 0:
         return 0
-    most = 1 if mode == ONE_PROMPT else inst.max_prompts
     budget = inst.token_budget
     pieces = 0
     s = inst.first[PROMPTS]
-    while s >= 0 and pieces < most:
+    while s >= 0 and pieces < inst.max_prompts:
         if pieces >= inst.admitted:
             s = next_seen(st, i, s)
         left = st.seg[s].left if pieces < inst.admitted else left_of(st, s)
@@ -163,17 +162,16 @@ def take_prompts(st: FleetState, i: int, now: float) -> int:
 
 
 @inlined
-def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float]:
-    """Sum tokens and query-key pairs of the first pieces of the queue, and find the longest: tokens, longest, pairs."""
-    tokens, longest, pairs = 0, 0, 0.0
+def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, float]:
+    """Sum tokens and query-key pairs of the first pieces of the queue."""
+    tokens, pairs = 0, 0.0
     s = st.inst[i].first[PROMPTS]
     for _ in range(pieces):
         piece = st.seg[s].piece
         tokens += piece
-        longest = max(longest, piece)
         pairs += piece * (st.seg[s].cached + 0.5 * piece)
         s = st.seg[s].next
-    return tokens, longest, pairs
+    return tokens, pairs
 
 
 @inner
@@ -204,7 +202,7 @@ def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -
 def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: float) -> float:
     """Time a step of running segments (at their mean context) and the first pieces of the queue. [s]"""
     head = st.inst[i].table
-    tokens, _, pairs = sums_of_pieces(st, i, pieces)
+    tokens, pairs = sums_of_pieces(st, i, pieces)
     micro = min(head.pipeline, max(running, 1))
     attention = pieces_time(st, i, pieces, micro, pairs)
     return mixed_time(head, st.values, running, context, tokens, tokens, attention)
@@ -248,7 +246,7 @@ def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
     """Settle the pieces of a step; complete prompts emit their token at ``emitted``, which may be after ``now``."""
     inst = st.inst[i]
     pieces = inst.pieces
-    tokens, _, pairs = sums_of_pieces(st, i, pieces)
+    tokens, pairs = sums_of_pieces(st, i, pieces)
     inst.prefill_tokens += tokens
     inst.queued_prompt_tokens -= tokens
     inst.prefill_pairs += pairs
