@@ -203,13 +203,6 @@ class ClosedLoopRun(NamedTuple):
 ENDLESS = ClosedLoopRun()
 
 
-class _Loop(NamedTuple):
-    """Token time and first-token time of the requests that an instance admits."""
-
-    tpot: Numeric  # [s]
-    ttft: Numeric  # [s]
-
-
 def _bunching(run: ClosedLoopRun, work: Numeric, life: Numeric, *, drains: bool) -> Numeric:
     """Mean wait behind prompts of the same wave: ``max(0, work - window)/2``, the mean over the waves. [s]
 
@@ -330,8 +323,8 @@ def _loop(
     pattern: ClosedLoopRun = ENDLESS,
     *,
     stream: bool = False,
-) -> _Loop:
-    """Times where a request sees ``others``, each of which spends ``share`` of its life in decode.
+) -> tuple[Numeric, Numeric]:
+    """TPOT and TTFT where a request sees ``others``, each of which spends ``share`` of its life in decode. [s]
 
     In a closed loop as many prompts come in every step; of a ``stream`` more come in the longer steps.
     """
@@ -385,7 +378,7 @@ def _loop(
     residual = np.where(others > 0, under_way / 2 + engine.steps_ahead * mean + looked, 0.0)
     met = np.maximum(passes - own - shared - waited - used * (engine.request_host + residual), 0.0)  # of others
     tpot = token_time(plain, met, lengths.gaps, loaded if mixes else None)
-    return _Loop(tpot, engine.request_host + own + shared + residual + gathering * tpot + waited)
+    return tpot, engine.request_host + own + shared + residual + gathering * tpot + waited
 
 
 def looked_late(run: ServedModel, step: Numeric, due: Numeric = 0.0) -> Numeric:
@@ -408,14 +401,14 @@ def colocated(
     low, high = np.zeros(np.shape(others)), np.ones(np.shape(others))
     for _ in range(HALVINGS):
         share = (low + high) / 2
-        loop = _loop(run, mapping, lengths, others, share, pattern)
-        decoding = lengths.gaps * loop.tpot
-        more = decoding / (decoding + loop.ttft) > share
+        tpot, ttft = _loop(run, mapping, lengths, others, share, pattern)
+        decoding = lengths.gaps * tpot
+        more = decoding / (decoding + ttft) > share
         low, high = np.where(more, share, low), np.where(more, high, share)
-    loop = _loop(run, mapping, lengths, others, (low + high) / 2, pattern)
-    rate = admitted / (loop.ttft + lengths.gaps * loop.tpot)
+    tpot, ttft = _loop(run, mapping, lengths, others, (low + high) / 2, pattern)
+    rate = admitted / (ttft + lengths.gaps * tpot)
     waiting = np.where(concurrency > admitted, (concurrency - admitted) / rate, 0.0)
-    return SteadyState(loop.tpot, loop.ttft + waiting, rate, room)
+    return SteadyState(tpot, ttft + waiting, rate, room)
 
 
 def _holds(room: Numeric) -> Numeric:
@@ -433,12 +426,11 @@ def at_rate(run: ServedModel, mapping: Sharding, lengths: RowLengths, request_ra
     low, high = np.zeros(np.shape(room)), np.minimum(_holds(room), run.engine.max_running * mapping.dp_attn)
     for _ in range(HALVINGS):
         running = (low + high) / 2
-        loop = _loop(run, mapping, lengths, running, 1.0, stream=True)
-        less = running < request_rate * lengths.gaps * loop.tpot
+        tpot, _ = _loop(run, mapping, lengths, running, 1.0, stream=True)
+        less = running < request_rate * lengths.gaps * tpot
         low, high = np.where(less, running, low), np.where(less, high, running)
-    loop = _loop(run, mapping, lengths, high, 1.0, stream=True)
-    served_rate = np.minimum(request_rate, high / (lengths.gaps * loop.tpot))
-    return SteadyState(loop.tpot, loop.ttft, served_rate, room)
+    tpot, ttft = _loop(run, mapping, lengths, high, 1.0, stream=True)
+    return SteadyState(tpot, ttft, np.minimum(request_rate, high / (lengths.gaps * tpot)), room)
 
 
 def prefill_limit(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeric:
