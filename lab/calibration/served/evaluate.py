@@ -80,9 +80,10 @@ def pool_of(workers: Iterable[WorkerGroup]) -> WorkerPool:
 
 def of_version(row: ServingRow) -> dict[str, Any]:
     """What a row's version has other than its engine today: the kernel of experts, unless they are cut over 8 and more,
-    and the steps formed ahead where its launch does not state them.
+    and the steps formed ahead where its launch does not state them; and how long its launch holds prompts back.
     """
     found: dict[str, Any] = {"steps_ahead": 0} if row.overlap == "off" else {}
+    found |= {"held_at_most": row.held_iters - 1} if row.held_iters else {}
     other = names()["versions_of"].get(f"{row.engine} {row.version}")
     if other is None:
         return found

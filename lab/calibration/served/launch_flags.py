@@ -47,6 +47,7 @@ def launched(row: ServingRow, line: Any, further: Any = None) -> ServingRow:
             row,
             poll_steps=max(_steps_between(row, line, further), 1),
             gather_steps=count(line, "f_batch_wait_timeout_iters"),
+            held_iters=count(line, "f_adp_timeout_iters"),
             cold=value(line, "f_num_warmups_per_conc") == 0,
             waves=float(count(line, "f_prompts_per_concurrency") or row.waves),
             overlap=_overlap(line, further),

@@ -81,6 +81,7 @@ class ServingRow:
     chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
     poll_steps: int = 1  # decode steps from one look at new requests, or split from one send, to the next [1]
     gather_steps: int = 0  # decode steps that a prompt waits for others to come with it; 0 = none [1]
+    held_iters: int = 0  # that prompts wait for other ranks at most, the last begins them; 0 = as the engine's [1]
     slots: int = 0  # of a decode rank of split workers, where the launch says so; 0 = as the load tells [request]
     overlap: str = ""  # whether it was launched to form steps ahead, "on" or "off"; "" = by its version
     cold: bool = False  # nothing was sent before: its first requests hold what a server does once

@@ -83,7 +83,7 @@ class Answer:
 def key_of(row: ServingRow) -> str:
     """What a played run depends on: an operating point, and the engine with its token budget and what it waits for."""
     of = engine_of(row, {})
-    engine = f"{row.engine}|{of.expert_kernel}|{of.steps_ahead}|{row.chunk_tokens}"
+    engine = f"{row.engine}|{of.expert_kernel}|{of.steps_ahead}|{of.held_at_most}|{row.chunk_tokens}"
     return f"{row.point}|{engine}|{row.poll_steps}|{row.gather_steps}|{row.slots}|{row.waves:g}|{row.spread:g}"
 
 

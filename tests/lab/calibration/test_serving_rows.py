@@ -317,7 +317,8 @@ def a_worker(tp: int, side: str) -> dict[str, object]:
 SGLANG, WIDE = R1 | {"framework": "dynamo-sglang"}, LAUNCHED | {"f_decode_dp_attention": True}
 COPIES = {"prefill_eplb_slots": "redundant 32"}
 SCRIPT = LAUNCHED | {"kind": "script", "f_scheduler_recv_interval": 30.0, "f_batch_wait_timeout_iters": 20.0}
-SCRIPT |= {"f_num_warmups_per_conc": 0.0, "f_prompts_per_concurrency": 50}
+SCRIPT |= {"f_num_warmups_per_conc": 0.0, "f_prompts_per_concurrency": 50, "f_adp_timeout_iters": 60.0}
+COLD = {"cold": True, "waves": 50}
 SENDS = LAUNCHED | {"f_decode_stream_interval": 50.0}
 STORED = SCRIPTED | {"kind": "recipe", "f_prefill_workers": 1.0, "f_decode_kv_dtype": "fp8"}
 STORED |= a_worker(4, "prefill") | a_worker(16, "decode")
@@ -351,7 +352,7 @@ LAUNCHES = [
     ),
     # a script of one node, one set of flags valid on its day: how its scheduler takes requests, and how many were sent
     *(
-        (R1, SCRIPT | {"match": match}, {}, {"poll_steps": 30, "gather_steps": 20, "cold": True, "waves": 50})
+        (R1, SCRIPT | {"match": match}, {}, {"poll_steps": 30, "gather_steps": 20, "held_iters": 60} | COLD)
         for match in ("exact", "by date")
     ),
     (R1, SCRIPT | {"match": "layout only"}, {}, {"poll_steps": 1, "gather_steps": 0, "cold": False, "waves": 10}),
