@@ -64,6 +64,7 @@ from disagg_sim.planning.kv_links import hand_over, transfer_between
 from disagg_sim.planning.limits import NO_LIMIT
 from disagg_sim.planning.pool_evidence import PoolEvidence, evidence_of
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
+from disagg_sim.planning.sizing import ALONE
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
@@ -98,8 +99,6 @@ EXACT = Error(0.0, 0.0)
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
 ROUNDS, NARROW = 5, 1e-3
 
-#: Rate at which requests meet no other, over the planned one. [1]
-ALONE = 1e-6
 #: Groups of equally many samples with similar latencies, each of which gets one rate. [1]
 GROUPS = 20
 
@@ -264,7 +263,7 @@ class OwnTimes(NamedTuple):
                 rates[alike] = keeping(float(np.median(limits[alike])))
             return np.asarray((self.throughput if shared else 1.0 / slower) * rates / design.rate)
 
-        steps, moved, whole = self._handed(design.first, design.pools[-1])
+        steps, moved, whole = self._handed(design.first, design.pools[-1], work.ttft.share)
         apart, most = steps + moved - self.prefill * whole, math.inf
         if (encode := design.encode) is not None:
             choice, gpus = encode
@@ -281,10 +280,10 @@ class OwnTimes(NamedTuple):
             return {}
         design, share, shared = _apart(design), design.work.ttft.share, design.mode == ServingMode.COLOCATED
         rate, encode = design.rate_for(share), design.encode
-        pool = design.first_at(rate, share)
+        pool = design.first_at(rate)
         choice = pool.choice
         assert isinstance(choice, PrefillChoice | ColocatedChoice)
-        steps, moved, whole = self._handed(pool, design.pools[-1])
+        steps, moved, whole = self._handed(pool, design.pools[-1], share)
 
         alone, off = choice.ttft(rate * ALONE, pool.instances, share) - choice.host - whole, 1.0
         if design.simulated is not None:  # what closed forms leave out is of others
@@ -308,19 +307,21 @@ class OwnTimes(NamedTuple):
         found |= {"pass": self.prefill * alone, "queue": self.prefill * queue}
         return found if shared else found | {"transfer": moved, "decode steps": steps}
 
-    def _handed(self, first: PlannedPool, taker: PlannedPool) -> tuple[Floats, Floats, float]:
-        """Decode steps of a hand-over, and what its transfer adds to them, (samples,); their forecast. [s]"""
+    def _handed(self, first: PlannedPool, taker: PlannedPool, share: float) -> tuple[Floats, Floats, float]:
+        """Decode steps of a hand-over that a share of them does not exceed, and what its transfer adds, (samples,);
+        their forecast. [s]
+        """
         sender, receiver = first.choice, taker.choice
         if not (isinstance(sender, PrefillChoice) and isinstance(receiver, DecodeChoice) and sender.link is not None):
             return 0.0 * self.step, 0.0 * self.step, 0.0
         time, ahead = transfer_between(sender, receiver), receiver.at.steps_ahead(receiver.mapping)
-        alone = float(hand_over(0.0, 1.0, ahead))
-        step = sender.hand_over / alone
+        alone, mean, whole = float(hand_over(0.0, 1.0, ahead)), sender.hand_over.mean, sender.hand_over.at(share)
+        step = mean / alone
         if step < time:
-            step = (sender.hand_over - time) / float(hand_over(2.0, 1.0, ahead) - 2.0)
-        steps = alone * step * self.step
-        more = hand_over(time * self.transfer, step * self.step, ahead) - steps
-        return steps, np.maximum(more, 0.0), sender.hand_over
+            step = (mean - time) / float(hand_over(2.0, 1.0, ahead) - 2.0)
+        steps = (whole - mean + alone * step) * self.step
+        more = hand_over(time * self.transfer, step * self.step, ahead) - alone * step * self.step
+        return steps, np.maximum(np.round(more, 12), 0.0), whole  # nothing within a step
 
 
 def _apart(design: Design) -> Design:

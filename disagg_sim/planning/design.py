@@ -161,10 +161,10 @@ class Design:
     @property
     def first(self) -> PlannedPool:
         """The pool that prefills; its TTFT has in it what requests wait for before it, and until decode takes them."""
-        return self.first_at(self.rate, self.work.ttft.share)
+        return self.first_at(self.rate)
 
-    def first_at(self, rate: float, share: float) -> PlannedPool:
-        """The same at another rate, at which decode runs other steps, for TTFT of a share of the requests."""
+    def first_at(self, rate: float) -> PlannedPool:
+        """The same at another rate, at which decode runs other steps."""
         *_, pool, last = (None, *self.pools)
         if pool is None or not isinstance(pool.choice, PrefillChoice):
             return last
@@ -172,7 +172,7 @@ class Design:
         sender, encode = pool.choice, self.encode
         if encode is not None:
             sender = behind(sender, *encode)
-        return replace(pool, choice=handing(sender, last.choice, rate, last.instances, share))
+        return replace(pool, choice=handing(sender, last.choice, rate, last.instances))
 
     @property
     def encode(self) -> Encoding | None:
@@ -193,7 +193,7 @@ class Design:
         return {name: self._ttft(self.rate_for(share), share) for name, share in SHARES.items()}
 
     def _ttft(self, rate: float, share: float) -> float:
-        pool = self.first_at(rate, share)
+        pool = self.first_at(rate)
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
         return pool.choice.ttft(rate, pool.instances, share)
 
@@ -242,7 +242,7 @@ class Design:
         )
 
         def sides(rate: float) -> list[tuple[AnyChoice, int]]:
-            first = self.first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate, work.ttft.share)
+            first = self.first_at(rate * work.surge if work.ttft.share > SHARES["p50"] else rate)
             passed = (first if pool.role == first.role else pool for pool in self.pools)
             return [
                 (
@@ -276,7 +276,7 @@ class Design:
         """Requests in flight, on average: by Little's law those before their first token, and those that decode."""
         if self.simulated is not None:  # whose means are not kept: medians stand for them
             return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
-        first, last = self.first_at(self.rate, SHARES["p50"]), self.pools[-1]
+        first, last = self.first, self.pools[-1]
         assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
         waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
         if isinstance(last.choice, OneByOne):  # whose seat is taken by prefill, too

@@ -17,7 +17,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.planning.pools import Cache, DecodeChoice, Link, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
-from disagg_sim.planning.queueing import ROUNDING
+from disagg_sim.planning.queueing import BETWEEN, MIDDLES, Delay, without_queue
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
@@ -62,17 +62,18 @@ def transfer_between(sender: PrefillChoice, taker: DecodeChoice) -> float:
     return wire.latency_s + posted + max(1.0 / sender.link_rate, 1.0 / taker.link_rate)
 
 
-def hand_over(transfer: Numeric, step: Numeric, ahead: int = 0) -> Numeric:
+def hand_over(transfer: Numeric, step: Numeric, ahead: int = 0, until: Numeric = 0.5, left: Numeric = 0.5) -> Numeric:
     """Time from the end of prefill to the first token, by the times of a transfer and of a step. [s]
 
     The first token comes from decode, whose scheduler reserves room and looks for caches between two steps. So TTFT has
-    in it half a step until room is reserved; the transfer and what is then left of a step: all of one step, or half a
-    step more than a longer transfer; and a step, after as many as are formed ``ahead``.
+    in it what is left of a step ``until`` room is reserved, half of it on average; the transfer and what is then
+    ``left`` of a step: all of one step, or half a step more than a longer transfer; and a step, after as many as are
+    formed ``ahead``.
 
     >>> float(hand_over(0.0, 2.0)), float(hand_over(3.0, 2.0)), float(hand_over(3.0, 2.0, 1))
     (5.0, 7.0, 9.0)
     """
-    found: Numeric = (1.5 + ahead) * step + np.where(transfer <= step, step, transfer + step / 2)
+    found: Numeric = (1 + ahead + until) * step + np.where(transfer <= step, step, transfer + left * step)
     return found
 
 
@@ -85,13 +86,11 @@ def running_steps(taker: DecodeChoice, rate: float, instances: int) -> tuple[Flo
 
 
 @lru_cache(maxsize=1024)
-def _hand_over_at(taker: DecodeChoice, rate: float, instances: int, share: float, transfer: float) -> float:
-    """Hand-over that a share of the requests does not exceed. [s]"""
-    steps, shares = running_steps(taker, rate, instances)
-    values = hand_over(transfer, steps, taker.at.steps_ahead(taker.mapping))
-    order = np.argsort(values)
-    place = int(np.searchsorted(np.cumsum(shares[order]), share - ROUNDING))
-    return float(values[order[min(place, order.size - 1)]])
+def _hand_overs(taker: DecodeChoice, rate: float, instances: int, transfer: float) -> Delay:
+    """Hand-overs to a decode pool, which begin and end anywhere in a step."""
+    step, until, left = np.ix_(without_queue(*running_steps(taker, rate, instances)).calm, MIDDLES, MIDDLES)
+    found = hand_over(transfer, step, taker.at.steps_ahead(taker.mapping), until, left)
+    return without_queue(found.ravel(), np.multiply.outer(np.outer(BETWEEN, BETWEEN), BETWEEN).ravel())
 
 
 @lru_cache(maxsize=4096)  # one choice behind so many encoders is one choice, at every rate
@@ -101,13 +100,13 @@ def behind(sender: PrefillChoice, encode: EncodeChoice, gpus: int) -> PrefillCho
 
 
 @lru_cache(maxsize=4096)  # of one choice, so that its delays are found again
-def handing(sender: PrefillChoice, taker: DecodeChoice, rate: float, instances: int, share: float) -> PrefillChoice:
-    """The same, whose caches go to a decode pool at a rate [request/s], for TTFT of a share of the requests."""
+def handing(sender: PrefillChoice, taker: DecodeChoice, rate: float, instances: int) -> PrefillChoice:
+    """The same, whose caches go to a decode pool at a rate. [request/s]"""
     if sender.link is None:
         return sender
     transfer = transfer_between(sender, taker)
     queued = sender if sender.parts is None else _sending(sender, transfer)
-    return replace(queued, hand_over=_hand_over_at(taker, rate, instances, share, transfer), queued=queued)
+    return replace(queued, hand_over=_hand_overs(taker, rate, instances, transfer), queued=queued)
 
 
 @lru_cache(maxsize=1024)

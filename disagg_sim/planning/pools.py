@@ -35,6 +35,7 @@ from disagg_sim.planning.queueing import (
     occupancy,
     share_that_waits,
     shortest_queue_delay,
+    without_queue,
 )
 from disagg_sim.planning.shared_instances import (
     Sent,
@@ -51,6 +52,8 @@ from disagg_sim.techniques.prefill_delay.plan_queue import waits
 from disagg_sim.techniques.ranks.plan import prompt_times
 from disagg_sim.workload.distributions import PromptParts
 
+#: What comes after prefill where its pool emits the first token.
+AT_ONCE = without_queue(np.zeros(1), np.ones(1))
 #: Least share of its rate that so few instances are taken to keep, and the power of it by which more may. [1]
 LEAST_KEPT, NEARER = 0.1, 0.8
 
@@ -94,7 +97,7 @@ class PrefillChoice(QuickBound):
     host: float  # host time of a request before its prefill [s]
     link_rate: float  # rate whose caches the links of an instance can send [request/s]
     link: Link | None = None  # to decode; None = as wide as needed
-    hand_over: float = 0.0  # from the end of prefill to the first token, which a decode pool emits [s]
+    hand_over: Delay = AT_ONCE  # from the end of prefill to the first token, which a decode pool emits
     transfer: float = 0.0  # of the cache of a mean prompt, in ``hand_over`` [s]
     queued: PrefillChoice | None = None  # without ``hand_over``, whose queue it is; None = itself
     memory: float  # on the fullest GPU at the full batch [B]
@@ -103,6 +106,11 @@ class PrefillChoice(QuickBound):
     encode: Encoding | None = None  # where images are encoded before prefill
     stages: StageTimes | None = None  # of a pipeline, which passes leave in their order
     parts: PromptParts | None = None  # at which quantiles are taken; None = at the lengths, as many as there are
+
+    @property
+    def alone_s(self) -> float:
+        """Mean TTFT without ``hand_over`` of prompts that come alone, without loads and encoders. [s]"""
+        return self.host + float(self.weights @ self.ftl[:, 0])
 
     @property
     def most(self) -> float:
@@ -195,9 +203,14 @@ class PrefillChoice(QuickBound):
         limit = self.work.ttft
         if math.isinf(limit.seconds) and self.loads is None and self.encode is None:
             return True  # below full load every wait ends
-        left, late = limit.seconds - self.hand_over, 1.0 - limit.share
-        queued = self.queued or self
-        return queued.late_at_most(sized, instances, left) <= late or self.delay(sized, instances).within(left, late)
+        late, after = 1.0 - limit.share, self.hand_over
+        least, most = (limit.seconds - float(each(after.calm)) for each in (np.max, np.min))
+        if (self.queued or self).late_at_most(sized, instances, least) <= late:
+            return True
+        found = self.delay(sized, instances)
+        if (within := found.within(least, late)) or not found.within(most, late):
+            return within
+        return found.then(after).within(limit.seconds, late)
 
     def late_at_most(self, rate: float, instances: int, limit: float) -> float:
         """Bound ``delay(rate, instances).late(limit)`` from above: all meet the longest pass that there is. [1]"""
@@ -213,11 +226,11 @@ class PrefillChoice(QuickBound):
 
     def ttft(self, rate: float, instances: int, share: float) -> float:
         """TTFT that a share of the requests does not exceed. [s]"""
-        return _ttft_of_prefill(self.queued or self, rate, instances, share) + self.hand_over
+        return _ttft_of_prefill(self, rate, instances, share)
 
     def mean_ttft(self, rate: float, instances: int) -> float:
         """Mean TTFT of all requests. [s]"""
-        return self.delay(rate, instances).mean + self.hand_over
+        return self.delay(rate, instances).mean + self.hand_over.mean
 
 
 @lru_cache(maxsize=1024)
@@ -245,8 +258,8 @@ _delay_of_prefill = lru_cache(maxsize=256)(PrefillChoice.delay_anew)
 
 @lru_cache(maxsize=1024)
 def _ttft_of_prefill(choice: PrefillChoice, rate: float, instances: int, share: float) -> float:
-    """TTFT of a prefill pool without the hand-over that a share of the requests does not exceed. [s]"""
-    return choice.delay(rate, instances).at(share)
+    """TTFT of a prefill pool that a share of the requests does not exceed. [s]"""
+    return choice.delay(rate, instances).then(choice.hand_over).at(share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

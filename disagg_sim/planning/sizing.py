@@ -15,10 +15,10 @@ from typing import TypeVar
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.planning.candidates import Candidates
-from disagg_sim.planning.counts import SizedPool, best_rate, gpus_of, highest, pools
+from disagg_sim.planning.counts import SizedPool, best_rate, first_of, gpus_of, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
-from disagg_sim.planning.kv_links import behind, handing
+from disagg_sim.planning.kv_links import behind, handing, transfer_between
 from disagg_sim.planning.mixed_steps import ROUNDED
 from disagg_sim.planning.pools import AnyChoice, DecodeChoice, PrefillChoice
 from disagg_sim.planning.question import MOST_GPUS
@@ -29,6 +29,8 @@ from disagg_sim.planning.ranking import NEAR, Standing, is_unknown, ranked, stan
 CLOSE, BEST = 8, 3
 #: Pools of more GPUs than this times the fewest are left out. [1]
 FARTHEST = 2.0
+#: Share of the planned rate at which requests come alone. [1]
+ALONE = 1e-6
 
 _Pool = SizedPool[AnyChoice]
 
@@ -165,7 +167,7 @@ class _Handed:
 
     def __init__(self, case: Candidates, taker: _Pool, rate: float) -> None:
         assert isinstance(taker.choice, DecodeChoice)
-        self._to = taker.choice, case.work.sized(rate), taker.instances, case.work.ttft.share
+        self._to = taker.choice, case.work.sized(rate), taker.instances
         self._of: dict[AnyChoice, AnyChoice] = {}
 
     def __call__(self, sender: AnyChoice) -> AnyChoice:
@@ -180,6 +182,29 @@ class _Handed:
         return [each._replace(choice=self._of[each.choice]) for each in pools]
 
 
+def _in_time(
+    case: Candidates, senders: Sequence[PrefillChoice], decode: Sequence[_Pool], rate: float, most: float
+) -> list[_Pool]:
+    """Decode pools with as many more instances as a prompt that comes alone needs: fewer sequences take shorter steps.
+
+    Those that no number of instances within ``most`` GPUs helps are left out.
+    """
+    if not all(each.link for each in senders):
+        return list(decode)  # caches move as fast as needed
+    rate, found = case.work.sized(rate), []
+    for pool in decode if senders else ():
+        taker = pool.choice
+        assert isinstance(taker, DecodeChoice)
+        first = min(senders, key=lambda each: each.alone_s + transfer_between(each, taker))
+
+        def takes(count: int, taker: DecodeChoice = taker, first: PrefillChoice = first) -> bool:
+            return handing(first, taker, rate, count).holds(rate * ALONE, 1)
+
+        count = first_of(pool.instances, int(most // gpus_of(taker)), takes)
+        found += [] if count is None else [pool._replace(instances=count)]
+    return found
+
+
 def _gpus(chain: _Chain) -> int:
     return sum(pool.gpus for pool in chain)
 
@@ -188,7 +213,7 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
     """Find the co-located pools and the chains of pools with the fewest GPUs."""
     chains: list[_Chain] = []
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
-        decode = _worth_pairing("decode", takers, rate, limit)
+        decode = _in_time(case, senders, _worth_pairing("decode", takers, rate, limit), rate, limit)
         for (before, passed), taker in product(_before(case, senders, rate) if decode else (), decode):
             handed = _Handed(case, taker, rate)
             prefill = _worth_pairing("prefill", passed, rate, limit - taker.gpus - _gpus(before), handed)
@@ -216,13 +241,12 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
             known.update(zip(new, powers.tolist(), strict=True))
         return [known[each] for each in sized]
 
-    def drawing(role: str, choices: Sequence[AnyChoice], room: float) -> list[tuple[_Pool, float]]:
-        sized = _sized(choices, rate, room)
+    def drawing(role: str, sized: Sequence[_Pool]) -> list[tuple[_Pool, float]]:
         return list(zip(sized, watts(role, sized), strict=True))
 
     chains: list[tuple[float, _Chain]] = []
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
-        decode = drawing("decode", takers, most)
+        decode = drawing("decode", _in_time(case, senders, _sized(takers, rate, most), rate, limit))
         for (before, passed), (taker, own) in product(_before(case, senders, rate) if decode else (), decode):
             handed = _Handed(case, taker, rate)
             prefill = handed.plain(_sized(passed, rate, limit - taker.gpus - _gpus(before), handed))
@@ -232,7 +256,7 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
                 for each, power in zip(prefill, watts("prefill", prefill), strict=True)
             ]
     alone: dict[Sharding, tuple[float, _Pool]] = {}
-    for each, power in sorted(drawing("colocated", case.colocated, most), key=itemgetter(1)):
+    for each, power in sorted(drawing("colocated", _sized(case.colocated, rate, most)), key=itemgetter(1)):
         alone.setdefault(each.choice.mapping, (power, each))
     return list(alone.values())[:BEST], sorted(chains, key=itemgetter(0))[: BEST**2]
 
@@ -268,7 +292,7 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
         return decode * _fewest(case.colocated, rate, most)
     for (senders, takers), limit in ((case.inside, min(case.domain, most)), (case.across, most)):
         cheapest = math.inf
-        decoding = _sized(takers, rate, limit)
+        decoding = _in_time(case, senders, _sized(takers, rate, limit), rate, limit)
         for (before, passed), taker in product(_before(case, senders, rate) if decoding else (), decoding):
             room = min(limit - taker.gpus, (cheapest - decode * taker.gpus) / prefill) - _gpus(before)
             sender = _gpus(before) + _fewest(passed, rate, room, _Handed(case, taker, rate))

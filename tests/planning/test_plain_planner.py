@@ -10,6 +10,7 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.counts import NARROW
 from disagg_sim.planning.limits import limit_of
+from disagg_sim.planning.queueing import without_queue
 from disagg_sim.planning.sizing import designs_at, fewest
 from disagg_sim.planning.sizing import most_rate as planned_rate
 
@@ -61,7 +62,7 @@ def drawn(seed, cases):
                 weights=np.ones(1),
                 host=HOST,
                 link=None,
-                hand_over=FIRST_GAP + 1.0 / (gpus * link),
+                hand_over=without_queue(np.array([FIRST_GAP + 1.0 / (gpus * link)]), np.ones(1)),
                 **shared,
             )
             batch = np.arange(1.0, len(steps) + 1)

@@ -124,7 +124,7 @@ def test_passes_of_unlike_prompts_are_met_where_they_are_long(servers, most, loa
     rate = load * most / busy[-1] * servers
     choice = PrefillChoice(
         at=None, mapping=Sharding(), work=SimpleNamespace(dispersion=1.0), batch=batch, busy=busy, weights=weights,
-        ftl=0.1 + np.outer(times, batch), spread=float(times.var() / (1 + 0.1 / most) ** 2), host=0.0, hand_over=0.0,
+        ftl=0.1 + np.outer(times, batch), spread=float(times.var() / (1 + 0.1 / most) ** 2), host=0.0,
         link_rate=math.inf, memory=0.0, bound="compute",
     )  # fmt: skip
     came, rng = np.cumsum(np.random.default_rng(1).exponential(1 / rate, 30_000)), np.random.default_rng(2)

@@ -84,7 +84,7 @@ def pools_of_prefill():
         choice = next(each for each in found.cases[0].inside[0] if gpus_of(each) == 1)
         some = int(np.count_nonzero(choice.batch <= most))
         passes = {"batch": choice.batch[:some], "busy": choice.busy[:some], "ftl": choice.ftl[:, :some]}
-        designs.append((design, replace(choice, hand_over=0.0, **passes), (isl, 32)))
+        designs.append((design, replace(choice, **passes), (isl, 32)))
     return designs
 
 
