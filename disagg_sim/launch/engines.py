@@ -152,12 +152,13 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     graphs = _graphs(workers)  # by default up to 8 to 512 requests, by memory and TP
     flags |= _given("--cuda-graph-max-bs-decode", graphs and graphs // (1 + drafts_of(workers)))
     if workers.tokens is not None:
-        prompts = max(workers.tokens - (workers.sequences or 0) * (workers.role == "colocated"), 1)
+        shared = workers.role == "colocated"
+        mixed = shared and not drafts_of(workers)  # the scheduler takes running decodes off the chunk itself
+        prompts = max(workers.tokens - (workers.sequences or 0) * (shared and not mixed), 1)
         page = PAGE if workers.role == "prefill" else 1
         prompts = -(-prompts // page) * page
         flags |= {"--chunked-prefill-size": prompts * ranks, "--max-prefill-tokens": prompts}
-        if workers.role == "colocated" and not drafts_of(workers):
-            flags["--enable-mixed-chunk"] = True
+        flags |= {"--enable-mixed-chunk": True} if mixed else {}
     flags |= hold_settings("sglang", workers.hold_steps)
     if at.engine == "sglang" and at.overheads is not None:
         flags["--mem-fraction-static"] = at.overheads.memory_utilisation

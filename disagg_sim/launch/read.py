@@ -56,6 +56,7 @@ _SGLANG = {
     "max-running-requests": "sequences",
     **dict.fromkeys(("cuda-graph-max-bs-decode", "cuda-graph-max-bs"), "captured"),
     "chunked-prefill-size": "tokens",
+    "enable-mixed-chunk": "mixed",
     "kv-cache-dtype": "cache",
     "ep-num-redundant-experts": "copies",
     "speculative-num-steps": "drafts",
@@ -93,7 +94,7 @@ _INNER = {
 _PLUMBING = re.compile(
     "host|port|model|model-path|api-key|served-model-name|trust-remote-code|max-model-len|context-length|max-seq-len|"
     ".*bootstrap-port|nnodes|node-rank|dist-init-addr|master-addr|master-port|gpus-per-node|moe-tensor-parallel-size|"
-    "max-prefill-tokens|enable-mixed-chunk|enable-chunked-prefill|disaggregation-transfer-backend|enable-eplb|"
+    "max-prefill-tokens|enable-chunked-prefill|disaggregation-transfer-backend|enable-eplb|"
     "moe-dense-tp-size|enable-prefill-delayer|enable-prefill-cp|enable-flashinfer-autotune"
 )
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
@@ -239,8 +240,8 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
     budget = tokens and tokens * ranks
     if role == "prefill" and batch:
         batch = max(batch // pp, 1)  # each stage has a pass of its own
-    elif budget and engine == "sglang":
-        budget += batch or 0  # decodes of a step stand beside its chunk
+    elif budget and engine == "sglang" and "mixed" not in told:
+        budget += batch or 0  # prompts have the chunk to themselves; mixed, decodes of a step are part of it
     try:
         mapping = Sharding(
             tp_attn=tp,

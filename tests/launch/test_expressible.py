@@ -192,10 +192,11 @@ def test_chunks_bound_the_tokens_of_a_pass():
     assert (flags["--chunked-prefill-size"], flags["--max-prefill-tokens"]) == (8 * 2048, 8 / 4 * 2048)
 
 
-def test_mixed_steps_of_sglang_count_prompts_alone():
+def test_mixed_steps_of_sglang_have_decodes_in_their_chunk():
+    """Its scheduler takes running decodes off ``--chunked-prefill-size``, as vLLM does off its budget."""
     both = workers("colocated", LLAMA, tp(4), batch=128, token_budget=2176)
     flags = sglang_flags(both, NAMED)
-    assert (flags["--chunked-prefill-size"], flags["--enable-mixed-chunk"]) == (2048, True)
+    assert (flags["--chunked-prefill-size"], flags["--enable-mixed-chunk"]) == (2176, True)
     assert vllm_flags(both, NAMED)["--max-num-batched-tokens"] == 2176
 
 

@@ -76,9 +76,12 @@ COMMANDS = {
     "python3 -m dynamo.vllm --model M --tensor-parallel-size 8 --is-prefill-worker": (
         ("prefill", 1, (8, 1, 1, 1, 8), None, None)
     ),
-    # DP attention lies inside of the TP group; limits hold for all ranks; decodes stand beside the chunk.
+    # DP attention lies inside of the TP group; limits hold for all ranks; decodes stand beside the chunk unless mixed.
     "python -m sglang.launch_server --model-path M --tp 8 --dp 8 --enable-dp-attention --ep-size 8 "
     "--max-running-requests 256 --chunked-prefill-size 32768": ("colocated", 1, (1, 8, 8, 1, 1), 256, 33024),
+    "sglang serve --model-path M --max-running-requests 256 --chunked-prefill-size 4096 --enable-mixed-chunk": (
+        ("colocated", 1, (1, 1, 1, 1, 1), 256, 4096)
+    ),
     # Data parallelism without DP attention is copies of the instance.
     "python -m sglang.launch_server --model-path M --tp 2 --dp 4 --disaggregation-mode decode": (
         ("decode", 4, (2, 1, 1, 1, 2), None, None)

@@ -30,8 +30,8 @@ exec python3 -m sglang.launch_server \
   --tp-size 2 \
   --max-running-requests 128 \
   --cuda-graph-max-bs-decode 128 \
-  --chunked-prefill-size 2048 \
-  --max-prefill-tokens 2048 \
+  --chunked-prefill-size 2176 \
+  --max-prefill-tokens 2176 \
   --enable-mixed-chunk \
   --kv-cache-dtype bf16 \
   ${API_KEY:+--api-key "$API_KEY"}
