@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.launch.launch import flags_of
-from disagg_sim.launch.read import read_launch
+from disagg_sim.launch.read import Started, read_launch
+from disagg_sim.launch.workers import longest_of
 from disagg_sim.planning.evaluate import TOGETHER, Evaluation
 from disagg_sim.planning.evaluate import evaluate as evaluated
 from disagg_sim.question import EvaluateQuestion, PlanQuestion
 from disagg_sim.report.evaluate import evaluate_json, evaluate_screen
 from disagg_sim.report.plan import ScreenPart
+from disagg_sim.report.plan_rows import role_text
 from disagg_sim.report.schemas import PLAN
 from disagg_sim.simulation.deployment import LIMITS, Replicas
 from disagg_sim.simulation.options import MOST
@@ -67,7 +70,21 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
         if each.cache not in ("", recipe.cache.name):
             said = f"its launch keeps the KV cache in {each.cache}, the recipe {recipe.name} in {recipe.cache.name}"
             raise InputError(f"{each.role}: {said}; give --precision")
-    return replace(found, unread=tuple(dict.fromkeys(name for each in started for name in each.unread)))
+    return replace(found, notes=tuple(_notes(found, started, asked.precision)))
+
+
+def _notes(found: Evaluation, started: Sequence[Started], precision: str) -> Iterator[str]:
+    """Say what a launch leaves open, what of it was not read, and which requests it refuses."""
+    if started and not precision:
+        names = " and ".join(dict.fromkeys(pool.setup.precision.name for pool in found.design.pools))
+        yield f"precision {names} is the usual one of the model and its system, not read from the launch: --precision"
+    if unread := dict.fromkeys(name for each in started for name in each.unread):
+        yield f"settings that were not read: {', '.join(unread)}"
+    longest = math.ceil(longest_of(found.design.work.lengths))
+    for each in started:
+        if 0 < each.longest < longest:
+            refused = f"requests of more than {each.longest:,} tokens, and some have {longest:,}"
+            yield f"{role_text(each.role)} refuses {refused}"
 
 
 def pool_of(text: str) -> tuple[str, Replicas]:

@@ -22,7 +22,8 @@ from disagg_sim.simulation.deployment import Replicas
 
 #: What starts an instance of each engine, by itself or as a worker of Dynamo.
 _STARTS = {
-    "vllm": r"\bvllm serve\b|-m (?:vllm\.entrypoints\.openai\.api_server|dynamo\.vllm)\b",
+    "vllm": r"\bvllm serve\b|-m (?:vllm\.entrypoints\.openai\.api_server|dynamo\.vllm)\b"
+    r"|\bvllm/vllm-openai(?:[:@]\S+)?(?=\s)(?!\s+vllm\s)",  # an image that starts it
     "sglang": r"\bsglang serve\b|-m (?:sglang\.launch_server|dynamo\.sglang)\b",
     "trtllm": r"\btrtllm-serve\b(?! disaggregated)|-m dynamo\.trtllm\b",
 }
@@ -34,6 +35,7 @@ _VLLM = {
     **dict.fromkeys(("decode-context-parallel-size", "dcp"), "dcp"),
     **dict.fromkeys(("prefill-context-parallel-size", "pcp"), "pcp"),
     **dict.fromkeys(("enable-expert-parallel", "ep"), "experts"),
+    "max-model-len": "longest",
     "max-num-seqs": "sequences",
     "max-num-batched-tokens": "tokens",
     "long-prefill-token-threshold": "chunk",
@@ -53,6 +55,7 @@ _SGLANG = {
     "dcp-size": "dcp",
     "attn-cp-size": "pcp",
     "enable-dp-attention": "ranks",
+    "context-length": "longest",
     "max-running-requests": "sequences",
     **dict.fromkeys(("cuda-graph-max-bs-decode", "cuda-graph-max-bs"), "captured"),
     "chunked-prefill-size": "tokens",
@@ -69,6 +72,7 @@ _TRTLLM = {
     **dict.fromkeys(("moe-expert-parallel-size", "ep-size"), "ep"),
     "context-parallel-size": "dcp",
     "enable-attention-dp": "ranks",
+    "max-seq-len": "longest",
     "max-batch-size": "sequences",
     "max-num-tokens": "tokens",
     "cuda-graph-config": "captured",
@@ -90,9 +94,9 @@ _INNER = {
     "hold": ("timeout_iters",),
     "transfer": ("kv_role", "backend"),
 }
-#: Settings that change no time: names, addresses, keys, and lengths that are given as those of the requests.
+#: Settings that change no time: names, addresses and keys.
 _PLUMBING = re.compile(
-    "host|port|model|model-path|api-key|served-model-name|trust-remote-code|max-model-len|context-length|max-seq-len|"
+    "host|port|model|model-path|api-key|served-model-name|trust-remote-code|"
     ".*bootstrap-port|nnodes|node-rank|dist-init-addr|master-addr|master-port|gpus-per-node|moe-tensor-parallel-size|"
     "max-prefill-tokens|enable-chunked-prefill|disaggregation-transfer-backend|enable-eplb|"
     "moe-dense-tp-size|enable-prefill-delayer|enable-prefill-cp|enable-flashinfer-autotune"
@@ -108,6 +112,7 @@ class Started:
     role: str  # colocated, prefill or decode
     replicas: Replicas
     cache: str  # format of the KV cache; "" = as the checkpoint or the engine says
+    longest: int  # request that it takes, input and output; 0 = as the checkpoint says [token]
     unread: tuple[str, ...]  # settings that were not read
 
 
@@ -168,10 +173,10 @@ def _flags(words: list[str]) -> dict[str, Any]:
     """Settings of a command by name, without dashes in front; switches are true."""
     found: dict[str, Any] = {}
     for place, word in enumerate(words):
-        if re.match("--?[a-z]", word):
+        if re.match("--?[A-Za-z]", word):
             name, equals, value = word.lstrip("-").partition("=")
             after = words[place + 1 : place + 2]
-            switch = not after or re.match("--?[a-z]", after[0])
+            switch = not after or re.match("--?[A-Za-z]", after[0])
             found[name.replace("_", "-")] = value if equals else True if switch else after[0]
     return found
 
@@ -181,7 +186,8 @@ def _text(path: Path) -> str:
         return read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "is no text"
-        raise InputError(f"--launch {quoted(str(path))}: {said}; allowed: [ROLE:] [N x] FILE|COMMAND") from None
+        allowed = "[ROLE:] [N x] and a file, or a command of vllm serve, sglang.launch_server or trtllm-serve"
+        raise InputError(f"--launch {quoted(str(path))}: {said}; allowed: {allowed}") from None
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -206,7 +212,8 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
         if re.fullmatch("[0-9]{1,9}", str(value)):
             return int(value)
         name = next(name for name in settings if names.get(name) == key)
-        raise InputError(f"{where}: {name} {quoted(str(value))} is no whole number")
+        said = "has no value" if value is True else f"{quoted(str(value))} is no whole number"
+        raise InputError(f"{where}: {name} {said}")
 
     def degree(key: str) -> int:
         return number(key, 1) or 1
@@ -268,7 +275,19 @@ def _started(where: str, engine: str, settings: dict[str, Any], role: str | None
     cache = {"fp8": "fp8", "fp8_e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16"}.get(str(told.get("cache")), "")
     silent = [name for name, key in names.items() if key == "captured" and told.get(key) is None]  # says no size
     unread = (name for name in settings if name in silent or (name not in names and not _PLUMBING.fullmatch(name)))
-    return Started(engine=engine, role=role or "colocated", replicas=replicas, cache=cache, unread=tuple(unread))
+    return Started(
+        engine=engine,
+        role=role or "colocated",
+        replicas=replicas,
+        cache=cache,
+        longest=_whole(told.get("longest")),
+        unread=tuple(unread),
+    )
+
+
+def _whole(value: Any) -> int:
+    """A whole number; 0 where it is none, such as auto."""
+    return int(value) if re.fullmatch("[0-9]{1,9}", str(value)) else 0
 
 
 def _inner(key: str, value: Any) -> Any:

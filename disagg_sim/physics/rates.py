@@ -443,7 +443,10 @@ def resolve_rates(
     if engine:
         check_word("engine", engine, ENGINES)
     if profile.fitted and efficiency is None:
-        raise InputError(f"system {system.name!r} has no fitted efficiencies: only profile 'ideal' can be used")
+        raise InputError(
+            f"system {system.name!r} has no fitted efficiencies: only profile 'ideal' can be used; "
+            f"hw_specs/efficiency/{system.name}.yaml may inherit those of another (docs/howto/my_gpu.md)"
+        )
     spec = efficiency if profile.fitted else None
     preferred = spec.engine_order if spec is not None else ENGINES
     order = (engine, *(e for e in preferred if e != engine)) if engine else preferred

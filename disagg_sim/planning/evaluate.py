@@ -54,7 +54,7 @@ class Evaluation(Shown):
     given: Plan  # a plan whose best design is the deployment
     sure: Assurance | None  # None where a pool is overloaded
     plan: Callable[[], Plan]
-    unread: tuple[str, ...] = ()  # settings of its launch that changed nothing here
+    notes: tuple[str, ...] = ()  # on how its launch was read
 
     @cached_property
     def planned(self) -> Plan:

@@ -141,7 +141,7 @@ class Size:
             said = " and ".join(given) or "none of them"
             raise InputError(f"give one of gpus, rate and users: how much is to be served; got {said}")
         if self.rate is not None and above_zero("rate", self.rate, "requests/s") == math.inf:
-            raise InputError("rate must be finite, got inf")
+            raise InputError("rate must be finite, got inf (of a trace whose requests arrive at once?); give a rate")
         if self.gpus is not None:
             whole_number("gpus", self.gpus, most=MOST_GPUS)
 

@@ -59,7 +59,8 @@ def verdict(found: Evaluation, planned: Plan | None) -> Iterator[str]:
         alone = f"TTFT {percent(found.sure.ttft_holds)}, TPOT {percent(found.sure.tpot_holds)}"
         yield f"both limits hold at this rate with a probability of {percent(found.sure.holds)} ({alone})"
     if planned is not None and (best := planned.best) is not None:
-        yield f"the plan for this load: {best.gpus} GPUs, {instances_text(best)} ({MODE_TEXT[best.mode]})"
+        needed = f"{best.gpus} GPU{'' if best.gpus == 1 else 's'}"
+        yield f"the plan for this load: {needed}, {instances_text(best)} ({MODE_TEXT[best.mode]})"
     elif planned is not None:
         yield f"no plan keeps these limits: {planned.infeasible}"
     if found.uncaptured:
@@ -67,8 +68,7 @@ def verdict(found: Evaluation, planned: Plan | None) -> Iterator[str]:
             f"decode steps of more than {found.uncaptured} tokens of an attention rank are launched kernel by kernel: "
             "a server captures no larger CUDA graphs unless told (a pool's captured=, a flag of its launch)"
         )
-    if found.unread:
-        yield f"settings that were not read: {', '.join(found.unread)}"
+    yield from found.notes
 
 
 def _missed(found: Evaluation, work: Demand) -> Iterator[str]:

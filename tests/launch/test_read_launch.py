@@ -82,6 +82,13 @@ COMMANDS = {
     "sglang serve --model-path M --max-running-requests 256 --chunked-prefill-size 4096 --enable-mixed-chunk": (
         ("colocated", 1, (1, 1, 1, 1, 1), 256, 4096)
     ),
+    # An image of vLLM takes the arguments of ``vllm serve``.
+    "2 x docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.31.0 --model M -tp 4": (
+        ("colocated", 2, (4, 1, 1, 1, 4), None, None)
+    ),
+    "docker run --gpus all vllm/vllm-openai:v0.31.0 vllm serve M -tp 4": (
+        ("colocated", 1, (4, 1, 1, 1, 4), None, None)
+    ),
     # Data parallelism without DP attention is copies of the instance.
     "python -m sglang.launch_server --model-path M --tp 2 --dp 4 --disaggregation-mode decode": (
         ("decode", 4, (2, 1, 1, 1, 2), None, None)
@@ -118,6 +125,8 @@ def test_a_configuration_of_tensorrt_llm_beside_its_script(tmp_path):
     ("given", "said"),
     [
         ("vllm serve M -tp four", "tp 'four' is no whole number"),
+        ("vllm serve M --max-num-seqs --port 80", "max-num-seqs has no value"),
+        ("ollama run M", "No such file or directory; allowed: .* a command of vllm serve, "),
         ('vllm serve M --kv-transfer-config \'{"kv_role": "kv_both"}\'', "may be prefill or decode"),
         ("python -m sglang.launch_server --tp 6 --dp 4 --enable-dp-attention", "4 attention ranks do not divide 6"),
         ("  ", "empty"),
@@ -132,11 +141,19 @@ def test_what_cannot_be_read_is_refused_in_one_line(given, said):
 def test_evaluate_takes_commands_and_says_what_it_did_not_read(tmp_path):
     command = "vllm serve M -tp 2 --max-num-seqs 64 --enable-prefix-caching --kv-cache-dtype fp8"
     run = CliRunner()
-    told = run.invoke(app, ["evaluate", *LOAD, "--rate", "20", "--launch", f"2 x {command}"])
+    told = run.invoke(app, ["evaluate", *LOAD, "--rate", "20", "--launch", f"2 x {command} --max-model-len 1024 -O3"])
     by_hand = ["--pool", "colocated:tp=2,batch=64,instances=2", "--engine", "vllm"]
     said = run.invoke(app, ["evaluate", *LOAD, "--rate", "20", *by_hand])
+    notes = (
+        "precision fp8 is the usual one of the model and its system, not read from the launch: --precision\n"
+        "settings that were not read: enable-prefix-caching, O3\n"
+        "co-located refuses requests of more than 1,024 tokens, and some have 1,152\n"
+    )
+    assert notes in told.stdout
+    assert told.stdout.replace(notes, "") == said.stdout
+    sure = ["--precision", "fp8", "--launch", f"2 x {command} --max-model-len 1152"]
+    told = run.invoke(app, ["evaluate", *LOAD, "--rate", "20", *sure])
     assert told.stdout.replace("settings that were not read: enable-prefix-caching\n", "") == said.stdout
-    assert told.stdout != said.stdout
     (tmp_path / "empty.sh").write_text("echo vllm\n")
     for given, refused in (
         (["--launch", command, "--engine", "sglang"], "engines sglang and vllm"),
