@@ -188,6 +188,14 @@ def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_cho
     one, eight = under(sharing()), under(sharing(8))
     assert one["index"].work == eight["index"].work
     assert one["decode attention"].work.hbm_bytes == 8 * eight["decode attention"].work.hbm_bytes == 4 * 2048 * 656
+    block = next(each.attention for each, _ in layers_of(at.model))
+    for queries, context, rows in (
+        (3.0, 65_536.0, 3 * 256),
+        (3.0, 3_200.0, 400 + 2),
+    ):  # each its own; all that there are
+        tokens = Tokens(decodes=4.0, context=context, queries=queries, dcp=8.0)
+        ((*_, main),) = block.decode_share(at.precision, 8.0, 8.0, tokens, "absorbed")
+        assert main.work.hbm_bytes == 4 * rows * 656
 
 
 def test_each_gpu_takes_in_its_own_part_of_a_cache():
