@@ -30,12 +30,12 @@ class Member(NamedTuple):
 
     def times(self, of_all: Times) -> Times:
         """What passes take of the designs; arrays whose last axis is (rows,). [s]"""
-        step, fill, busy, _, load, stall = (np.asarray(part)[..., self.rows] for part in of_all)
+        step, fill, busy, _, load, stall, _ = (np.asarray(part)[..., self.rows] for part in of_all)
         if self.prompt is None:
-            return Times(step, fill, busy, 0.0 * fill, load, stall)
+            return Times(step, fill, busy, 0.0 * fill, load, stall, 0.0 * fill)
         counts, apart = self.prompt, self.prompt.batch is None
         each, waits = (counts.busy * busy, counts.busy * stall) if apart else (counts.busy * fill, 0.0 * stall)
-        return Times(step, counts.fill * fill, each, counts.long * fill, counts.load * load, waits)
+        return Times(step, counts.fill * fill, each, counts.long * fill, counts.load * load, waits, counts.own * fill)
 
 
 #: Place of designs, and the prompts that they are timed at; None = a decode step.

@@ -28,7 +28,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.passes import slowest_passes
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.serving.slot_turnover import Refill, refill_passes
-from disagg_sim.serving.step_mixing import MixedShares, longest_gap, mixed_steps, token_times
+from disagg_sim.serving.step_mixing import MixedShares, longest_gap, mixed_steps, time_of_others, token_times
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in ServingMode)
@@ -43,6 +43,7 @@ class Times(NamedTuple):
     long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
     load: Any = 0.0  # to load cached pasts into HBM before a pass
     stall: Any = 0.0  # between passes of prefill beyond ``busy``, for which the slowest stage of a pipeline waits
+    own: Any = 0.0  # a mixed step with a piece on a request's own rank
 
     @property
     def interval(self) -> Any:
@@ -63,6 +64,7 @@ class Prompt(NamedTuple):
     waits: bool = False  # whether it stands for the prompts that DP ranks wait for
     batch: Any = None  # prompts of a co-located pass, which decode waits for; None = as the design says [request]
     lone: bool = False  # whether these are all on one rank; in piggyback whether one rank has a piece
+    own: Any = 0.0  # in piggyback, of the steps with a piece on a request's own rank [1]
 
 
 class Scores(NamedTuple):
@@ -194,10 +196,10 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
 def _in_steps(prompt: Prompt, designs: Designs) -> list[Prompt]:
     """The prompt in steps with a piece on every rank, and on one; its own rank has a piece in all that it waits for."""
     steps, busy = designs.steps, np.where(designs.mapping.dp_attn > 1, designs.mixed_share, 1.0)
-    full = prompt._replace(fill=prompt.fill * busy, busy=prompt.busy * steps.full)
+    full = prompt._replace(fill=prompt.fill * busy, busy=prompt.busy * steps.full, own=prompt.busy * busy)
     if not np.any(steps.alone):
         return [full]
-    alone = {"fill": prompt.fill * (1.0 - busy), "busy": prompt.busy * steps.alone}
+    alone = {"fill": prompt.fill * (1.0 - busy), "busy": prompt.busy * steps.alone, "own": prompt.busy * (1.0 - busy)}
     return [full, prompt._replace(**alone, load=0.0, lone=True)]
 
 
@@ -216,7 +218,7 @@ def _unequal(designs: Designs) -> bool:
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
     """Time every pass of the designs under their settings, (rows,). [s]"""
     zero = np.zeros(designs.rows.size)
-    decode, first, busy, long, load, stall = zero, zero, zero, zero, zero, zero
+    decode, first, busy, long, load, stall, own = zero, zero, zero, zero, zero, zero, zero
     if step:
         held = designs.load
         decode = decode_step(
@@ -225,8 +227,8 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     for prompt in designs.prompts if fill else ():
         whole, often, loaded, stalls = _fill(designs, prompt)
         first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
-        load, stall = load + loaded, stall + prompt.busy * stalls
-    return Times(decode, first, busy, long, load, stall)
+        load, stall, own = load + loaded, stall + prompt.busy * stalls, own + prompt.own * whole
+    return Times(decode, first, busy, long, load, stall, own)
 
 
 def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any, Any]:
@@ -286,9 +288,10 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             gap = longest_gap(times.step, times.long, passes, accepted)
         else:
             mean = times.busy / accepted + designs.steps.plain * times.step
-            mean = np.maximum(mean, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load)
+            ranks, fed = designs.mapping.dp_attn, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load
+            tpot = time_of_others(mean, times.own / accepted, designs.mixed_share * ranks / designs.batch)
+            mean, tpot = np.maximum(mean, fed), np.maximum(tpot, fed)
             gap = np.maximum(times.long, mean)
-            tpot = mean
         rate = rate_of(designs.batch, mean)
         ttl = np.where(designs.by_gap, gap, np.where(designs.by_tpot, tpot, mean))
         return Scores(first, ttl, rate * osl / designs.total_gpus)

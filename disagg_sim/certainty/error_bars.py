@@ -350,7 +350,7 @@ def _sampled(
         for index, part in enumerate(operator.seconds):
             if np.any(part):
                 sampled[index] += part[:, None] * moved
-    for phase, passes in (("decode", (0,)), ("prefill", (1, 2, 3))):
+    for phase, passes in (("decode", (0,)), ("prefill", (1, 2, 3, 6))):
         # A mixed step is a decode step with prompts in it, so it has the error of decode.
         kind = "decode" if designs.mode == "piggyback" else phase
         prefill = kind == "prefill"

@@ -110,7 +110,7 @@ def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats
     prompt = member.prompt
     counts = Times(1.0, 0.0, 0.0)
     if prompt is not None:
-        counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long)
+        counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long, own=prompt.own)
     marked = [with_derivative(part, count) for part, count in zip(times, counts, strict=True)]
     scores = scores_of(whole, Times(*marked))
     return {name: derivative_of(getattr(scores, name)) + np.zeros(whole.rows.size) for name in LATENCIES}

@@ -39,7 +39,7 @@ from disagg_sim.serving.colocation import (
     points_of_search,
     searched,
 )
-from disagg_sim.serving.step_mixing import MixedShares, mixed_steps, own_step
+from disagg_sim.serving.step_mixing import MixedShares, mixed_steps, own_step, time_of_others
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
@@ -147,7 +147,11 @@ def piggyback(
               FTL = \max\left(\frac{ISL}{c/dp}, 1\right) E[T(r) \mid own]
 
     where "own" is that the rank itself has one. With one rank the mean is
-    :math:`\varphi\,T_{mix} + (1-\varphi)\,T_d`. The largest gap is a step with a piece on every rank. Every DP rank
+    :math:`\varphi\,T_{mix} + (1-\varphi)\,T_d`. Tokens of a request do not meet the steps of its own prompt,
+
+    .. math:: TPOT = \overline{TTL} - \frac{\varphi\,dp}{B}\,(E[T(r) \mid own] - \overline{TTL})
+
+    The largest gap is a step with a piece on every rank. Every DP rank
     works on a prompt of its own at c/dp tokens a step, hence the FTL; if c/dp exceeds ISL, a step has several prompts.
     T_mix is the mean over the chunks of a prompt, taken at their mean past (``physics.passes.mixed``), in the largest
     gap too. The search runs over every mapping, its batches and its chunks. A balance below one token a step becomes
@@ -362,12 +366,15 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> Found:
     steps, count = mixed_steps(columns.share, mapping.dp_attn), batch_index.size
     several = time.shape[-1] > count
     of_all = MixedShares(*(each[:, None] for each in steps))
-    mean = of_all.mean(step[:, None], time[..., -count:], time[..., :count], columns.accepted)
+    one, every = time[..., -count:], time[..., :count]
+    mean = of_all.mean(step[:, None], one, every, columns.accepted)
+    own = own_step(one, every, columns.share[:, None]) / columns.accepted
+    tpot = time_of_others(mean, own, (columns.share * mapping.dp_attn / residents)[:, None])
     first = np.stack([each.ftl for each in under], axis=1)
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)
         waits = residents / (mapping.dp_attn * case.lengths.gaps)
-        mean = np.maximum(mean, waits[:, None] * loads)  # as fast as pasts are loaded
+        mean, tpot = (np.maximum(each, waits[:, None] * loads) for each in (mean, tpot))  # as fast as pasts are loaded
         first = first + loads
     mean = of_forms(mean)
 
@@ -378,7 +385,7 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> Found:
     options = Options(
         batch_index=np.tile(batch_index, len(forms)),
         ttl_mean=mean,
-        tpot=mean,
+        tpot=of_forms(tpot),
         largest_gap=largest_gap,
         ftl=of_forms(first),
         memory=of_forms(np.stack(case.memory_bytes(few, residents, prefilling, forms), axis=1)),

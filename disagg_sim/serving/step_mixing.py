@@ -68,6 +68,18 @@ def own_step(one: Any, every: Any, busy: Any) -> Floats:
     return np.asarray(one + busy * (every - one))
 
 
+def time_of_others(mean: Any, own: Any, share: Any) -> Any:
+    """Find the mean time of a token that meets the prompts of others, not its request's own. [s]
+
+    Takes the ``mean`` over all tokens and of those from steps with a piece on their ``own`` rank [s], and the ``share``
+    of a request's tokens that its own prompt takes as many steps as [1].
+
+    >>> time_of_others(0.012, 0.060, 0.025)  # four requests, of which one prompt is in every tenth step
+    0.0108
+    """
+    return mean - share * (own - mean)
+
+
 def token_time(step: Any, passes: Any, gaps: Any, loaded: Any = None) -> Any:
     r"""Find the mean time of a token that meets the prompts of others.
 
