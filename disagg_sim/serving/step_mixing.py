@@ -42,7 +42,8 @@ def mixed_steps(busy: Any, ranks: Any, plain: Any = None) -> MixedShares:
     With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi), or
     is 0 in the share ``plain`` of the steps.
     """
-    plain = np.asarray((1.0 - busy) ** ranks if plain is None else plain)
+    each = ranks + 0.0 * busy  # a power of one exponent to a row depends, in the last digit, on its place
+    plain = np.asarray((1.0 - busy) ** each if plain is None else plain)
     some = 1.0 - plain
     full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
     full = np.clip(full, 0.0, some)
