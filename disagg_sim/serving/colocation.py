@@ -51,7 +51,7 @@ class Colocation:
     # None = one a DP rank, and its doublings where so many seats become free together [request]
     hold_steps: tuple[int, ...] | None = ()  # ``colocated``: waits to try beside none; None = see ``pass_columns`` [1]
     rank_chunk_tokens: tuple[int, ...] | None = None  # ``piggyback``: chunks of a DP rank to try beside the balance,
-    # where they exceed it; None = the powers of two from 16 to 32,768 [token]
+    # where they exceed it, at most a prompt; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
     ttl_measure: str = "tpot"  # what ``ttl_s`` is, of ``TTL_MEASURES``
     mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
@@ -201,7 +201,7 @@ def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, In
 
     Of the options of one (mapping, batch) within the limits those stay that no other beats in TTL and throughput. If
     TTL is "tpot" or "mean", that is one option, since the less time prompts take, the better are TTL and throughput
-    alike; of equal options it is the first.
+    (of "tpot" nearly); of equal options it is the first.
     """
     fits = options.memory <= case.at.memory_limit
     lacks = ~fits

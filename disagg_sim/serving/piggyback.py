@@ -52,10 +52,11 @@ def _balance(case: ColocatedCase, accepted: float, batch: Ints) -> Floats:
     return tokens * (case.lengths.mean_new / case.lengths.gaps)
 
 
-def _rank_chunks(case: ColocatedCase) -> Ints:
-    """List the chunk sizes of a rank to try beside the balance. [token]"""
-    sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
-    return sizes[:0] if case.options.every_step_mixed else sizes
+def _rank_chunks(case: ColocatedCase) -> Floats:
+    """List the chunk sizes of a rank to try beside the balance: none waits for a second prompt. [token]"""
+    sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS, dtype=float)
+    most = float(case.lengths.prompt_nodes().new.max())
+    return sizes[:0] if case.options.every_step_mixed else np.unique(np.minimum(sizes, most))
 
 
 def worth_trying(case: ColocatedCase, group: Group) -> NDArray[np.bool_]:
@@ -154,7 +155,8 @@ def piggyback(
     The largest gap is a step with a piece on every rank. Every DP rank
     works on a prompt of its own at c/dp tokens a step, hence the FTL; if c/dp exceeds ISL, a step has several prompts.
     T_mix is the mean over the chunks of a prompt, taken at their mean past (``physics.passes.mixed``), in the largest
-    gap too. The search runs over every mapping, its batches and its chunks. A balance below one token a step becomes
+    gap too. The search runs over every mapping, its batches and its chunks, whole prompts at most where the balance is
+    less: no engine waits for a second one. A balance below one token a step becomes
     one token in some of the steps.
 
     Under a length distribution ISL and OSL are the means in the balance, decode runs at the length-biased context, and
@@ -368,8 +370,8 @@ def _block(case: ColocatedCase, columns: ChunkColumns) -> Found:
     of_all = MixedShares(*(each[:, None] for each in steps))
     one, every = time[..., -count:], time[..., :count]
     mean = of_all.mean(step[:, None], one, every, columns.accepted)
-    own = own_step(one, every, columns.share[:, None]) / columns.accepted
-    tpot = time_of_others(mean, own, (columns.share * mapping.dp_attn / residents)[:, None])
+    loaded = own_step(one, every, np.where(mapping.dp_attn > 1, columns.share, 1.0)[:, None]) / columns.accepted
+    tpot = time_of_others(mean, loaded, (columns.share * mapping.dp_attn / residents)[:, None])
     first = np.stack([each.ftl for each in under], axis=1)
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)

@@ -126,6 +126,18 @@ def test_one_request_a_batch_piggybacked_by_hand():
     assert row.ftl_s == pytest.approx(8 * row.ttl_largest_gap_s)
 
 
+def test_no_chunk_waits_for_a_second_prompt():
+    """A budget of 8192 takes a prompt of 4096 tokens; of shorter ones as many as keep the batch full."""
+    few, many = {"batch": 16}, {"batch": 2048, "isl": 256, "osl": 33}
+    for options in (few, many):
+        whole, twice = (
+            run("piggyback", **options, rank_chunk_tokens=size) for size in (options.get("isl", 4096), 8192)
+        )
+        pd.testing.assert_frame_equal(whole, twice)
+    assert only(run("piggyback", **few, rank_chunk_tokens=8192)).mixed_chunk_tokens <= 4096
+    assert only(run("piggyback", **many, rank_chunk_tokens=8192)).mixed_chunk_tokens == pytest.approx(2048 * 256 / 32)
+
+
 def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
     """256 requests on 8 ranks, every step mixed: 256*4096/511 tokens a step, an eighth of them each prompt."""
     row = only(run("piggyback", R1, DEP8, batch=256, every_step_mixed=True, ftl_limit=100.0))
