@@ -165,8 +165,8 @@ def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
 
 #: Steps of co-located SGLang, without and with a drafter.
 _MIXED_CHUNKS = (
-    "SGLang puts prompts into the steps of decodes, as planned (--enable-mixed-chunk, off by default): no served run "
-    "has judged the forecast of such steps",
+    "SGLang puts prompts into the steps of decodes, as planned (--enable-mixed-chunk; without it, the default, whole "
+    "prompts stop decodes): no served run has judged the forecast of such steps",
     "SGLang starts no mixed chunks with a drafter: prompts have passes of their own, decodes wait",
 )
 

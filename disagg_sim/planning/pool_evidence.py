@@ -17,7 +17,7 @@ from disagg_sim.search.layouts import LAUNCHABLE, NOT_LAUNCHABLE, checked_kind, 
 from disagg_sim.simulation.instance_variants import ffn_of, split_of
 
 #: Of co-located pools of engines whose served runs stopped decode for prefill (``EngineSpec.mixed_steps``).
-UNMIXED = "; no run of this engine judged prompts in the steps of decodes, which it puts there only if told"
+UNMIXED = "; planned and launched with prompts in the steps of decodes, which no run of this engine judged"
 #: The same of steps with drafts.
 APART = "; this engine puts no prompts into steps with drafts: decodes wait for passes, which the plan does not count"
 
