@@ -210,7 +210,8 @@ def _behind(best: Design, other: Design, prices: Mapping[str, float]) -> str:
     more, apart = other.gpus - best.gpus, other.mode != best.mode
     of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
     dearer = f"{more} GPU{'s' * (more != 1)} more" if of_gpus else f"{other.cost / best.cost - 1:.0%} dearer"
-    if (less := 1.0 - other.rate / best.rate) > TOLD_LESS:
+    less = 1.0 - other.rate / best.rate
+    if less > max(TOLD_LESS, other.cost / best.cost - 1.0):  # users meet each design at a rate of its own
         return f"serves {less:.{0 if less >= 0.01 else 1}%} less"
     if other.cost > (best.cost if apart else NEAR * best.cost):
         return dearer

@@ -100,6 +100,13 @@ def test_what_limits_cost_and_what_was_set_aside_in_words(plan, more):
     assert last.endswith(f", {gpus if by_rate else rate}: {alike}{why}")
 
 
+@pytest.mark.parametrize(("rate", "cost", "said"), [(0.98, 1.2, "20% dearer"), (0.9, 1.05, "serves 10% less")])
+def test_the_larger_of_two_drawbacks_is_named(plan, rate, cost, said):
+    """Users meet each design at a rate of its own, so a dearer one may also serve a little less."""
+    best = plan.best
+    assert passed_over(best, replace(best, rate=best.rate * rate, cost=best.cost * cost)) == said
+
+
 def run_of(counts, rate, ttft, tpot, **more):
     tails = {"p50": 0.1, "p90": 0.2, "p99": 0.3}
     held = {"holds_ttft": ttft <= 1.0, "holds_tpot": tpot <= 0.02, "hand_over": 0.0, "lost": 0}
