@@ -52,6 +52,11 @@ class Setup(Shown):
     set_aside: float = 0.0  # of each GPU, for prompts that are remembered between requests [B]
     techniques: Chosen = ()  # that act by a hook of the registry, with their values
 
+    def __repr__(self) -> str:
+        """By names: its specs and fits are long."""
+        timed = self.engine or self.profile.name
+        return f"Setup({self.model.name} on {self.system.name}, {self.precision.name}, {timed})"
+
     @property
     def memory_limit(self) -> float:
         """What may be filled of one GPU: ``u * M_reported``, with the u of the engine if there is one, less what is

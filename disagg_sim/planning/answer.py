@@ -45,7 +45,7 @@ class Plan(Shown):
 
     size: Size
     options: PlanOptions
-    cases: tuple[Candidates, ...]  # one a system, or a pair of them
+    cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
     best: Design | None = None  # None where nothing keeps the limits
     runners_up: tuple[Design, ...] = ()
     other: Design | None = None  # the best of the other mode, for as much work; None where there is none

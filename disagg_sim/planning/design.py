@@ -50,6 +50,11 @@ class PlannedPool:
     rate: float  # of the pool [request/s]
     spares: int = 0  # instances beside these, for a stated availability [1]
 
+    def __repr__(self) -> str:
+        """Without the tables of its choice."""
+        more = f" + {self.spares}" if self.spares else ""
+        return f"PlannedPool({self.role}: {self.instances}{more} x {self.mapping} on {self.setup.system.name})"
+
     @property
     def setup(self) -> Setup:
         """Model, system, recipe and engine."""
@@ -148,7 +153,7 @@ class Design:
     pools: tuple[PlannedPool, ...]  # in the order in which a request passes them
     rate: float  # [request/s]
     cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h], or [W], at the TDP or drawn
-    work: Demand
+    work: Demand = field(repr=False)
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
     spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for
     simulated: tuple[Percentiles, Percentiles] | None = field(default=None, compare=False)  # TTFT, TPOT; None = planned

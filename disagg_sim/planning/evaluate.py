@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Evaluation(Shown):
 
     given: Plan  # a plan whose best design is the deployment
     sure: Assurance | None  # None where a pool is overloaded
-    plan: Callable[[], Plan]
+    plan: Callable[[], Plan] = field(repr=False)
     notes: tuple[str, ...] = ()  # on how its launch was read
 
     @cached_property

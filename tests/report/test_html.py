@@ -222,3 +222,11 @@ def test_every_table_of_the_summary_is_rectangular(result):
         assert len({line.count("|") for line in table.splitlines()}) == 1
     assert "fits on no allowed mapping" in text
     assert "h800_sxm, fp8 \\*" in text
+
+
+def test_printed_plans_and_setups_are_short():
+    """Notebooks store the plain text of a cell beside its table, and a terminal shows nothing else."""
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(1024, 128), rate=5)
+    assert "colocated: 1 x Sharding(tp_attn=1, " in repr(found.best)
+    assert repr(found.best.pools[0].setup) == "Setup(llama_3_1_8b on h100_sxm, fp8, trtllm)"
+    assert len(repr(found)) < 4000
