@@ -57,6 +57,10 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
         if len(engines) > 1:
             raise InputError(f"engines {' and '.join(engines)}; allowed: one engine in all pools, and in --engine")
         shared["engine"] = engines[0]
+    planned = _planned_pools(asked.plan) if asked.plan is not None else []
+    for key in ("precision", "engine"):  # as it was planned, unless another one is asked for
+        names = {str(pool.get(key) or "") for pool in planned}
+        shared[key] = shared[key] or (names.pop() if len(names) == 1 else "")
     given = plan_inputs(PlanQuestion(**shared))
     told = [(each.role, each.replicas) for each in started] or list(map(pool_of, asked.pool or ()))
     pools = pools_of_plan(asked.plan) if asked.plan is not None else dict(told)
@@ -70,7 +74,8 @@ def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
         if each.cache not in ("", recipe.cache.name):
             said = f"its launch keeps the KV cache in {each.cache}, the recipe {recipe.name} in {recipe.cache.name}"
             raise InputError(f"{each.role}: {said}; give --precision")
-    return replace(found, notes=tuple(_notes(found, started, asked.precision)))
+    moved = {pool["role"]: str(pool.get("system")) for pool in planned}
+    return replace(found, notes=(*_notes(found, started, asked.precision), *_moved(found, moved)))
 
 
 def _notes(found: Evaluation, started: Sequence[Started], precision: str) -> Iterator[str]:
@@ -85,6 +90,14 @@ def _notes(found: Evaluation, started: Sequence[Started], precision: str) -> Ite
         if 0 < each.longest < longest:
             refused = f"requests of more than {each.longest:,} tokens, and some have {longest:,}"
             yield f"{role_text(each.role)} refuses {refused}"
+
+
+def _moved(found: Evaluation, systems: Mapping[str, str]) -> Iterator[str]:
+    """Say which pools of a plan are judged on another system."""
+    for pool in found.design.pools:
+        name = pool.setup.system.name
+        if (of_plan := systems.get(pool.role, name)) != name:
+            yield f"{role_text(pool.role)} was planned on {of_plan} and is judged on {name}"
 
 
 def pool_of(text: str) -> tuple[str, Replicas]:
@@ -111,6 +124,15 @@ def pool_of(text: str) -> tuple[str, Replicas]:
 
 def pools_of_plan(path: Path) -> dict[str, Replicas]:
     """Read the pools of the best design of a plan, from its directory or its ``plan.json``."""
+    degrees = {*_DEGREES.values(), "tp_ffn", "draft_tokens"}
+    return {
+        pool["role"]: replace(_replicas(f"--plan {path}", {name: pool[name] for name in degrees}, pool), captured=MOST)
+        for pool in _planned_pools(path)
+    }
+
+
+def _planned_pools(path: Path) -> list[dict[str, Any]]:
+    """Pools of the best design, as the file has them."""
     file = path / "plan.json" if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -121,11 +143,8 @@ def pools_of_plan(path: Path) -> dict[str, Replicas]:
         raise InputError(f"--plan {file}: has no design of schema {PLAN}; allowed: what disagg-sim plan --out wrote")
     if others := [pool["role"] for pool in best["pools"] if pool["role"] not in _ROLES]:
         raise InputError(f"--plan {file}: has pools of {', '.join(others)}; allowed: {', '.join(_ROLES)}")
-    degrees = {*_DEGREES.values(), "tp_ffn", "draft_tokens"}
-    return {
-        pool["role"]: replace(_replicas(f"--plan {file}", {name: pool[name] for name in degrees}, pool), captured=MOST)
-        for pool in best["pools"]
-    }
+    pools: list[dict[str, Any]] = best["pools"]
+    return pools
 
 
 def _replicas(where: str, degrees: dict[str, int], values: Mapping[str, Any]) -> Replicas:

@@ -55,3 +55,21 @@ def test_every_degree_of_a_planned_pool_is_read(tmp_path):
     (found,) = pools_of_plan(tmp_path).values()
     assert {name: int(getattr(found.mapping, name)) for name in names} == degrees
     assert (found.instances, found.batch, found.token_budget, found.hold_steps) == (11, *limits.values())
+
+
+def test_a_plan_keeps_its_precision_and_engine(tmp_path, capsys):
+    """A plan in bf16 under vLLM is judged so; another precision is taken, another system is told."""
+    model, load = ["--model", "llama_3_1_8b"], ["--isl", "1024", "--osl", "128", "--rate", "20", "--json"]
+
+    def told(*argv):
+        assert run([*argv, *model, *load]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    written = ["--precision", "bf16", "--engine", "vllm", "--out", str(tmp_path)]
+    best = told("plan", "--system", "h100_sxm", *written)["best"]
+    judged = ["evaluate", "--plan", str(tmp_path), "--alone", "--system"]
+    same = told(*judged, "h100_sxm")["design"]
+    assert (same["ttft_s"], same["tpot_s"]) == (pytest.approx(best["ttft_s"]), pytest.approx(best["tpot_s"]))
+    other = told(*judged, "h200_sxm", "--precision", "fp8")
+    assert {(pool["precision"], pool["engine"]) for pool in other["design"]["pools"]} == {("fp8", "vllm")}
+    assert other["said"][-1].endswith(" was planned on h100_sxm and is judged on h200_sxm")
