@@ -73,12 +73,12 @@ def time_of_others(mean: Any, own: Any, share: Any) -> Any:
     """Find the mean time of a token that meets the prompts of others, not its request's own. [s]
 
     Takes the ``mean`` over all tokens and of those from steps with a piece on their ``own`` rank [s], and the ``share``
-    of a request's tokens that its own prompt takes as many steps as [1].
+    of a request's tokens that its own prompt takes as many steps as [1]. No step counts that is shorter than the mean.
 
-    >>> time_of_others(0.012, 0.060, 0.025)  # four requests, of which one prompt is in every tenth step
+    >>> float(time_of_others(0.012, 0.060, 0.025))  # four requests, of which one prompt is in every tenth step
     0.0108
     """
-    return mean - share * (own - mean)
+    return mean - share * np.maximum(own - mean, 0.0)
 
 
 def token_time(step: Any, passes: Any, gaps: Any, loaded: Any = None) -> Any:
