@@ -144,8 +144,8 @@ def _commands(what: str) -> Iterator[tuple[str, str, dict[str, Any], str]]:
     if any(re.search(start, what) for start in _STARTS.values()):
         yield from _in_text(what, what, Path())
     elif path.is_dir():
-        for each in sorted(path.glob("*.sh")):
-            yield from _in_text(str(each), _text(each), path)
+        for each in sorted([*path.glob("*.sh"), *path.glob("start/*.sh")]):  # as plan --emit leaves them in --out
+            yield from _in_text(str(each), _text(each), each.parent)
     elif path.suffix in (".yaml", ".yml"):
         yield what, "trtllm", _of_file(path), "1"
     else:

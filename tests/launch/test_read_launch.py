@@ -121,6 +121,12 @@ def test_a_configuration_of_tensorrt_llm_beside_its_script(tmp_path):
         assert (one.cache, one.unread) == ("fp8", ("stream-interval",))
 
 
+def test_scripts_are_found_where_a_plan_leaves_them(tmp_path):
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "colocated.sh").write_text("exec vllm serve M -tp 4\n")
+    assert int(only(str(tmp_path)).replicas.mapping.tp_attn) == 4
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
