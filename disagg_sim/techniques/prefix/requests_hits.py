@@ -132,6 +132,9 @@ def _inversions(values: Ints) -> Ints:
 
     In the order of the values, places are parted into halves, quarters and so on: an element of a right half has behind
     it the larger ones of its left half.
+
+    >>> _inversions(np.array([3, 1, 2, 0])).tolist()
+    [0, 1, 1, 3]
     """
     size = values.size
     count = np.zeros(size, dtype=np.int64)
